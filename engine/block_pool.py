@@ -1,0 +1,90 @@
+"""Which KV blocks are free. Contiguous runs are preferred, so that a prefix's KV can be read without a gather."""
+
+from bisect import bisect_left
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import CapacityError
+
+
+class BlockPool:
+    """Free list of `num_blocks` KV blocks, kept as sorted extents (start, length).
+
+    Invariants: extents are disjoint, never adjacent, and their lengths add up to `num_free`.
+    """
+
+    __slots__ = ("_lengths", "_starts", "num_blocks", "num_free")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._starts = [0] if num_blocks else []
+        self._lengths = [num_blocks] if num_blocks else []
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def allocate(self, count: int) -> npt.NDArray[np.int32]:
+        """Takes `count` blocks, from the tightest extent that holds them all, else from several.
+
+        Returns:
+            int32 ``[count]`` block ids; ascending within each extent.
+        Raises:
+            CapacityError: fewer than `count` blocks are free; nothing is taken then.
+        """
+        if count > self.num_free:
+            raise CapacityError(f"{count} KV blocks needed, {self.num_free} of {self.num_blocks} free")
+        fitting = [length for length in self._lengths if length >= count]
+        if count == 0:
+            return np.empty(0, dtype=np.int32)
+        if fitting:
+            return self._take(self._lengths.index(min(fitting)), count)
+        parts = []
+        while count:
+            widest = max(range(len(self._lengths)), key=self._lengths.__getitem__)
+            parts.append(self._take(widest, min(count, self._lengths[widest])))
+            count -= len(parts[-1])
+        return np.concatenate(parts)
+
+    def free(self, block_ids: npt.NDArray[np.int32]) -> None:
+        """Gives blocks back. Freeing a block that is free already breaks an invariant and asserts."""
+        if len(block_ids) == 0:
+            return
+        ordered = np.sort(block_ids)
+        breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
+        for extent in np.split(ordered, breaks):
+            self._give_back(int(extent[0]), len(extent))
+        self.num_free += len(block_ids)
+
+    def _take(self, index: int, count: int) -> npt.NDArray[np.int32]:
+        start = self._starts[index]
+        if self._lengths[index] == count:
+            del self._starts[index], self._lengths[index]
+        else:
+            self._starts[index] += count
+            self._lengths[index] -= count
+        self.num_free -= count
+        return np.arange(start, start + count, dtype=np.int32)
+
+    def _give_back(self, start: int, length: int) -> None:
+        index = bisect_left(self._starts, start)
+        joins_left = index > 0 and self._starts[index - 1] + self._lengths[index - 1] == start
+        joins_right = index < len(self._starts) and start + length == self._starts[index]
+        is_free_left = index > 0 and self._starts[index - 1] + self._lengths[index - 1] > start
+        is_free_right = index < len(self._starts) and start + length > self._starts[index]
+        assert 0 <= start <= self.num_blocks - length, "a freed block is not of this pool"
+        is_free_already = is_free_left or is_free_right
+        assert not is_free_already, f"a KV block in [{start}, {start + length}) is freed twice"
+        if joins_left and joins_right:
+            self._lengths[index - 1] += length + self._lengths[index]
+            del self._starts[index], self._lengths[index]
+        elif joins_left:
+            self._lengths[index - 1] += length
+        elif joins_right:
+            self._starts[index] = start
+            self._lengths[index] += length
+        else:
+            self._starts.insert(index, start)
+            self._lengths.insert(index, length)

@@ -1,0 +1,41 @@
+"""The one exception tree: every error batchloom raises on purpose derives from `BatchloomError`.
+
+Each class also inherits the builtin that a caller would expect, so `except ValueError` keeps working.
+Messages name the actual value, the expected one, and which request, row, file or column is meant.
+"""
+
+
+class BatchloomError(Exception):
+    """Base of every deliberate error."""
+
+
+class ConfigError(BatchloomError, ValueError):
+    """A setting is unknown, out of range, or does not fit another setting."""
+
+
+class RequestError(BatchloomError, ValueError):
+    """A request cannot be served as asked; the message names its request_id."""
+
+
+class UnknownParameterError(RequestError, TypeError):
+    """A request carries a parameter that does not exist."""
+
+
+class ModelError(BatchloomError, ValueError):
+    """A checkpoint cannot be read, or its architecture cannot be computed exactly."""
+
+
+class CapacityError(BatchloomError, MemoryError):
+    """The memory budget is too small for what has to be resident at once."""
+
+
+class ArtifactError(BatchloomError, OSError):
+    """A file between two tasks is missing, damaged, or not what its reference says."""
+
+
+class DatabaseError(BatchloomError, OSError):
+    """A database cannot be opened, or lacks a table or a column that a workload reads."""
+
+
+class WorkloadError(BatchloomError, ValueError):
+    """A workload definition is incomplete or contradicts itself."""

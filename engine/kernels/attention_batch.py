@@ -1,0 +1,52 @@
+"""The ragged description of one step's attention: the contract between the engine and every attention backend."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """Who attends to what in one token batch. All arrays live on the host; a backend moves what it needs, once a step.
+
+    The batch has T query rows (tokens), in S sequences, in G groups. Rows of a sequence are consecutive, and so
+    are the sequences of a group. A row attends to all of its group's prefix (full mask) and to its sequence's own
+    KV up to and including itself (causal: row i of the n rows of sequence s sees own_lens[s] - n + i + 1 own tokens).
+    A prefix being computed is a sequence too: of a group whose prefix is empty or an ancestor's.
+
+    Attributes:
+        query_starts: int32 ``[S + 1]``, first row of each sequence; the last entry is T. Every sequence has a row.
+        own_lens: int32 ``[S]``, own KV tokens, those written in this step included; at least the number of rows.
+        own_block_starts: int32 ``[S + 1]`` into own_block_ids.
+        own_block_ids: int32, block table entries of all sequences, concatenated.
+        group_starts: int32 ``[G + 1]``, first sequence of each group; the last entry is S.
+        prefix_lens: int32 ``[G]``, prefix KV tokens; 0 where nothing is shared.
+        prefix_block_starts: int32 ``[G + 1]`` into prefix_block_ids.
+        prefix_block_ids: int32, block table entries of all prefixes, concatenated.
+        slot_mapping: int64 ``[T]``, where each row's key and value are written: block id * block_size + offset.
+        block_size: tokens in a KV block.
+    """
+
+    query_starts: npt.NDArray[np.int32]
+    own_lens: npt.NDArray[np.int32]
+    own_block_starts: npt.NDArray[np.int32]
+    own_block_ids: npt.NDArray[np.int32]
+    group_starts: npt.NDArray[np.int32]
+    prefix_lens: npt.NDArray[np.int32]
+    prefix_block_starts: npt.NDArray[np.int32]
+    prefix_block_ids: npt.NDArray[np.int32]
+    slot_mapping: npt.NDArray[np.int64]
+    block_size: int
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.query_starts[-1])
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.own_lens)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.prefix_lens)

@@ -1,0 +1,304 @@
+"""Prefix-shared attention on the CPU: torch's fused attention over ragged parts, merged by log-sum-exp.
+
+A row's attention splits exactly into a part over its group's prefix and a part over its own KV
+(RelayAttention section 3.2; BatchLLM Eq. 1). The prefix part is one product a group: the queries of all members,
+the query heads of one KV head packed into the rows, against the prefix's KV, which is read once. The own part of
+long chunks runs a sequence at a time, that of decode tokens and short chunks in buckets of similar shape, so that
+nothing is padded to the longest. Log-sum-exps are natural; partial results merge in fp32.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kernels.attention_batch import AttentionBatch
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+LONGEST_BUCKETED_CHUNK = 32
+"""Chunks of more rows run alone: their products are large enough to pay for a call of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FullPart:
+    """Rows [first_row, last_row) against all of `length` KV tokens that begin at the first of `blocks`."""
+
+    first_row: int
+    last_row: int
+    length: int
+    blocks: slice | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Triangle:
+    """Rows [first_row, last_row) of one sequence against their own KV, `offset` tokens into `blocks`."""
+
+    first_row: int
+    last_row: int
+    offset: int
+    blocks: slice | torch.Tensor
+    earlier: _FullPart | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bucket:
+    """R sequences of at most n rows and L own tokens.
+
+    rows: int64 ``[R * n]``; a row that pads a shorter chunk repeats that chunk's last row.
+    kept: int64, which of rows are no padding; None where all are.
+    blocks: int64 ``[R * L / block_size]``; a block that pads a shorter sequence is any block, under the mask.
+    mask: ``[R, 1, n * group_size, L]``, 0 or -inf.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    rows: torch.Tensor
+    kept: torch.Tensor | None
+    blocks: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuWork:
+    """One step's attention, prepared once and used by every layer."""
+
+    slots: torch.Tensor
+    prefixes: tuple[_FullPart, ...]
+    triangles: tuple[_Triangle, ...]
+    buckets: tuple[_Bucket, ...]
+
+
+class CpuAttention:
+    """The attention backend of the embedded default.
+
+    Args:
+        num_q_heads, num_kv_heads, head_dim: of the model; num_q_heads is a multiple of num_kv_heads.
+        dtype: of queries and of the KV cache.
+    """
+
+    name = "cpu"
+
+    def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.num_kv_heads = num_kv_heads
+        self.group_size = num_q_heads // num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self._workspace = torch.empty(0, dtype=dtype)
+
+    def prepare(self, batch: AttentionBatch) -> CpuWork:
+        """Turns a step's description into slices, indices and masks. Called once a step."""
+        row_starts = batch.query_starts[batch.group_starts].tolist()
+        prefixes = [
+            _FullPart(
+                first_row=row_starts[group],
+                last_row=row_starts[group + 1],
+                length=int(batch.prefix_lens[group]),
+                blocks=_index(batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]),
+            )
+            for group in np.flatnonzero(batch.prefix_lens).tolist()
+        ]
+        num_rows = np.diff(batch.query_starts)
+        triangles = [
+            _triangle(batch, sequence) for sequence in np.flatnonzero(num_rows > LONGEST_BUCKETED_CHUNK).tolist()
+        ]
+        return CpuWork(
+            slots=torch.from_numpy(batch.slot_mapping),
+            prefixes=tuple(prefixes),
+            triangles=tuple(triangles),
+            buckets=tuple(self._buckets(batch, num_rows)),
+        )
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork
+    ) -> None:
+        """Writes ``[T, num_kv_heads, head_dim]`` keys and values into the step's slots of the caches."""
+        k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, work.slots, key)
+        v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, work.slots, value)
+
+    def attend(
+        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork, *, scale: float
+    ) -> torch.Tensor:
+        """Attention of a whole token batch.
+
+        Args:
+            query: ``[T, num_q_heads, head_dim]``.
+            k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
+            scale: applied to the logits.
+        Returns:
+            ``[T, num_q_heads, head_dim]`` in query's dtype.
+        """
+        num_rows = query.shape[0]
+        by_head = (self.num_kv_heads, num_rows, self.group_size, self.head_dim)
+        packed = query.reshape(num_rows, *by_head[:1], *by_head[2:]).transpose(0, 1).contiguous()
+        out = torch.empty(by_head, dtype=query.dtype)
+        lse = torch.empty(by_head[:3], dtype=torch.float32)
+        for triangle in work.triangles:
+            self._attend_triangle(packed, k_cache, v_cache, triangle, scale, out, lse)
+        for bucket in work.buckets:
+            self._attend_bucket(packed, k_cache, v_cache, bucket, scale, out, lse)
+        if work.prefixes:
+            first, last = work.prefixes[0].first_row, work.prefixes[-1].last_row
+            shared = torch.empty((by_head[0], last - first, *by_head[2:]), dtype=query.dtype)
+            shared_lse = torch.full(shared.shape[:3], -torch.inf)
+            if sum(part.last_row - part.first_row for part in work.prefixes) < last - first:
+                shared.zero_()
+            for part in work.prefixes:
+                rows = slice(part.first_row - first, part.last_row - first)
+                shared[:, rows], shared_lse[:, rows] = self._attend_full(packed, k_cache, v_cache, part, scale)
+            out[:, first:last] = _merge(out[:, first:last], lse[:, first:last], shared, shared_lse)
+        return out.transpose(0, 1).reshape(query.shape)
+
+    def _attend_full(
+        self, packed: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, part: _FullPart, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows against every one of the part's tokens: out ``[Hkv, n, G, D]``, lse ``[Hkv, n, G]``."""
+        query = packed[:, part.first_row : part.last_row]
+        key = self._tokens(k_cache, part.blocks)[: part.length].transpose(0, 1).unsqueeze(0)
+        value = self._tokens(v_cache, part.blocks)[: part.length].transpose(0, 1).unsqueeze(0)
+        out, lse = _flash(query.flatten(1, 2).unsqueeze(0), key, value, 0.0, False, scale=scale)
+        return out.view(query.shape), lse.view(query.shape[:3])
+
+    def _attend_triangle(
+        self,
+        packed: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        part: _Triangle,
+        scale: float,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        rows = slice(part.first_row, part.last_row)
+        tokens = slice(part.offset, part.offset + part.last_row - part.first_row)
+        query = packed[:, rows].permute(0, 2, 1, 3)
+        key = self._tokens(k_cache, part.blocks)[tokens].transpose(0, 1).unsqueeze(1).expand_as(query)
+        value = self._tokens(v_cache, part.blocks)[tokens].transpose(0, 1).unsqueeze(1).expand_as(query)
+        # One "batch" entry a KV head: its query heads share one key by a zero stride.
+        own, own_lse = _flash(query, key, value, 0.0, True, scale=scale)
+        own, own_lse = own.permute(0, 2, 1, 3), own_lse.transpose(1, 2)
+        if part.earlier is not None:
+            earlier, earlier_lse = self._attend_full(packed, k_cache, v_cache, part.earlier, scale)
+            own = _merge(own, own_lse, earlier, earlier_lse)
+            own_lse = torch.logaddexp(own_lse, earlier_lse)
+        out[:, rows], lse[:, rows] = own, own_lse
+
+    def _attend_bucket(
+        self,
+        packed: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        bucket: _Bucket,
+        scale: float,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        num_heads, _, group_size, head_dim = packed.shape
+        shape = (num_heads, bucket.num_sequences, -1, head_dim)
+        query = packed.index_select(1, bucket.rows).view(shape).transpose(0, 1)
+        kv_shape = (bucket.num_sequences, bucket.num_tokens, num_heads, head_dim)
+        key, value = (
+            gathered.view(kv_shape).transpose(1, 2) for gathered in self._gather(k_cache, v_cache, bucket.blocks)
+        )
+        own, own_lse = _flash(query, key, value, 0.0, False, attn_mask=bucket.mask, scale=scale)
+        own = own.transpose(0, 1).reshape(num_heads, -1, group_size, head_dim)
+        own_lse = own_lse.transpose(0, 1).reshape(num_heads, -1, group_size)
+        if bucket.kept is None:
+            out.index_copy_(1, bucket.rows, own)
+            lse.index_copy_(1, bucket.rows, own_lse)
+        else:
+            rows = bucket.rows[bucket.kept]
+            out.index_copy_(1, rows, own.index_select(1, bucket.kept))
+            lse.index_copy_(1, rows, own_lse.index_select(1, bucket.kept))
+
+    def _tokens(self, cache: torch.Tensor, blocks: slice | torch.Tensor) -> torch.Tensor:
+        """The KV of blocks as ``[tokens, Hkv, D]``: a view where they are consecutive, else a copy."""
+        taken = cache[blocks] if isinstance(blocks, slice) else cache.index_select(0, blocks)
+        return taken.view(-1, *cache.shape[2:])
+
+    def _gather(
+        self, k_cache: torch.Tensor, v_cache: torch.Tensor, blocks: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of blocks, in memory kept between calls: fresh pages for every layer would cost more than the copy."""
+        size = len(blocks) * k_cache[0].numel()
+        if self._workspace.numel() < 2 * size:
+            self._workspace = torch.empty(2 * size, dtype=k_cache.dtype)
+        key = self._workspace[:size].view(len(blocks), *k_cache.shape[1:])
+        value = self._workspace[size : 2 * size].view(len(blocks), *k_cache.shape[1:])
+        torch.index_select(k_cache, 0, blocks, out=key)
+        torch.index_select(v_cache, 0, blocks, out=value)
+        return key, value
+
+    def _buckets(self, batch: AttentionBatch, num_rows: npt.NDArray[np.int32]) -> Iterator[_Bucket]:
+        """Groups short chunks by (rows, blocks), each rounded up by at most a quarter or to a power of two."""
+        members: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        num_blocks = -(-batch.own_lens // batch.block_size)
+        short = np.flatnonzero(num_rows <= LONGEST_BUCKETED_CHUNK)
+        for sequence, rows, blocks in zip(
+            short.tolist(), num_rows[short].tolist(), num_blocks[short].tolist(), strict=True
+        ):
+            members[1 << (rows - 1).bit_length(), _rounded_blocks(blocks)].append(sequence)
+        for (_, most_blocks), sequences in members.items():
+            yield self._bucket(batch, np.array(sequences), num_rows, most_blocks)
+
+    def _bucket(
+        self, batch: AttentionBatch, sequences: npt.NDArray[np.int64], num_rows: npt.NDArray[np.int32], most_blocks: int
+    ) -> _Bucket:
+        counts = num_rows[sequences].astype(np.int64)
+        most_rows = int(counts.max())
+        own_lens = batch.own_lens[sequences].astype(np.int64)
+        row = np.minimum(np.arange(most_rows), counts[:, None] - 1)
+        rows = batch.query_starts[sequences].astype(np.int64)[:, None] + row
+        last_block = batch.own_block_starts[sequences + 1] - 1
+        entry = np.minimum(batch.own_block_starts[sequences][:, None] + np.arange(most_blocks), last_block[:, None])
+        num_tokens = most_blocks * batch.block_size
+        num_visible = own_lens[:, None] - counts[:, None] + row + 1
+        is_hidden = np.arange(num_tokens) >= num_visible[:, :, None]
+        mask = torch.zeros((len(sequences), most_rows, num_tokens), dtype=self.dtype)
+        mask.masked_fill_(torch.from_numpy(is_hidden), -torch.inf)
+        is_kept = np.arange(most_rows) < counts[:, None]
+        return _Bucket(
+            num_sequences=len(sequences),
+            num_tokens=num_tokens,
+            rows=torch.from_numpy(rows.reshape(-1)),
+            kept=None if is_kept.all() else torch.from_numpy(np.flatnonzero(is_kept)),
+            blocks=torch.from_numpy(batch.own_block_ids[entry.reshape(-1)].astype(np.int64)),
+            mask=mask.repeat_interleave(self.group_size, dim=1).unsqueeze(1),
+        )
+
+
+def _triangle(batch: AttentionBatch, sequence: int) -> _Triangle:
+    first_row, last_row = batch.query_starts[sequence : sequence + 2].tolist()
+    table = batch.own_block_ids[slice(*batch.own_block_starts[sequence : sequence + 2])]
+    num_earlier = int(batch.own_lens[sequence]) - (last_row - first_row)
+    first_block, offset = divmod(num_earlier, batch.block_size)
+    earlier = None
+    if num_earlier:
+        blocks = _index(table[: -(-num_earlier // batch.block_size)])
+        earlier = _FullPart(first_row=first_row, last_row=last_row, length=num_earlier, blocks=blocks)
+    return _Triangle(
+        first_row=first_row, last_row=last_row, offset=offset, blocks=_index(table[first_block:]), earlier=earlier
+    )
+
+
+def _index(table: npt.NDArray[np.int32]) -> slice | torch.Tensor:
+    """How to read a block table's entries from a cache: as a view where they are consecutive."""
+    first = int(table[0])
+    if int(table[-1]) - first == len(table) - 1 and (np.diff(table) == 1).all():
+        return slice(first, first + len(table))
+    return torch.from_numpy(table.astype(np.int64))
+
+
+def _rounded_blocks(num_blocks: int) -> int:
+    """Up to the next of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, ...: at most a quarter more."""
+    step = 1 << max(0, num_blocks.bit_length() - 3)
+    return -(-num_blocks // step) * step
+
+
+def _merge(out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> torch.Tensor:
+    """Two partial results over disjoint KV as one (BatchLLM Eq. 1): weights exp(lse), normalised, in fp32."""
+    weight = torch.sigmoid(other_lse - lse).unsqueeze(-1)
+    return torch.lerp(out.float(), other.float(), weight).to(out.dtype)

@@ -1,0 +1,199 @@
+"""A stock transformers causal LM with our attention underneath; what could not be exact is refused."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import transformers
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface
+
+from engine.checkpoint import resolve_checkpoint
+from engine.errors import ModelError
+from engine.kernels.attention_batch import AttentionBatch
+from engine.kv_cache import KVCache, KVShape
+from engine.token_batch import TokenBatch
+
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Each is held to transformers' own `generate` by tests/parity."""
+
+_ATTENTION_NAME = "batchloom"
+
+
+class AttentionBackend(Protocol):
+    """What a kernel package offers the model: prepare once a step, then write and attend once a layer."""
+
+    name: str
+
+    def prepare(self, batch: AttentionBatch) -> Any: ...
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any
+    ) -> None: ...
+
+    def attend(
+        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any, *, scale: float
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStep:
+    """What travels through the model's forward to every layer's attention."""
+
+    backend: AttentionBackend
+    cache: KVCache
+    work: Any
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    attention_step: AttentionStep,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query ``[1, Hq, T, D]``, key and value ``[1, Hkv, T, D]``."""
+    cache, layer = attention_step.cache, int(module.layer_idx)  # type: ignore[arg-type]
+    k_cache, v_cache = cache.keys[layer], cache.values[layer]
+    backend, work = attention_step.backend, attention_step.work
+    backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_cache, v_cache, work)
+    out = backend.attend(query[0].transpose(0, 1), k_cache, v_cache, work, scale=scaling)
+    return out.unsqueeze(0), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Who sees what is in the AttentionBatch."""
+
+
+AttentionInterface.register(_ATTENTION_NAME, _attention)
+AttentionMaskInterface.register(_ATTENTION_NAME, _no_mask)
+
+
+class Model:
+    """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
+
+    Attributes:
+        max_positions: longest sequence that the checkpoint's positions allow.
+        eos_token_ids: tokens that end an answer.
+    """
+
+    def __init__(self, language_model: transformers.PreTrainedModel, *, device: torch.device) -> None:
+        config = language_model.config
+        check_supported(config)
+        self._base = language_model.base_model
+        self._head = language_model.get_output_embeddings()
+        self.device = device
+        self.dtype: torch.dtype = language_model.dtype
+        self.vocab_size = int(config.vocab_size)
+        self.max_positions = int(config.max_position_embeddings)
+        self.num_q_heads = int(config.num_attention_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.kv_shape = KVShape(
+            num_layers=int(config.num_hidden_layers),
+            num_kv_heads=int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
+            head_dim=int(head_dim),
+            dtype=self.dtype,
+        )
+        self.eos_token_ids = _eos_token_ids(language_model)
+        language_model.set_attn_implementation(_ATTENTION_NAME)
+
+    @classmethod
+    def load(
+        cls, model: str | Path | transformers.PreTrainedModel, *, dtype: torch.dtype, device: torch.device
+    ) -> "Model":
+        """Reads a checkpoint straight onto the device; a model object is used as it is, switched to our attention.
+
+        Raises:
+            ModelError: not readable, or of an architecture that has not been shown to be computed exactly.
+        """
+        if isinstance(model, transformers.PreTrainedModel):
+            return cls(model.to(device=device, dtype=dtype).eval(), device=device)
+        folder = resolve_checkpoint(model)
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (ValueError, OSError) as error:
+            raise ModelError(f"model {str(model)!r}: config.json cannot be used: {error}") from error
+        check_supported(config)
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                device_map=None if device.type == "cpu" else device,
+                use_safetensors=True,
+                local_files_only=True,
+            )
+        except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
+            raise ModelError(f"model {str(model)!r}: the weights cannot be read: {error}") from error
+        return cls(loaded.eval(), device=device)
+
+    @torch.inference_mode()
+    def forward(self, batch: TokenBatch, cache: KVCache, backend: AttentionBackend) -> torch.Tensor:
+        """Runs one token batch and writes its KV.
+
+        Returns:
+            ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
+        """
+        step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
+        hidden: torch.Tensor = self._base(
+            input_ids=torch.from_numpy(batch.input_ids).to(self.device).unsqueeze(0),
+            position_ids=torch.from_numpy(batch.positions).to(self.device).unsqueeze(0),
+            use_cache=False,
+            attention_step=step,
+        ).last_hidden_state
+        return hidden[0].index_select(0, torch.from_numpy(batch.output_rows).to(self.device))
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[R, hidden]`` through the output layer: float32 ``[R, vocab_size]``."""
+        logits: torch.Tensor = self._head(hidden)
+        return logits.float()
+
+    @torch.inference_mode()
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
+        bias = None if self._head.bias is None else self._head.bias[token_ids]
+        return nn.functional.linear(hidden, self._head.weight[token_ids], bias).float()
+
+
+def check_supported(config: transformers.PretrainedConfig) -> None:
+    """Refuses by name what has not been proven exact.
+
+    Raises:
+        ModelError: the architecture, a sliding window, logit soft-capping, or a changing rotary base.
+    """
+    name = config.model_type
+    if name not in SUPPORTED_MODEL_TYPES:
+        raise ModelError(f"architecture {name!r} is not supported; supported: {', '.join(SUPPORTED_MODEL_TYPES)}")
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    slides = window is not None and (name == "mistral" or "sliding_attention" in layer_types)
+    if slides and window < config.max_position_embeddings:
+        raise ModelError(
+            f"architecture {name!r} with sliding_window={window} below its context of "
+            f"{config.max_position_embeddings} tokens is not supported"
+        )
+    if layer_types - {"full_attention", "sliding_attention"}:
+        raise ModelError(f"architecture {name!r}: layer types {sorted(layer_types)} are not supported")
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, cap, None):
+            raise ModelError(f"architecture {name!r} with {cap}={getattr(config, cap)} is not supported")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type in ("dynamic", "longrope"):
+        raise ModelError(f"rotary embedding of type {rope_type!r} depends on the batch and is not supported")
+
+
+def _eos_token_ids(language_model: transformers.PreTrainedModel) -> frozenset[int]:
+    generation = getattr(language_model, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    if eos is None:
+        eos = language_model.config.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)

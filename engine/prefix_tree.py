@@ -1,0 +1,163 @@
+"""The compact prefix tree of a whole batch of prompts, as flat arrays (BatchLLM section 4.2).
+
+Prompts are sorted, neighbours compared, and the tree read off the lengths of their common prefixes in one stack pass.
+Cost: the sort (a memory comparison per pair), then linear in tokens; nothing in Python runs once per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray = npt.NDArray[np.int32]
+IndexArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefixTree:
+    """Who shares which beginning. A node is a beginning that at least two different prompts have and then leave.
+
+    Leaves are the L distinct prompts, in tree order: an order of the token bytes in which a prompt follows its own
+    prefixes, so the leaves below a node are consecutive, and which depends on the prompts alone, not on their order
+    of arrival. Nodes are in preorder, so a parent has a smaller index than its children; node 0 is the root, the
+    empty prefix. The last token of a prompt is never part of a node: it is always computed, for its logits.
+    So a leaf is longer than any node above it, also where one prompt is the beginning of another.
+
+    Attributes:
+        rows: int64 ``[num_rows]``, positions in the input, leaf by leaf, ascending within a leaf.
+        row_starts: int64 ``[L + 1]`` into rows; a leaf owns several rows where prompts are identical.
+        leaf_lens: int64 ``[L]``, tokens in each distinct prompt.
+        leaf_nodes: int64 ``[L]``, the deepest node above each leaf.
+        node_depths: int64 ``[N]``, tokens from the root; greater than the parent's.
+        node_parents: int64 ``[N]``; -1 for the root.
+        node_leaf_starts: int64 ``[N]``, first leaf below each node.
+        node_leaf_ends: int64 ``[N]``, one past the last leaf below each node.
+    """
+
+    rows: IndexArray
+    row_starts: IndexArray
+    leaf_lens: IndexArray
+    leaf_nodes: IndexArray
+    node_depths: IndexArray
+    node_parents: IndexArray
+    node_leaf_starts: IndexArray
+    node_leaf_ends: IndexArray
+
+    @property
+    def num_leaves(self) -> int:
+        return len(self.leaf_lens)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_depths)
+
+    @property
+    def num_logical_tokens(self) -> int:
+        """Tokens of all prompts, identical ones counted each time."""
+        return int(self.leaf_lens @ np.diff(self.row_starts))
+
+    @property
+    def num_trie_tokens(self) -> int:
+        """The fewest tokens any sharing can reach: every beginning computed once, at every level."""
+        node_tokens = self.node_depths[1:] - self.node_depths[self.node_parents[1:]]
+        return int(node_tokens.sum() + (self.leaf_lens - self.node_depths[self.leaf_nodes]).sum())
+
+
+def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
+    """The compact prefix tree over ``prompts``: int32 arrays ``[num_tokens]``, contiguous, none empty. Not mutated.
+
+    Memory: one copy of the tokens while they are sorted.
+    """
+    rows = _sort_rows(prompts)
+    common_lens = _neighbour_common_lens(prompts, rows)
+    lens = np.fromiter((len(prompts[row]) for row in rows), dtype=np.int64, count=len(rows))
+
+    is_repeat = (common_lens == lens[:-1]) & (common_lens == lens[1:])
+    starts_leaf = np.concatenate([np.ones(min(len(rows), 1), dtype=bool), ~is_repeat])
+    row_starts = np.append(np.flatnonzero(starts_leaf), len(rows))
+    leaf_lens = lens[starts_leaf]
+    # Neighbouring leaves share no more than either may share at all: everything but its last token.
+    shared_lens = np.zeros(len(leaf_lens), dtype=np.int64)
+    shared_lens[:-1] = np.minimum(common_lens[~is_repeat], np.minimum(leaf_lens[:-1], leaf_lens[1:]) - 1)
+
+    leaf_nodes, node_depths, node_parents, node_leaf_starts, node_leaf_ends = _nodes_from_shared_lens(shared_lens)
+    return PrefixTree(
+        rows=np.array(rows, dtype=np.int64),
+        row_starts=row_starts,
+        leaf_lens=leaf_lens,
+        leaf_nodes=leaf_nodes,
+        node_depths=node_depths,
+        node_parents=node_parents,
+        node_leaf_starts=node_leaf_starts,
+        node_leaf_ends=node_leaf_ends,
+    )
+
+
+def _sort_rows(prompts: Sequence[TokenArray]) -> list[int]:
+    """Rows in byte order of their tokens. Not numeric order, but all the tree needs: a total order that keeps equal
+    beginnings together and puts a prompt after its own prefixes. Stable, so identical prompts stay in input order."""
+    keys = [prompt.tobytes() for prompt in prompts]
+    return sorted(range(len(prompts)), key=keys.__getitem__)
+
+
+def _neighbour_common_lens(prompts: Sequence[TokenArray], rows: Sequence[int]) -> IndexArray:
+    """Number of leading tokens that each sorted prompt has in common with the next one: int64 ``[num_rows - 1]``."""
+    common_lens = np.zeros(max(len(rows) - 1, 0), dtype=np.int64)
+    for i in range(len(common_lens)):
+        left, right = prompts[rows[i]], prompts[rows[i + 1]]
+        num_comparable = min(len(left), len(right))
+        differs = left[:num_comparable] != right[:num_comparable]
+        first = int(differs.argmax())
+        common_lens[i] = first if differs[first] else num_comparable
+    return common_lens
+
+
+def _nodes_from_shared_lens(
+    shared_lens: IndexArray,
+) -> tuple[IndexArray, IndexArray, IndexArray, IndexArray, IndexArray]:
+    """One pass over the leaves, left to right, with the path from the root to the current leaf on a stack.
+
+    Args:
+        shared_lens: int64 ``[L]``, tokens that leaf i shares with leaf i + 1; 0 for the last leaf.
+
+    Returns:
+        leaf_nodes, node_depths, node_parents, node_leaf_starts, node_leaf_ends, as `PrefixTree` describes them.
+    """
+    depths, parents, leaf_starts, leaf_ends = [0], [-1], [0], [len(shared_lens)]
+    leaf_nodes: list[int] = []
+    path = [0]
+    for leaf, shared_len in enumerate(shared_lens.tolist()):
+        leaf_nodes.append(path[-1])
+        below = -1
+        while depths[path[-1]] > shared_len:
+            below = path.pop()
+            leaf_ends[below] = leaf + 1
+        if depths[path[-1]] == shared_len:
+            continue
+        # A new node at shared_len: above what was just closed, or else a deeper node that begins with this leaf.
+        node = len(depths)
+        depths.append(shared_len)
+        parents.append(path[-1])
+        leaf_ends.append(-1)
+        if below >= 0:
+            parents[below] = node
+            leaf_starts.append(leaf_starts[below])
+        else:
+            leaf_nodes[leaf] = node
+            leaf_starts.append(leaf)
+        path.append(node)
+
+    # Nodes were numbered as they were found; from here on in preorder: by first leaf, the shallower one first.
+    order = np.lexsort((depths, leaf_starts))
+    new_index = np.empty_like(order)
+    new_index[order] = np.arange(len(order))
+    node_parents = np.array(parents, dtype=np.int64)[order]
+    node_parents[1:] = new_index[node_parents[1:]]
+    return (
+        new_index[np.array(leaf_nodes, dtype=np.int64)],
+        np.array(depths, dtype=np.int64)[order],
+        node_parents,
+        np.array(leaf_starts, dtype=np.int64)[order],
+        np.array(leaf_ends, dtype=np.int64)[order],
+    )

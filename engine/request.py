@@ -1,0 +1,122 @@
+"""What the engine is asked (`Request`) and what it answers (`Completion`). Token ids only; text is the caller's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import RequestError, UnknownParameterError
+
+Mode = Literal["generate", "score"]
+FinishReason = Literal["eos", "stop", "length", "scored", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One prompt and how to answer it.
+
+    Args:
+        request_id: the caller's name for it; unique within one call.
+        token_ids: the prompt, at least one token; any integer sequence, kept as int32 ``[num_tokens]``.
+        mode: "generate" decodes new tokens; "score" gives each label's log-probability.
+        max_new_tokens: generate only; at least 1.
+        temperature: 0 is greedy; above 0 the logits are divided by it before sampling.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches it; 1 keeps all.
+        seed: of this request's own random stream. A sampled answer depends on it and on the prompt alone.
+        stop: strings that end the answer; they need the caller's decoder (`Engine.generate(..., decode=...)`).
+        ignore_eos: go on after an end-of-sequence token (benchmarks with fixed lengths).
+        labels: score only; each label is a sequence of one or more token ids.
+
+    Raises:
+        UnknownParameterError: for a keyword that is none of these.
+        RequestError: for a value out of range; the message names request_id.
+    """
+
+    request_id: str
+    token_ids: npt.NDArray[np.int32]
+    mode: Mode = "generate"
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    labels: tuple[tuple[int, ...], ...] = ()
+
+    def __new__(cls, **parameters: Any) -> "Request":
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(parameters.keys() - set(known))
+        if unknown:
+            raise UnknownParameterError(
+                f"request {parameters.get('request_id')!r}: unknown parameter {unknown[0]!r}; known: {', '.join(known)}"
+            )
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        def refuse(why: str) -> None:
+            raise RequestError(f"request {self.request_id!r}: {why}")
+
+        try:
+            token_ids = np.ascontiguousarray(self.token_ids, dtype=np.int32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"request {self.request_id!r}: token_ids must be integers: {error}") from error
+        if token_ids.ndim != 1 or token_ids.size == 0:
+            refuse(f"the prompt must hold at least one token, got shape {token_ids.shape}")
+        if token_ids.min() < 0:
+            refuse(f"token ids must not be negative, got {token_ids.min()}")
+        object.__setattr__(self, "token_ids", token_ids)
+        object.__setattr__(self, "labels", tuple(tuple(int(t) for t in label) for label in self.labels))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        if self.mode not in ("generate", "score"):
+            refuse(f"mode must be 'generate' or 'score', got {self.mode!r}")
+        if self.mode == "generate" and self.labels:
+            refuse("labels belong to mode 'score'")
+        if self.mode == "generate" and self.max_new_tokens < 1:
+            refuse(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.mode == "score" and (len(self.labels) < 2 or not all(self.labels)):
+            refuse(f"mode 'score' needs two or more non-empty labels, got {self.labels}")
+        if len(set(self.labels)) != len(self.labels):
+            refuse(f"labels must differ, got {self.labels}")
+        if not self.temperature >= 0.0 or self.temperature == float("inf"):
+            refuse(f"temperature must be a number from 0 on, got {self.temperature}")
+        if self.top_k < 0:
+            refuse(f"top_k must not be negative, got {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            refuse(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if not 0 <= self.seed < 2**64:
+            refuse(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
+        if not all(isinstance(s, str) and s for s in self.stop):
+            refuse(f"stop must hold non-empty strings, got {self.stop}")
+
+    @property
+    def answer_key(self) -> tuple[object, ...]:
+        """Two requests with the same prompt and the same key have the same answer."""
+        if self.mode == "score":
+            return (self.mode, self.labels)
+        draws = (self.temperature, self.top_k, self.top_p, self.seed) if self.temperature > 0 else ()
+        return (self.mode, self.max_new_tokens, self.stop, self.ignore_eos, draws)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The answer to one request.
+
+    Attributes:
+        token_ids: generated tokens, the end-of-sequence token included; empty in mode "score".
+        label_logprobs: score only; one natural-log probability per label, normalised over the labels.
+        num_cached_tokens: prompt tokens that were not computed for this request (shared prefix or identical prompt).
+        error: why there is no answer; then finish_reason is "error" and the answer fields are empty.
+    """
+
+    request_id: str
+    finish_reason: FinishReason
+    token_ids: Sequence[int] = ()
+    label_logprobs: Sequence[float] = ()
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    error: str | None = None

@@ -1,0 +1,125 @@
+"""A prompt being answered: its tokens beyond the shared prefix, its KV blocks, and how far it has come."""
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.block_pool import BlockPool
+from engine.prefix_node import PrefixNode
+from engine.request import Request
+
+
+class Sequence:
+    """Running state of one distinct prompt with one way of answering; `owners` are the requests that asked for it.
+
+    Own tokens are the prompt's suffix followed by what was generated (or, while a label of several tokens is scored,
+    by the label's tokens but the last). Own token i stands at prompt position prefix_length + i.
+
+    Attributes:
+        owners: indices of the requests that get this answer.
+        num_suffix: own tokens that belong to the prompt.
+        length: own tokens known so far.
+        num_computed: own tokens whose KV is written.
+        block_ids: int32, blocks of the own KV; may reach beyond `length`, for tokens still expected.
+        admission: order in which it was given memory; the latest is the first to lose it.
+        num_charged: prompt tokens that were computed on account of this sequence.
+        label: index of the label of several tokens being scored; -1 until the prompt is computed.
+        first_scores: logits of the labels' first tokens, once the prompt is computed.
+        label_sums: natural-log scores of the labels, up to one common constant.
+    """
+
+    __slots__ = (
+        "_tokens",
+        "admission",
+        "block_ids",
+        "first_scores",
+        "label",
+        "label_sums",
+        "length",
+        "node",
+        "num_charged",
+        "num_computed",
+        "num_suffix",
+        "owners",
+        "prefix_length",
+        "request",
+    )
+
+    def __init__(self, *, request: Request, owners: tuple[int, ...], node: PrefixNode | None) -> None:
+        self.request = request
+        self.owners = owners
+        self.node = node
+        self.prefix_length = node.end if node is not None else 0
+        suffix = request.token_ids[self.prefix_length :]
+        self.num_suffix = self.length = len(suffix)
+        self._tokens = np.empty(self.num_suffix + most_extra_tokens(request) + 1, dtype=np.int32)
+        self._tokens[: self.num_suffix] = suffix
+        self.num_computed = 0
+        self.block_ids = np.empty(0, dtype=np.int32)
+        self.admission = -1
+        self.num_charged = 0
+        self.label = -1
+        self.first_scores = np.zeros(len(request.labels))
+        self.label_sums = np.zeros(len(request.labels))
+        if node is not None:
+            node.num_unfinished += 1
+
+    @property
+    def holds_kv(self) -> bool:
+        return len(self.block_ids) > 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the prompt is computed, so that what comes next continues an answer or a label."""
+        return self.num_computed >= self.num_suffix and self.length > self.num_suffix
+
+    @property
+    def next_tokens(self) -> npt.NDArray[np.int32]:
+        """Known tokens that are not computed yet."""
+        return self._tokens[self.num_computed : self.length]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return [int(token) for token in self._tokens[self.num_suffix : self.length]]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.length - self.num_suffix
+
+    def append(self, token_id: int) -> None:
+        """Adds a generated token."""
+        self._tokens[self.length] = token_id
+        self.length += 1
+
+    def start_label(self, label: int) -> None:
+        """Puts a label's tokens but its last behind the prompt, over those of the label before it."""
+        tail = self.request.labels[label][:-1]
+        self.label = label
+        self.label_sums[label] = self.first_scores[label]
+        self._tokens[self.num_suffix : self.num_suffix + len(tail)] = tail
+        self.length = self.num_suffix + len(tail)
+        self.num_computed = min(self.num_computed, self.num_suffix)
+
+    def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
+        """Makes the blocks hold `num_tokens` own tokens."""
+        missing = -(-num_tokens // block_size) - len(self.block_ids)
+        if missing > 0:
+            if not self.holds_kv and self.node is not None:
+                self.node.num_resident += 1
+            self.block_ids = np.concatenate([self.block_ids, pool.allocate(missing)])
+
+    def release(self, pool: BlockPool) -> None:
+        """Frees the own KV. What was generated is kept and computed again later; a label begun starts again."""
+        if self.holds_kv and self.node is not None:
+            self.node.num_resident -= 1
+        pool.free(self.block_ids)
+        self.block_ids = np.empty(0, dtype=np.int32)
+        self.num_computed = 0
+        if self.request.mode == "score":
+            self.length = self.num_suffix
+
+
+def most_extra_tokens(request: Request) -> int:
+    """Own tokens after the prompt whose KV may be needed: all but the last of the answer, or of the longest label."""
+    if request.mode == "score":
+        return max(map(len, request.labels)) - 1
+    return request.max_new_tokens - 1
