@@ -13,33 +13,29 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ConfigError, RequestError
-from engine.prefix_groups import Member, PrefixGroup, assemble_groups, rebuild_groups
+from engine.prefix_groups import Member, PrefixGroup, assemble_groups
 from engine.prefix_tree import IndexArray, PrefixTree, TokenArray, build_prefix_tree
-from engine.shared_runs import SharedRun, SharedRunForest, plan_shared_runs
-from engine.sharing_stats import SharingStats, measure_sharing
+from engine.sharing_stats import SharingStats
 
 __all__ = [
     "Member",
     "PlanMethod",
     "PlanTable",
     "PrefixGroup",
-    "SharedRun",
-    "SharedRunForest",
+    "Prompt",
     "SharingStats",
-    "measure_sharing",
     "plan_prefix_groups",
-    "plan_shared_runs",
     "plan_token_table",
-    "rebuild_groups",
 ]
 
 PlanMethod = Literal["exact", "paper"]
+Prompt = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +60,7 @@ class PlanTable:
         return int(self.group_id.max()) + 1 if len(self.group_id) else 0
 
 
-def plan_prefix_groups(sequences: Sequence[Sequence[int]], *, method: PlanMethod = "exact") -> list[PrefixGroup]:
+def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exact") -> list[PrefixGroup]:
     """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
 
     Args:
@@ -115,7 +111,7 @@ def plan_token_table(values: TokenArray, offsets: IndexArray, *, method: PlanMet
     return _plan(prompts, method)
 
 
-def _token_array(sequence: Sequence[int], index: int) -> TokenArray:
+def _token_array(sequence: Prompt, index: int) -> TokenArray:
     """One prompt as contiguous int32; a view where it is that already."""
     try:
         if isinstance(sequence, np.ndarray):

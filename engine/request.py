@@ -61,11 +61,14 @@ class Request:
             raise RequestError(f"request {self.request_id!r}: {why}")
 
         try:
-            token_ids = np.ascontiguousarray(self.token_ids, dtype=np.int32)
+            given = np.asarray(self.token_ids)
+            token_ids = np.ascontiguousarray(given, dtype=np.int32)
         except (TypeError, ValueError, OverflowError) as error:
             raise RequestError(f"request {self.request_id!r}: token_ids must be integers: {error}") from error
         if token_ids.ndim != 1 or token_ids.size == 0:
             refuse(f"the prompt must hold at least one token, got shape {token_ids.shape}")
+        if given.dtype.kind not in "iu" or (given != token_ids).any():
+            refuse(f"token_ids must be integers that fit int32, got {given.dtype} from {given.min()} to {given.max()}")
         if token_ids.min() < 0:
             refuse(f"token ids must not be negative, got {token_ids.min()}")
         object.__setattr__(self, "token_ids", token_ids)

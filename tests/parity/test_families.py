@@ -1,0 +1,130 @@
+"""Every supported family against transformers itself: same greedy ids, same logits, whatever the schedule."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+NUM_NEW_TOKENS = 16
+AMPLE = {"kv_memory_bytes": 1 << 24, "chunk_tokens": 2048}
+SCHEDULES = {
+    "ample": AMPLE,
+    "prompts split into chunks": {"kv_memory_bytes": 1 << 24, "chunk_tokens": 13},
+    "blocks of one token": {"kv_memory_bytes": 1 << 24, "block_size": 1},
+    "blocks longer than prompts": {"kv_memory_bytes": 1 << 24, "block_size": 256},
+}
+
+
+def prompts() -> list[list[int]]:
+    """Two levels of shared beginnings, uneven lengths, duplicates, a prompt that begins another, one token alone."""
+    rng = random.Random(5)
+    instruction = [rng.randrange(3, 500) for _ in range(21)]
+    documents = [[rng.randrange(3, 500) for _ in range(length)] for length in (17, 40, 90)]
+    made = [
+        instruction + document + [rng.randrange(3, 500) for _ in range(rng.randrange(1, 45))]
+        for document in documents
+        for _ in range(5)
+    ]
+    made += [made[0], made[7], instruction, instruction + documents[1], [7], [11] * 60]
+    rng.shuffle(made)
+    return made
+
+
+def requests() -> list[Request]:
+    return [
+        Request(request_id=str(i), token_ids=prompt, max_new_tokens=NUM_NEW_TOKENS)
+        for i, prompt in enumerate(prompts())
+    ]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint(request.param)
+
+
+@pytest.fixture(scope="module")
+def stock_answers(checkpoint: Path) -> list[list[int]]:
+    """Greedy ids of transformers' own generate, one prompt at a time."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    answers = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_NEW_TOKENS, do_sample=False, pad_token_id=0
+        )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def load(checkpoint: Path, **settings: int | float) -> Engine:
+    return Engine.load(checkpoint, EngineConfig(dtype="float32", device="cpu", **settings))
+
+
+def answers(completions: list[Completion]) -> list[list[int]]:
+    return [list(completion.token_ids) for completion in completions]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_greedy_ids_equal_generate(checkpoint: Path, stock_answers: list[list[int]], schedule: str) -> None:
+    engine = load(checkpoint, **SCHEDULES[schedule])
+    assert answers(engine.generate(requests())) == stock_answers
+
+
+def test_greedy_ids_survive_preemption(checkpoint: Path, stock_answers: list[list[int]]) -> None:
+    """Memory for little more than the longest request, handed out by what is held now, so that answers overrun it."""
+    ample = load(checkpoint, **AMPLE, block_size=8)
+    longest = max(map(len, prompts())) + NUM_NEW_TOKENS
+    bytes_per_block = ample._cache.keys[0][0].nbytes * 2 * len(ample._cache.keys)
+    engine = load(
+        checkpoint,
+        block_size=8,
+        chunk_tokens=64,
+        output_reserve=0.0,
+        kv_memory_bytes=bytes_per_block * (-(-longest // 8) + 2),
+    )
+    steps: list[StepRecord] = []
+    groups = plan_prefix_groups(prompts())
+    completions = {c.request_id: c for c in engine.run_plan(requests(), groups, on_step=steps.append)}
+    assert [list(completions[r.request_id].token_ids) for r in requests()] == stock_answers
+    assert sum(step.num_preempted_requests for step in steps) > 0
+    assert max(step.num_kv_blocks_used for step in steps) <= engine.num_kv_blocks
+
+
+@pytest.mark.parametrize("chunk_tokens", [2048, 13])
+def test_logits_agree(checkpoint: Path, chunk_tokens: int) -> None:
+    """Scoring every token of the vocabulary as a label gives the log-probabilities of the next token."""
+    engine = load(checkpoint, kv_memory_bytes=1 << 24, chunk_tokens=chunk_tokens)
+    labels = tuple((token,) for token in range(engine.vocab_size))
+    scored = engine.score(
+        [Request(request_id=str(i), token_ids=p, mode="score", labels=labels) for i, p in enumerate(prompts())]
+    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    for prompt, completion in zip(prompts(), scored, strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt])).logits[0, -1].double().log_softmax(-1)
+        assert (torch.tensor(completion.label_logprobs, dtype=torch.float64) - expected).abs().max() < 1e-4
+
+
+def test_labels_of_several_tokens_score_as_teacher_forced(checkpoint: Path) -> None:
+    labels = ((5,), (6, 7), (6, 8, 9, 10), (11, 5))
+    engine = load(checkpoint, kv_memory_bytes=1 << 24, chunk_tokens=29)
+    scored = engine.score(
+        [Request(request_id=str(i), token_ids=p, mode="score", labels=labels) for i, p in enumerate(prompts())]
+    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    for prompt, completion in zip(prompts(), scored, strict=True):
+        sums = []
+        for label in labels:
+            with torch.inference_mode():
+                logprobs = model(torch.tensor([prompt + list(label)])).logits[0].double().log_softmax(-1)
+            sums.append(sum(logprobs[len(prompt) - 1 + i, token] for i, token in enumerate(label)))
+        expected = torch.stack(sums).log_softmax(0)
+        assert (torch.tensor(completion.label_logprobs, dtype=torch.float64) - expected).abs().max() < 1e-4
+        assert completion.finish_reason == "scored"
+        assert completion.num_output_tokens == 0

@@ -1,0 +1,212 @@
+"""The engine's promises to its caller: order, seeds, stops, counts, and refusals before any work."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import transformers
+
+from engine import Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
+from engine.errors import CapacityError, ConfigError, ModelError, RequestError
+
+SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 24)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama: Path) -> Engine:
+    return Engine.load(tiny_llama, SETTINGS)
+
+
+def prompts(count: int = 12) -> list[list[int]]:
+    rng = random.Random(3)
+    document = [rng.randrange(3, 500) for _ in range(30)]
+    return [document[: rng.choice([12, 30])] + [rng.randrange(3, 500) for _ in range(1 + i % 9)] for i in range(count)]
+
+
+def spell(token_ids: Sequence[int]) -> str:
+    """A decoder for stop strings: each token is a letter."""
+    return "".join(chr(ord("a") + token % 26) for token in token_ids)
+
+
+def test_results_come_in_input_order_and_do_not_depend_on_it(tiny_llama: Path, engine: Engine) -> None:
+    requests = [
+        Request(request_id=f"r{i}", token_ids=p, max_new_tokens=10, temperature=0.9 * (i % 2), seed=i)
+        for i, p in enumerate(prompts())
+    ]
+    plain = engine.generate(requests)
+    assert [answer.request_id for answer in plain] == [request.request_id for request in requests]
+    by_id = {answer.request_id: answer.token_ids for answer in plain}
+    shuffled = random.Random(1).sample(requests, len(requests))
+    for answer in engine.generate(shuffled):
+        assert answer.token_ids == by_id[answer.request_id]
+    for part in (requests[:5], requests[5:]):
+        for answer in engine.generate(part):
+            assert answer.token_ids == by_id[answer.request_id]
+    chunked = Engine.load(tiny_llama, EngineConfig(dtype="float32", device="cpu", chunk_tokens=7, block_size=4))
+    for answer in chunked.generate(requests):
+        assert answer.token_ids == by_id[answer.request_id]
+
+
+def test_sampled_answers_depend_on_their_seed_alone(engine: Engine) -> None:
+    def draw(seed: int) -> tuple[int, ...]:
+        request = Request(request_id="a", token_ids=[5, 6, 7], max_new_tokens=20, temperature=1.5, seed=seed)
+        return tuple(engine.generate([request])[0].token_ids)
+
+    assert draw(1) == draw(1)
+    assert len({draw(seed) for seed in range(8)}) > 4
+
+
+def test_identical_prompts_are_computed_once_and_answered_each(engine: Engine) -> None:
+    prompt = prompts(1)[0]
+    answers = engine.generate([Request(request_id=str(i), token_ids=prompt, max_new_tokens=6) for i in range(4)])
+    assert len({answer.token_ids for answer in answers}) == 1
+    assert sorted(answer.num_prompt_tokens - answer.num_cached_tokens for answer in answers) == [0, 0, 0, len(prompt)]
+
+
+def test_computed_tokens_are_accounted_to_requests_exactly(engine: Engine) -> None:
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=4) for i, p in enumerate(prompts(40))]
+    steps: list[StepRecord] = []
+    groups = plan_prefix_groups(prompts(40))
+    answers = list(engine.run_plan(requests, groups, on_step=steps.append))
+    computed = sum(answer.num_prompt_tokens - answer.num_cached_tokens for answer in answers)
+    assert computed == sum(step.num_prefix_tokens + step.num_suffix_tokens for step in steps)
+    assert sum(step.num_finished_requests for step in steps) == len(answers) == 40
+    assert [step.step for step in steps] == list(range(len(steps)))
+
+
+def test_an_answer_ends_at_eos_at_a_stop_string_or_at_its_length(engine: Engine) -> None:
+    prompt = prompts(1)[0]
+    whole = engine.generate([Request(request_id="a", token_ids=prompt, max_new_tokens=30, ignore_eos=True)])[0]
+    assert (whole.finish_reason, whole.num_output_tokens) == ("length", 30)
+    text = spell(whole.token_ids)
+    request = Request(request_id="a", token_ids=prompt, max_new_tokens=30, stop=(text[10:13],), ignore_eos=True)
+    stopped = engine.generate([request], decode=spell)[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.num_output_tokens == text.index(text[10:13]) + 3
+    assert stopped.token_ids == whole.token_ids[: stopped.num_output_tokens]
+
+
+def test_an_answer_ends_with_its_eos_token(tiny_llama: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama)
+    free = Engine.load(model, SETTINGS).generate([Request(request_id="a", token_ids=[9, 8, 7], max_new_tokens=9)])[0]
+    model.generation_config.eos_token_id = [free.token_ids[4]]
+    ended = Engine.load(model, SETTINGS).generate([Request(request_id="a", token_ids=[9, 8, 7], max_new_tokens=9)])[0]
+    assert ended.finish_reason == "eos"
+    assert ended.token_ids == free.token_ids[: free.token_ids.index(free.token_ids[4]) + 1]
+
+
+def test_a_refusal_names_the_request_before_any_work(engine: Engine) -> None:
+    good = Request(request_id="good", token_ids=[1], max_new_tokens=1)
+
+    def refused(reason: str, *requests: Request) -> None:
+        with pytest.raises(RequestError, match=reason):
+            engine.generate(requests)
+
+    refused("'long': the prompt has 1020 tokens, with 10 .* 1030, which exceeds the context of 1024",
+            good, Request(request_id="long", token_ids=[1] * 1020, max_new_tokens=10))  # fmt: skip
+    refused("'alien': token id 512 is not below the vocabulary size 512", Request(request_id="alien", token_ids=[512]))
+    refused("'good': the request_id is used twice", good, good)
+    refused("'stops': stop strings need the caller's decoder", Request(request_id="stops", token_ids=[1], stop="x"))
+    scored = Request(request_id="s", token_ids=[1], mode="score", labels=((1,), (2,)))
+    refused("'s': mode is 'score', expected 'generate'", scored)
+    with pytest.raises(RequestError, match="'l': token id 600"):
+        engine.score([Request(request_id="l", token_ids=[1], mode="score", labels=((1,), (600,)))])
+
+
+def test_a_plan_answers_the_rest_and_reports_the_impossible(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 16))
+    requests = [
+        Request(request_id="fits", token_ids=[5, 6], max_new_tokens=3),
+        Request(request_id="too big", token_ids=[5] * 900, max_new_tokens=3),
+    ]
+    answers = {a.request_id: a for a in engine.run_plan(requests, plan_prefix_groups([[5, 6], [5] * 900]))}
+    assert answers["fits"].num_output_tokens == 3
+    assert answers["too big"].finish_reason == "error"
+    assert "KV blocks of 16 tokens, the memory budget holds" in (answers["too big"].error or "")
+
+
+def test_an_abandoned_run_leaves_the_engine_usable(engine: Engine) -> None:
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=4) for i, p in enumerate(prompts())]
+    run = engine.run_plan(requests, plan_prefix_groups(prompts()))
+    next(run)
+    run.close()
+    assert len(engine.generate(requests)) == len(requests)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"dtype": "int8"}, "dtype"),
+        ({"block_size": 0}, "block_size"),
+        ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"kv_memory_bytes": -1}, "kv_memory_bytes"),
+        ({"kv_memory_bytes": "1GB"}, "kv_memory_bytes"),
+        ({"memory_fraction": 0.0}, "memory_fraction"),
+        ({"output_reserve": 2.0}, "output_reserve"),
+        ({"num_threads": -1}, "num_threads"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        EngineConfig(**settings)
+
+
+def test_a_budget_below_one_block_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(CapacityError, match="budget of 100 bytes holds no block"):
+        Engine.load(tiny_llama, EngineConfig(dtype="float32", kv_memory_bytes=100))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "architecture 'gpt2' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+    ],
+)
+def test_what_could_not_be_exact_is_refused_by_name(
+    tiny_llama: Path, tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    import json
+    import shutil
+
+    folder = tmp_path / "changed"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=reason):
+        Engine.load(folder, SETTINGS)
+
+
+def test_a_sliding_window_is_refused_by_name() -> None:
+    config = transformers.MistralConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=64, max_position_embeddings=128,
+    )  # fmt: skip
+    model = transformers.MistralForCausalLM(config)
+    with pytest.raises(ModelError, match="sliding_window=64 below its context of 128"):
+        Engine.load(model, SETTINGS)
+
+
+def test_unreadable_checkpoints_are_named(tmp_path: Path, tiny_llama: Path) -> None:
+    import shutil
+
+    def refused(path: Path, reason: str) -> None:
+        with pytest.raises(ModelError, match=reason):
+            Engine.load(path, SETTINGS)
+
+    refused(tmp_path / "absent", "no such file or folder")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(empty, "no config.json")
+    (tmp_path / "model.bin").write_bytes(b"x")
+    refused(tmp_path / "model.bin", "must be a .gguf file")
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + b"\0" * 64)
+    refused(tmp_path / "broken.gguf", "not a readable GGUF file")
+    cut = tmp_path / "cut"
+    shutil.copytree(tiny_llama, cut)
+    weights = next(cut.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused(cut, "the weights cannot be read")

@@ -1,0 +1,65 @@
+"""What a request accepts, and the words in which it refuses the rest."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from engine import Request
+from engine.errors import BatchloomError, RequestError, UnknownParameterError
+
+
+def test_any_integer_sequence_becomes_int32() -> None:
+    for tokens in ([1, 2], (1, 2), np.array([1, 2], dtype=np.int64), range(1, 3)):
+        request = Request(request_id="a", token_ids=tokens)
+        assert request.token_ids.dtype == np.int32
+        assert request.token_ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"token_ids": []}, "at least one token"),
+        ({"token_ids": [[1]]}, "shape"),
+        ({"token_ids": ["x"]}, "integers"),
+        ({"token_ids": [1.5]}, "integers"),
+        ({"token_ids": [2**40]}, "integers"),
+        ({"token_ids": [-1]}, "negative"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"mode": "chat"}, "mode must be"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": ("",)}, "stop"),
+        ({"labels": ((1,), (2,))}, "belong to mode 'score'"),
+        ({"mode": "score"}, "two or more"),
+        ({"mode": "score", "labels": ((1,), ())}, "non-empty"),
+        ({"mode": "score", "labels": ((1,), (1,))}, "differ"),
+    ],
+)
+def test_a_refusal_names_the_request_and_the_reason(parameters: dict[str, object], reason: str) -> None:
+    with pytest.raises(RequestError, match=f"request 'row-7': .*{reason}"):
+        Request(**{"request_id": "row-7", "token_ids": [1], **parameters})
+
+
+def test_an_unknown_parameter_is_named() -> None:
+    with pytest.raises(
+        UnknownParameterError, match="request 'row-7': unknown parameter 'temprature'; known: request_id"
+    ):
+        Request(request_id="row-7", token_ids=[1], temprature=0.5)
+    assert issubclass(UnknownParameterError, TypeError)
+    assert issubclass(UnknownParameterError, BatchloomError)
+
+
+def test_the_seed_belongs_to_the_answer_only_where_something_is_drawn() -> None:
+    greedy = [Request(request_id="a", token_ids=[1], seed=seed) for seed in (0, 1)]
+    drawn = [Request(request_id="a", token_ids=[1], seed=seed, temperature=1.0) for seed in (0, 1)]
+    assert greedy[0].answer_key == greedy[1].answer_key
+    assert drawn[0].answer_key != drawn[1].answer_key
+
+
+def test_a_request_survives_pickling() -> None:
+    request = pickle.loads(pickle.dumps(Request(request_id="a", token_ids=[3], stop="x")))
+    assert (request.request_id, request.token_ids.tolist(), request.stop) == ("a", [3], ("x",))
