@@ -1,8 +1,10 @@
 """The paged KV memory of one model on one device, and how much of it a budget buys."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine.errors import CapacityError
@@ -40,10 +42,20 @@ class KVCache:
                 f"a KV budget of {budget_bytes} bytes holds no block of {block_size} x {shape.bytes_per_token} bytes"
             )
         layout = (self.num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        # zeros: a block that was never written may be read under a mask, and 0 * NaN is NaN.
-        # On the CPU the pages are mapped when first touched, so an ample budget costs nothing until used.
-        self.keys = [torch.zeros(layout, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
-        self.values = [torch.zeros(layout, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+        self.keys = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
+        self.values = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
+
+
+def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, because a block that was never written may be read under a mask, and 0 * NaN is NaN.
+
+    On the CPU numpy maps the pages when they are first touched, where torch would fill them now: an ample budget costs
+    no memory and no start-up time until it is used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(layout, dtype=dtype, device=device)
+    num_bytes = math.prod(layout) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(layout)
 
 
 def free_memory_bytes(device: torch.device) -> int:

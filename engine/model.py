@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import logging as transformers_logging
 
 from engine.checkpoint import resolve_checkpoint
 from engine.errors import ModelError
@@ -120,6 +121,8 @@ class Model:
         except (ValueError, OSError) as error:
             raise ModelError(f"model {str(model)!r}: config.json cannot be used: {error}") from error
         check_supported(config)
+        is_bar_shown = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
         try:
             loaded = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -131,6 +134,9 @@ class Model:
             )
         except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
             raise ModelError(f"model {str(model)!r}: the weights cannot be read: {error}") from error
+        finally:
+            if is_bar_shown:
+                transformers_logging.enable_progress_bar()
         return cls(loaded.eval(), device=device)
 
     @torch.inference_mode()

@@ -45,11 +45,11 @@ class Layout:
             query_starts=int32(starts["query"]),
             own_lens=int32(own_lens),
             own_block_starts=int32(starts["own"]),
-            own_block_ids=int32(sum(self.own_tables, [])),
+            own_block_ids=int32([block for table in self.own_tables for block in table]),
             group_starts=int32(starts["group"]),
             prefix_lens=int32(prefix_lens),
             prefix_block_starts=int32(starts["prefix"]),
-            prefix_block_ids=int32(sum(self.prefix_tables, [])),
+            prefix_block_ids=int32([block for table in self.prefix_tables for block in table]),
             slot_mapping=np.arange(starts["query"][-1], dtype=np.int64),
             block_size=BLOCK_SIZE,
         )
