@@ -20,6 +20,8 @@ class EngineConfig:
         max_model_len: longest prompt plus answer, in tokens; "auto" is the checkpoint's own limit.
         output_reserve: share of an answer's expected length that is set aside in KV memory when a request starts.
             1 makes preemption rare; 0 admits by what is held now, as Algorithm 2 of BatchLLM does.
+        compile: whether torch.compile fuses the elementwise work of the model. "auto" does so in 16-bit formats where
+            a C++ compiler is installed and the plan is long enough to pay for the seconds it takes.
         num_threads: of the CPU; 0 leaves torch's setting.
     """
 
@@ -31,11 +33,14 @@ class EngineConfig:
     memory_fraction: float = 0.5
     max_model_len: int | Literal["auto"] = "auto"
     output_reserve: float = 1.0
+    compile: Literal["auto", "always", "never"] = "auto"
     num_threads: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype must be 'auto', 'float32', 'bfloat16' or 'float16', got {self.dtype!r}")
+        if self.compile not in ("auto", "always", "never"):
+            raise ConfigError(f"compile must be 'auto', 'always' or 'never', got {self.compile!r}")
         for name in ("block_size", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

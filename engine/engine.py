@@ -1,5 +1,7 @@
 """The engine: a model, its KV memory, and the loop that answers a whole plan."""
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +25,10 @@ from engine.step_record import StepRecord
 
 MOST_CPU_KV_BYTES = 4 * 1024**3
 """On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
+
+
+TOKENS_THAT_PAY_FOR_COMPILING = 100_000
+"""Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
 
 
 class Engine:
@@ -137,6 +143,8 @@ class Engine:
             chunk_tokens=self.config.chunk_tokens,
             output_reserve=self.config.output_reserve,
         )
+        if self._pays_to_compile(groups):
+            self._model.compile_layers()
         outputs = OutputProcessor(requests, self._model, scheduler, decode)
         number, started = 0, time.perf_counter()
         while not (step := scheduler.next_step()).is_empty:
@@ -166,6 +174,12 @@ class Engine:
             yield from completions
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
+    def _pays_to_compile(self, groups: Sequence[PrefixGroup]) -> bool:
+        if self.config.compile != "auto":
+            return self.config.compile == "always"
+        is_long = sum(group.num_tokens for group in groups) >= TOKENS_THAT_PAY_FOR_COMPILING
+        return is_long and self._model.dtype != torch.float32 and _has_compiler()
+
     def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None) -> list[Completion]:
         seen: set[str] = set()
         for request in requests:
@@ -177,7 +191,7 @@ class Engine:
                 reason = f"mode is {request.mode!r}, expected {mode!r} here"
             if reason is not None:
                 raise RequestError(f"request {request.request_id!r}: {reason}")
-        groups = plan_prefix_groups([request.token_ids for request in requests])  # type: ignore[misc]
+        groups = plan_prefix_groups([request.token_ids for request in requests])
         answers = {answer.request_id: answer for answer in self.run_plan(requests, groups, decode=decode)}
         return [answers[request.request_id] for request in requests]
 
@@ -205,6 +219,10 @@ class Engine:
         if request.stop and decode is None:
             return "stop strings need the caller's decoder: pass decode="
         return None
+
+
+def _has_compiler() -> bool:
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def _device(name: str) -> torch.device:

@@ -1,5 +1,6 @@
 """A stock transformers causal LM with our attention underneath; what could not be exact is refused."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 import torch
 import transformers
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import logging as transformers_logging
@@ -16,6 +18,8 @@ from engine.errors import ModelError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kv_cache import KVCache, KVShape
 from engine.token_batch import TokenBatch
+
+LOGGER = logging.getLogger("batchloom.engine")
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Each is held to transformers' own `generate` by tests/parity."""
@@ -48,6 +52,7 @@ class AttentionStep:
     work: Any
 
 
+@torch.compiler.disable
 def _attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -102,6 +107,7 @@ class Model:
             dtype=self.dtype,
         )
         self.eos_token_ids = _eos_token_ids(language_model)
+        self.is_compiled = False
         language_model.set_attn_implementation(_ATTENTION_NAME)
 
     @classmethod
@@ -139,6 +145,21 @@ class Model:
                 transformers_logging.enable_progress_bar()
         return cls(loaded.eval(), device=device)
 
+    def compile_layers(self) -> None:
+        """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
+
+        All layers share the code, for any number of rows: one compilation of some ten seconds.
+        """
+        if not self.is_compiled:
+            for layer in self._base.layers:
+                layer.compile(dynamic=True)
+            self.is_compiled = True
+
+    def _decompile_layers(self) -> None:
+        for layer in self._base.layers:
+            layer._compiled_call_impl = None  # what Module.compile sets; it has no public opposite
+        self.is_compiled = False
+
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, cache: KVCache, backend: AttentionBackend) -> torch.Tensor:
         """Runs one token batch and writes its KV.
@@ -147,12 +168,19 @@ class Model:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
         step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
-        hidden: torch.Tensor = self._base(
-            input_ids=torch.from_numpy(batch.input_ids).to(self.device).unsqueeze(0),
-            position_ids=torch.from_numpy(batch.positions).to(self.device).unsqueeze(0),
-            use_cache=False,
-            attention_step=step,
-        ).last_hidden_state
+        inputs = {
+            "input_ids": torch.from_numpy(batch.input_ids).to(self.device).unsqueeze(0),
+            "position_ids": torch.from_numpy(batch.positions).to(self.device).unsqueeze(0),
+            "use_cache": False,
+            "attention_step": step,
+        }
+        try:
+            hidden: torch.Tensor = self._base(**inputs).last_hidden_state
+        except TorchDynamoException as error:
+            # A compiler that is installed but broken must not cost the night. What was written is written again.
+            LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
+            self._decompile_layers()
+            hidden = self._base(**inputs).last_hidden_state
         return hidden[0].index_select(0, torch.from_numpy(batch.output_rows).to(self.device))
 
     @torch.inference_mode()

@@ -49,7 +49,8 @@ def schedule_groups(
         deepest = int(forest.group_runs[index])
         node = run_nodes[deepest] if deepest >= 0 else None
         num_covered = forest.num_covered_tokens(index)
-        if len(group.prefix) > num_covered:
+        # A prefix shorter than a block is computed with each suffix: a part of attention of its own would cost more.
+        if len(group.prefix) > num_covered and len(group.prefix) >= block_size:
             node = PrefixNode(parent=node, token_ids=group.prefix[num_covered:], start=num_covered)
         sequences = [
             Sequence(request=requests[owners[0]], owners=owners, node=node)

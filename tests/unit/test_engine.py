@@ -1,10 +1,12 @@
 """The engine's promises to its caller: order, seeds, stops, counts, and refusals before any work."""
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from engine import Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
@@ -134,6 +136,32 @@ def test_an_abandoned_run_leaves_the_engine_usable(engine: Engine) -> None:
     assert len(engine.generate(requests)) == len(requests)
 
 
+INDUCTOR_WARNS = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is:DeprecationWarning")
+"""Of its own imports."""
+
+
+@INDUCTOR_WARNS
+def test_compiled_layers_answer_alike(tiny_llama: Path, engine: Engine) -> None:
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=6) for i, p in enumerate(prompts())]
+    compiled = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, compile="always"))
+    assert compiled.generate(requests) == engine.generate(requests)
+    assert compiled._model.is_compiled
+
+
+@INDUCTOR_WARNS
+def test_a_broken_compiler_costs_no_answer(
+    tiny_llama: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/bin/false",))
+    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
+    torch._dynamo.reset()
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=6) for i, p in enumerate(prompts())]
+    fallen_back = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, compile="always"))
+    assert fallen_back.generate(requests) == engine.generate(requests)
+    assert not fallen_back._model.is_compiled
+    assert "going on without compiled layers" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -145,6 +173,7 @@ def test_an_abandoned_run_leaves_the_engine_usable(engine: Engine) -> None:
         ({"memory_fraction": 0.0}, "memory_fraction"),
         ({"output_reserve": 2.0}, "output_reserve"),
         ({"num_threads": -1}, "num_threads"),
+        ({"compile": "yes"}, "compile"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings: dict[str, object], reason: str) -> None:

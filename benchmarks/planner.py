@@ -1,0 +1,269 @@
+"""How long the global plan of a batch takes, and how that grows: ``python -m benchmarks.planner [--out FILE]``.
+
+Workload: BatchLLM's case 1 (section 6.2.2), synthetic: each document of 1,100 tokens is shared by 7 requests, each with
+400 tokens of its own; rows in random order, seeded. Timed: from token ids in memory (Python lists, int32 arrays, or
+flat columns) to the finished groups or table; making the input is not. Every plan is checked against what is known of
+its input before its time counts; a wrong one ends the run with exit code 1 and no figures.
+
+Goals: 3,000 requests, as Python lists, within 0.1 s (the paper's own script: 0.28 s, section 6.3.4); 100,000 requests
+(150 M tokens), as arrays, within 15 s and 4 GB of resident memory, the input included; time linear in requests, but
+for the sort's logarithm.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.plan import PlanTable, PrefixGroup, SharingStats, plan_prefix_groups, plan_token_table
+from engine.shared_runs import plan_shared_runs
+from engine.sharing_stats import measure_sharing
+
+SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS, VOCAB_SIZE = 7, 1100, 400, 32_000
+BLOCK_SIZE = 16
+Result = TypeVar("Result")
+
+
+class WrongAnswerError(Exception):
+    """A plan is not what its input must give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Prompts in random order: instruction (the same in all) + document + own part.
+
+    Attributes:
+        values: int32 ``[num_tokens]``; prompt i is ``values[offsets[i] : offsets[i + 1]]``.
+        offsets: int64 ``[num_requests + 1]``.
+        documents: int64 ``[num_requests]``, the document of each prompt.
+        num_instruction_tokens: 0 to PREFIX_TOKENS - 1; the document has the rest of PREFIX_TOKENS.
+    """
+
+    values: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int64]
+    num_instruction_tokens: int
+
+    @property
+    def num_documents(self) -> int:
+        return int(self.documents.max()) + 1
+
+    @property
+    def expected_sharing(self) -> SharingStats:
+        num_requests, num_repeats = len(self.documents), self.num_documents - 1
+        num_processed = self.num_documents * PREFIX_TOKENS + num_requests * OWN_TOKENS
+        return SharingStats(
+            num_logical_tokens=num_requests * (PREFIX_TOKENS + OWN_TOKENS),
+            num_processed_tokens=num_processed,
+            num_best_tokens=num_processed - num_repeats * self.num_instruction_tokens,
+        )
+
+    def prompts(self) -> list[npt.NDArray[np.int32]]:
+        return [self.values[start : start + PREFIX_TOKENS + OWN_TOKENS] for start in self.offsets[:-1].tolist()]
+
+
+def make_batch(num_requests: int, *, num_instruction_tokens: int = 0, seed: int = 7) -> Batch:
+    """Documents differ in their first token, and so do the own parts of one document: what is shared is known."""
+    rng = np.random.default_rng(seed)
+    documents = np.empty(num_requests, dtype=np.int64)
+    values = np.empty((num_requests, PREFIX_TOKENS + OWN_TOKENS), dtype=np.int32)
+    instruction = rng.integers(0, VOCAB_SIZE, num_instruction_tokens, dtype=np.int32)
+    shuffled = rng.permutation(num_requests)
+    for document, first in enumerate(range(0, num_requests, SHARE_DEGREE)):
+        rows = shuffled[first : first + SHARE_DEGREE]
+        prefix = rng.integers(0, VOCAB_SIZE, PREFIX_TOKENS, dtype=np.int32)
+        prefix[:num_instruction_tokens] = instruction
+        prefix[num_instruction_tokens] = document
+        own = rng.integers(0, VOCAB_SIZE, (len(rows), OWN_TOKENS), dtype=np.int32)
+        own[:, 0] = np.arange(len(rows))
+        values[rows, :PREFIX_TOKENS] = prefix
+        values[rows, PREFIX_TOKENS:] = own
+        documents[rows] = document
+    return Batch(
+        values=values.reshape(-1),
+        offsets=np.arange(num_requests + 1, dtype=np.int64) * (PREFIX_TOKENS + OWN_TOKENS),
+        documents=documents,
+        num_instruction_tokens=num_instruction_tokens,
+    )
+
+
+def check_table(table: PlanTable, batch: Batch) -> None:
+    """The exact plan has one group per document, which shares all of it where it has two requests or more."""
+    pairs = np.unique(np.stack([batch.documents, table.group_id]), axis=1)
+    if table.num_groups != batch.num_documents or pairs.shape[1] != batch.num_documents:
+        raise WrongAnswerError(f"{table.num_groups} groups, expected one for each of {batch.num_documents} documents")
+    num_sharers = np.bincount(batch.documents)[batch.documents]
+    if not np.array_equal(table.num_prefix_tokens, np.where(num_sharers > 1, PREFIX_TOKENS, 0)):
+        raise WrongAnswerError(f"prefix lengths {np.unique(table.num_prefix_tokens)}, expected {PREFIX_TOKENS}")
+    if table.sharing != batch.expected_sharing:
+        raise WrongAnswerError(f"{table.sharing}, expected {batch.expected_sharing}")
+
+
+def check_groups(groups: Sequence[PrefixGroup], batch: Batch) -> None:
+    """Every request is in the group of its document, and prefix + suffix is its prompt."""
+    prompts = batch.prompts()
+    seen = np.zeros(len(prompts), dtype=np.int64)
+    for group in groups:
+        for member in group.members:
+            for index in member.request_indices:
+                seen[index] += 1
+                if not np.array_equal(np.concatenate([group.prefix, member.suffix]), prompts[index]):
+                    raise WrongAnswerError(f"request {index}: prefix + suffix is not the prompt")
+    if not (seen == 1).all() or len(groups) != batch.num_documents:
+        raise WrongAnswerError(f"{len(groups)} groups, expected {batch.num_documents}; or a request lost or repeated")
+
+
+def timed(function: Callable[[], Result]) -> tuple[Result, float]:
+    started = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - started
+
+
+def measure_case_1(num_repeats: int) -> dict[str, Any]:
+    """3,000 requests: median and best of repeated runs, by kind of input and method."""
+    batch = make_batch(3000)
+    arrays = batch.prompts()
+    check_table(plan_token_table(batch.values, batch.offsets), batch)
+    results: dict[str, Any] = {"num_requests": 3000, "num_tokens": len(batch.values), "num_repeats": num_repeats}
+    inputs: dict[str, list[Any]] = {"lists": [prompt.tolist() for prompt in arrays], "arrays": arrays}
+    for name, sequences in inputs.items():
+        for method in ("exact", "paper"):
+            seconds = []
+            for _ in range(num_repeats):
+                groups, elapsed = timed(lambda s=sequences, m=method: plan_prefix_groups(s, method=m))  # type: ignore[misc]
+                check_groups(groups, batch)
+                seconds.append(elapsed)
+            results[f"{name}_{method}_median_s"] = round(statistics.median(seconds), 4)
+            results[f"{name}_{method}_best_s"] = round(min(seconds), 4)
+    return results
+
+
+def measure_two_levels() -> dict[str, Any]:
+    """3,000 requests below one instruction of 100 tokens: what one level saves, and what shared runs add."""
+    batch = make_batch(3000, num_instruction_tokens=100)
+    check_table(plan_token_table(batch.values, batch.offsets), batch)
+    groups = plan_prefix_groups(batch.prompts())
+    check_groups(groups, batch)
+    runs, runs_s = timed(lambda: plan_shared_runs(groups, BLOCK_SIZE))
+    if runs.num_saved_tokens != (batch.num_documents - 1) * (100 // BLOCK_SIZE * BLOCK_SIZE):
+        raise WrongAnswerError(f"shared runs save {runs.num_saved_tokens} tokens")
+    paper = measure_sharing(plan_prefix_groups(batch.prompts(), method="paper"))
+    exact, with_runs = measure_sharing(groups), measure_sharing(groups, runs)
+    return {
+        "num_requests": 3000,
+        "num_instruction_tokens": 100,
+        "block_size": BLOCK_SIZE,
+        "token_saving_ratio_paper": round(paper.token_saving_ratio, 4),
+        "token_saving_ratio_exact": round(exact.token_saving_ratio, 4),
+        "token_saving_ratio_exact_with_runs": round(with_runs.token_saving_ratio, 4),
+        "best_token_saving_ratio": round(exact.best_token_saving_ratio, 4),
+        "shared_runs_s": round(runs_s, 4),
+    }
+
+
+def measure_scale(num_requests: int) -> dict[str, Any]:
+    """One batch, in a process of its own: first-call times, CPU time of later calls, highest resident memory."""
+    batch = make_batch(num_requests)
+    table, table_s = timed(lambda: plan_token_table(batch.values, batch.offsets))
+    prompts = batch.prompts()
+    groups, groups_s = timed(lambda: plan_prefix_groups(prompts))
+    groups_cpu_s = []
+    for _ in range(3):
+        started = time.process_time()
+        plan_prefix_groups(prompts)
+        groups_cpu_s.append(time.process_time() - started)
+    peak_gb = peak_resident_gb()
+    check_table(table, batch)
+    check_groups(groups, batch)
+    return {
+        "num_requests": num_requests,
+        "num_tokens": len(batch.values),
+        "input_gb": round(batch.values.nbytes / 1e9, 3),
+        "table_s": round(table_s, 3),
+        "groups_s": round(groups_s, 3),
+        "groups_cpu_best_s": round(min(groups_cpu_s), 3),
+        "peak_resident_gb": round(peak_gb, 3),
+    }
+
+
+def peak_resident_gb() -> float:
+    """Of this process image; unlike ru_maxrss it does not carry over what the parent had."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e9
+    raise OSError("/proc/self/status has no VmHWM line: peak memory can be measured on Linux only")
+
+
+def describe_machine() -> dict[str, Any]:
+    cpu = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "status", "--porcelain", "engine"], capture_output=True, text=True, check=False)
+    return {
+        "cpu": cpu[0] if cpu else platform.processor(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load_average_before": round(os.getloadavg()[0], 2),  # of others: times mean little much above 0
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
+        "is_engine_changed_since_commit": bool(changed.stdout.strip()),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/planner.json")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[25_000, 50_000, 100_000], help="requests, ascending")
+    parser.add_argument("--repeats", type=int, default=9, help="of the 3,000-request case")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    try:
+        case_1 = measure_case_1(arguments.repeats)
+        two_levels = measure_two_levels()
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
+            scale = list(processes.map(measure_scale, arguments.sizes))
+    except WrongAnswerError as error:
+        print(f"wrong plan, no figures: {error}", file=sys.stderr)
+        return 1
+    first, last = scale[0], scale[-1]
+    growth = (last["groups_cpu_best_s"] / first["groups_cpu_best_s"]) / (last["num_requests"] / first["num_requests"])
+    report = {
+        "benchmark": "planner",
+        "machine": machine,
+        "case_1": case_1,
+        "two_levels": two_levels,
+        "scale": scale,
+        "cpu_time_per_request_last_to_first_size": round(growth, 2),
+        "goals_met": {
+            "3,000 requests within 0.1 s": case_1["lists_exact_median_s"] <= 0.1,
+            f"{last['num_requests']:,} requests within 15 s": last["groups_s"] <= 15,
+            f"{last['num_requests']:,} requests within 4 GB": last["peak_resident_gb"] <= 4,
+            "CPU time per request grows by less than half": growth < 1.5,
+        },
+    }
+    text = json.dumps(report, indent=2)
+    print(text)
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
