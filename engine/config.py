@@ -13,6 +13,8 @@ class EngineConfig:
     Args:
         dtype: of weights and KV; "auto" is bfloat16 where the device computes it natively, else float32.
         device: "auto" is the first GPU, else the CPU.
+        attention: "torch" on the CPU, the Triton kernel "fused" on a GPU, which "auto" means; "plain" (paged) and
+            "relay" (three launches) are there to compare with.
         block_size: tokens in a KV block.
         chunk_tokens: most tokens in one token batch (S_chunk of BatchLLM section 4.3.3).
         kv_memory_bytes: KV budget (M_threshold); "auto" takes `memory_fraction` of the memory free after loading.
@@ -27,6 +29,7 @@ class EngineConfig:
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    attention: Literal["auto", "torch", "plain", "relay", "fused"] = "auto"
     block_size: int = 16
     chunk_tokens: int = 1024
     kv_memory_bytes: int | Literal["auto"] = "auto"
@@ -41,6 +44,8 @@ class EngineConfig:
             raise ConfigError(f"dtype must be 'auto', 'float32', 'bfloat16' or 'float16', got {self.dtype!r}")
         if self.compile not in ("auto", "always", "never"):
             raise ConfigError(f"compile must be 'auto', 'always' or 'never', got {self.compile!r}")
+        if self.attention not in ("auto", "torch", "plain", "relay", "fused"):
+            raise ConfigError(f"attention must be 'auto', 'torch', 'plain', 'relay' or 'fused', got {self.attention!r}")
         for name in ("block_size", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

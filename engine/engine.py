@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import transformers
 
+from engine.attention import make_attention
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
-from engine.kernels.cpu import CpuAttention
 from engine.kv_cache import KVCache, free_memory_bytes
-from engine.model import AttentionBackend, Model
+from engine.model import Model
 from engine.output import Decoder, OutputProcessor
 from engine.plan import PrefixGroup, plan_prefix_groups
 from engine.request import Completion, Mode, Request
@@ -46,11 +46,12 @@ class Engine:
             budget_bytes=_kv_budget_bytes(config, model.device),
             device=model.device,
         )
-        self._backend: AttentionBackend = CpuAttention(
+        self._backend = make_attention(
+            config.attention,
             num_q_heads=model.num_q_heads,
-            num_kv_heads=model.kv_shape.num_kv_heads,
-            head_dim=model.kv_shape.head_dim,
-            dtype=model.dtype,
+            kv_shape=model.kv_shape,
+            block_size=config.block_size,
+            device=model.device,
         )
 
     @classmethod

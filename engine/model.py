@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -13,9 +13,9 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import logging as transformers_logging
 
+from engine.attention import AttentionBackend
 from engine.checkpoint import resolve_checkpoint
 from engine.errors import ModelError
-from engine.kernels.attention_batch import AttentionBatch
 from engine.kv_cache import KVCache, KVShape
 from engine.token_batch import TokenBatch
 
@@ -27,22 +27,6 @@ SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _ATTENTION_NAME = "batchloom"
 
 
-class AttentionBackend(Protocol):
-    """What a kernel package offers the model: prepare once a step, then write and attend once a layer."""
-
-    name: str
-
-    def prepare(self, batch: AttentionBatch) -> Any: ...
-
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any
-    ) -> None: ...
-
-    def attend(
-        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any, *, scale: float
-    ) -> torch.Tensor: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
     """What travels through the model's forward to every layer's attention."""
@@ -52,7 +36,7 @@ class AttentionStep:
     work: Any
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attention(
     module: nn.Module,
     query: torch.Tensor,
