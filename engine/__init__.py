@@ -1,9 +1,32 @@
-"""The inference engine: token ids in, token ids or label scores out. It knows no database, workflow or text."""
+"""The inference engine: token ids in, token ids or label scores out. It knows no database, workflow or text.
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.plan import PrefixGroup, plan_prefix_groups
-from engine.request import Completion, Request
-from engine.step_record import StepRecord
+Names are imported when first used: the planner and the settings need no torch, which takes seconds to import.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.engine import Engine
+    from engine.plan import PrefixGroup, plan_prefix_groups
+    from engine.request import Completion, Request
+    from engine.step_record import StepRecord
 
 __all__ = ["Completion", "Engine", "EngineConfig", "PrefixGroup", "Request", "StepRecord", "plan_prefix_groups"]
+
+_MODULES = {
+    "Completion": "engine.request",
+    "Engine": "engine.engine",
+    "EngineConfig": "engine.config",
+    "PrefixGroup": "engine.plan",
+    "Request": "engine.request",
+    "StepRecord": "engine.step_record",
+    "plan_prefix_groups": "engine.plan",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,0 +1,104 @@
+-- purpose: a workload's requests, checked: keys and prompt fields as text, a content key, the reason why a row cannot
+--          be answered, and whether it is answered already (text is left out where no prompt will be made)
+-- grain:   one row a row of the workload's query, in the order of its key
+-- inputs:  newest_answers, macros bytes_of and problem_of
+-- identifiers: {columns}: the key's, then the prompt's fields that are not among them
+-- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
+--          the fields), $workload_digest, $model_digest
+
+with requested as (
+    select {columns}, error
+    from (
+        from query($requests_sql)
+        union all by name
+        select null::varchar as error where false
+    )
+),
+
+prefixed as (
+    select
+        decode(encode(columns($keys)::varchar), 'replace') as 'key_\0',
+        bytes_of(columns($keys)) as 'id_\0',
+        bytes_of(columns($fields)) as 'field_\0',
+        decode(encode(error::varchar), 'replace') as error
+    from requested
+),
+
+judged as (
+    select
+        columns('^key_.*$'),
+        columns('^field_.*$'),
+        error,
+        coalesce(sha256(columns('^field_.*$')), '-') as 'hash_\0',
+        problem_of(columns('^id_.*$')) as 'idproblem_\0',
+        problem_of(columns('^field_.*$')) as 'fieldproblem_\0'
+    from prefixed
+),
+
+listed as (
+    select
+        columns('^key_.*$'),
+        columns('^field_.*$'),
+        error,
+        list_value(*columns('^key_.*$')) as request_key,
+        list_value(*columns('^hash_.*$')) as hashes,
+        list_value(*columns('^idproblem_.*$')) as problems_of_key,
+        list_value(*columns('^fieldproblem_.*$')) as problems_of_fields
+    from judged
+),
+
+reasoned as (
+    select
+        columns('^key_.*$'),
+        columns('^field_.*$'),
+        request_key,
+        hashes,
+        coalesce(
+            list_filter(list_zip($keys, problems_of_key), lambda pair: pair[2] is not null)[1],
+            case when error is not null then ('', error) end,
+            list_filter(
+                list_zip($fields, problems_of_fields),
+                lambda pair:
+                    pair[2] is not null
+                    and not (pair[2] in ('is NULL', 'is empty') and list_contains($may_be_empty, pair[1]))
+            )[1]
+        ) as reason
+    from listed
+),
+
+keyed as (
+    select
+        columns('^key_.*$'),
+        columns('^field_.*$'),
+        request_key,
+        ltrim(concat_ws(' ', reason[1], reason[2])) as error,
+        sha256(
+            concat_ws(',', list_aggregate(hashes, 'string_agg', ','), reason[2], $workload_digest, $model_digest)
+        ) as content_key
+    from reasoned
+),
+
+final as (
+    select
+        columns('^key_.*$'),
+        columns('^field_.*$'),
+        keyed.request_key,
+        keyed.content_key,
+        nullif(keyed.error, '') as error,
+        exists (
+            select 1
+            from newest_answers
+            where newest_answers.request_key = keyed.request_key
+                and newest_answers.content_key = keyed.content_key
+        ) as is_done
+    from keyed
+)
+
+select
+    columns('^key_.*$'),
+    case when error is null and not is_done then coalesce(decode(columns('^field_.*$')), '') end as 'text_\0',
+    content_key,
+    error,
+    is_done
+from final
+order by request_key, content_key

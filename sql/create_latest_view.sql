@@ -1,0 +1,46 @@
+-- purpose: the newest answer to each request that the workload's query still returns; an answer leaves with its row, and
+--          when the row becomes an error
+-- grain:   one row a key
+-- inputs:  the workload's output table, and its query where <requests> stands
+-- identifiers: {view}, {table}, {keys}
+-- parameters: none
+
+create or replace view {view} as
+with newest as (
+    select *
+    from {table}
+    qualify row_number() over (
+        partition by {keys}
+        order by created_at desc, run_id desc, content_key, num_cached_tokens
+    ) = 1
+),
+
+requested as (
+    select {keys}, error
+    from (
+        from (
+            <requests>
+        )
+        union all by name
+        select null::varchar as error where false
+    )
+),
+
+texts as (
+    select decode(encode(columns(* exclude (error))::varchar), 'replace'), error is null as is_sound
+    from requested
+),
+
+listed as (
+    select list_value(*columns(* exclude (is_sound))) as request_key, is_sound
+    from texts
+)
+
+select newest.*
+from newest
+where exists (
+    select 1
+    from listed
+    where listed.request_key = [{keys}]
+        and (listed.is_sound or newest.status = 'error')
+)

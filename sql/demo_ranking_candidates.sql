@@ -1,0 +1,7 @@
+-- purpose: ask for the rank of each of the demo's candidates
+-- grain:   one row a search and document
+-- inputs:  none
+-- parameters: $query_ids, $doc_ids (lists of one length)
+
+insert into ranking_candidates (query_id, doc_id)
+select unnest($query_ids), unnest($doc_ids)

@@ -1,0 +1,7 @@
+-- purpose: ask each of the demo's questions of its document
+-- grain:   one row a document and question
+-- inputs:  none
+-- parameters: $doc_ids, $query_ids (lists of one length)
+
+insert into snippet_requests (doc_id, query_id)
+select unnest($doc_ids), unnest($query_ids)

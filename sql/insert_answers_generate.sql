@@ -1,0 +1,40 @@
+-- purpose: the answers of a run's finished parts, mode "generate"
+-- grain:   one row a row of requests that a part answers, once even if two parts hold it
+-- inputs:  the run's artifacts
+-- identifiers: {table}, {answer}
+-- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
+
+insert into {table} by name
+with requests as (
+    select row_id, content_key, columns($keys) as 'key_\0'
+    from read_parquet($requests)
+),
+
+parts as (
+    select distinct on (row_id)
+        row_id,
+        answer,
+        error,
+        finish_reason,
+        num_prompt_tokens,
+        num_cached_tokens,
+        num_output_tokens
+    from read_parquet($parts)
+    order by row_id, error is not null, finish_reason
+)
+
+select
+    columns('^key_(.*)$') as '\1',
+    parts.answer as {answer},
+    case when parts.error is null then 'ok' else 'error' end as status,
+    parts.error,
+    parts.finish_reason,
+    parts.num_prompt_tokens,
+    parts.num_cached_tokens,
+    parts.num_output_tokens,
+    $model as model,
+    $run_id as run_id,
+    $created_at as created_at,
+    requests.content_key
+from requests
+inner join parts on parts.row_id = requests.row_id

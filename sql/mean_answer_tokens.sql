@@ -1,0 +1,9 @@
+-- purpose: how long the answers of a workload have been so far
+-- grain:   one row
+-- inputs:  the workload's output table
+-- identifiers: {table}
+-- parameters: none
+
+select avg(num_output_tokens) as mean_tokens, count(num_output_tokens) as num_answers
+from {table}
+where status = 'ok'

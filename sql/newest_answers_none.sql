@@ -1,0 +1,6 @@
+-- purpose: stands for newest_answers where nothing counts as answered
+-- grain:   no rows
+-- inputs:  none
+-- parameters: none
+
+create or replace temp table newest_answers (request_key varchar[], content_key varchar)

@@ -1,0 +1,30 @@
+-- purpose: rank by score within each group that a run touched, over the newest answers; equal scores by the key, equal
+--          requests share a rank
+-- grain:   the newest answers of the touched groups; older ones keep the rank they had
+-- inputs:  the workload's output table
+-- identifiers: {table}, {rank_within}, {keys}
+-- parameters: $run_id
+
+update {table}
+set rank = ranked.rank
+from (
+    with touched as (
+        select distinct {rank_within} as rank_group
+        from {table}
+        where run_id = $run_id
+    ),
+
+    newest as (
+        select rowid as answer_rowid, {rank_within} as rank_group, {keys}, score, status
+        from {table}
+        where {rank_within} in (select rank_group from touched)
+        qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
+    )
+
+    select
+        answer_rowid,
+        (dense_rank() over (partition by rank_group order by score desc, {keys}))::integer as rank
+    from newest
+    where status = 'ok'
+) as ranked
+where {table}.rowid = ranked.answer_rowid

@@ -1,0 +1,12 @@
+-- purpose: the width of a histogram's bins: 1, 2 or 5 times a power of ten, so that num_bins of them reach past longest
+-- grain:   a scalar
+-- inputs:  none
+-- parameters: none
+
+create or replace temp macro report_nice_width(longest, num_bins) as
+list_min(
+    list_filter(
+        flatten(list_transform(range(10), lambda power: [1, 2, 5] .list_transform(lambda digit: digit * 10 ** power))),
+        lambda width: width * num_bins > longest
+    )
+)::bigint

@@ -1,0 +1,37 @@
+-- purpose: what a run did as a whole, for its report
+-- grain:   one row: the run, or the newest one where $run_id is null; none where there is no such run
+-- inputs:  runs
+-- parameters: $run_id (text or null)
+
+select
+    run_id,
+    workload,
+    status,
+    error,
+    strftime(started_at at time zone 'UTC', '%Y-%m-%d %H:%M:%S') as started_at_utc,
+    epoch(finished_at - started_at) as total_seconds,
+    num_rows,
+    num_ok,
+    num_errors,
+    num_unanswered,
+    num_already_done,
+    num_prompt_tokens,
+    num_cached_tokens,
+    num_output_tokens,
+    num_computed_tokens,
+    token_saving_ratio,
+    best_token_saving_ratio,
+    tokens_per_second,
+    read_seconds,
+    tokenize_seconds,
+    plan_seconds,
+    infer_seconds,
+    write_seconds,
+    num_steps,
+    model,
+    config::text as config,
+    versions::text as versions
+from runs
+where $run_id is null or run_id = $run_id
+order by started_at desc, run_id desc
+limit 1

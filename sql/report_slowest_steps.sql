@@ -1,0 +1,19 @@
+-- purpose: where a run's time went: the steps that took longest
+-- grain:   one row a step, longest first, at most $num_rows
+-- inputs:  report_timeline
+-- parameters: $num_rows
+
+select
+    partition,
+    step,
+    started_seconds,
+    duration_ms,
+    num_decode_tokens,
+    num_suffix_tokens,
+    num_prefix_tokens,
+    num_tokens / nullif(duration_ms / 1000.0, 0.0) as tokens_per_second,
+    num_running_requests,
+    num_preempted_requests
+from report_timeline
+order by duration_ms desc, position
+limit $num_rows

@@ -1,0 +1,38 @@
+-- purpose: a run's steps as a picture can show them: runs of neighbouring steps, each with least, mean and most
+-- grain:   one row a bin, at most $num_bins; a bin is one step where there are no more steps than bins
+-- inputs:  report_timeline
+-- parameters: $num_bins
+
+with numbered as (
+    select
+        *,
+        position * least($num_bins, count(*) over ()) // count(*) over () as bin
+    from report_timeline
+)
+
+select
+    min(position) as first_position,
+    max(position) as last_position,
+    min(partition) as first_partition,
+    max(partition) as last_partition,
+    min(started_seconds) as started_seconds,
+    max(ended_seconds) as ended_seconds,
+    avg(num_decode_tokens) as mean_decode_tokens,
+    avg(num_suffix_tokens) as mean_suffix_tokens,
+    avg(num_prefix_tokens) as mean_prefix_tokens,
+    min(num_tokens) as min_tokens,
+    max(num_tokens) as max_tokens,
+    avg(num_kv_blocks_used) as mean_kv_blocks,
+    min(num_kv_blocks_used) as min_kv_blocks,
+    max(num_kv_blocks_used) as max_kv_blocks,
+    avg(num_running_requests) as mean_running_requests,
+    min(num_running_requests) as min_running_requests,
+    max(num_running_requests) as max_running_requests,
+    avg(num_waiting_requests) as mean_waiting_requests,
+    min(num_waiting_requests) as min_waiting_requests,
+    max(num_waiting_requests) as max_waiting_requests,
+    sum(num_preempted_requests)::bigint as num_preempted_requests,
+    bool_and(is_partition_cool_down) as is_cool_down
+from numbered
+group by bin
+order by bin

@@ -1,0 +1,27 @@
+-- purpose: a run's steps summed up: tokens by kind, TECD, utilisation, KV memory, preemptions
+-- grain:   one row; counts are 0 and the rest null where the run had no step
+-- inputs:  report_timeline
+-- parameters: none
+
+select
+    count(*) as num_steps,
+    count(distinct partition) as num_partitions,
+    max(chunk_tokens) as chunk_tokens,
+    coalesce(sum(num_decode_tokens), 0)::bigint as num_decode_tokens,
+    coalesce(sum(num_suffix_tokens), 0)::bigint as num_suffix_tokens,
+    coalesce(sum(num_prefix_tokens), 0)::bigint as num_prefix_tokens,
+    coalesce(sum(duration_ms), 0.0) / 1000.0 as step_seconds,
+    coalesce(sum(duration_ms) filter (where not is_cool_down), 0.0) / 1000.0 as tecd_seconds,
+    count(*) filter (where not is_cool_down) as num_tecd_steps,
+    coalesce(sum(duration_ms) filter (where is_partition_cool_down), 0.0) / 1000.0 as partition_cool_down_seconds,
+    avg(utilisation) as utilisation,
+    avg(utilisation) filter (where not is_cool_down) as tecd_utilisation,
+    count(*) filter (where not is_partition_cool_down and utilisation < 0.5) as num_valley_steps,
+    coalesce(sum(duration_ms) filter (where not is_partition_cool_down and utilisation < 0.5), 0.0) / 1000.0
+        as valley_seconds,
+    max(num_kv_blocks_used) as peak_kv_blocks,
+    max(num_kv_blocks_total) as num_kv_blocks_total,
+    max(num_running_requests) as peak_running_requests,
+    coalesce(sum(num_preempted_requests), 0)::bigint as num_preempted_requests,
+    count(*) filter (where num_preempted_requests > 0) as num_preempting_steps
+from report_timeline

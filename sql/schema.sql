@@ -1,0 +1,261 @@
+-- purpose: the tables and views of batchloom. Whatever is there already stays as it is; views are renewed.
+-- grain:   stated at each table
+-- inputs:  none
+-- parameters: none
+
+-- inputs: yours to fill; views of the same names and columns do as well
+
+-- one row a document
+create table if not exists documents (
+    doc_id text,
+    title text,
+    body text
+);
+
+-- one row a query
+create table if not exists queries (
+    query_id text,
+    query_text text
+);
+
+-- one row a snippet wanted
+create table if not exists snippet_requests (
+    doc_id text,
+    query_id text
+);
+
+-- one row a document to be ranked for a query
+create table if not exists ranking_candidates (
+    query_id text,
+    doc_id text
+);
+
+-- outputs: rows are added, never changed; rank alone is renewed
+
+-- one row a run and requested (doc_id, query_id)
+create table if not exists snippets (
+    doc_id text,
+    query_id text,
+    snippet text,
+    status text,               -- ok, error
+    error text,                -- why there is no answer
+    finish_reason text,        -- eos, stop, length; invalid: not tried; error: tried in vain
+    num_prompt_tokens integer,
+    num_cached_tokens integer, -- prompt tokens that another row had computed already
+    num_output_tokens integer,
+    model text,
+    run_id text,
+    created_at timestamptz,
+    content_key text           -- sha256 of prompt fields, workload and model: equal key, equal question
+);
+
+-- one row a run and requested (query_id, doc_id)
+create table if not exists rankings (
+    query_id text,
+    doc_id text,
+    score double,              -- probability of the first label, 0 to 1
+    rank integer,              -- within the query among its newest answers; 1 is best; null on an error
+    label text,                -- the most probable label
+    label_logprobs double[],   -- natural logarithm, in the order of the workload's labels
+    status text,
+    error text,
+    finish_reason text,        -- scored, invalid, error
+    num_prompt_tokens integer,
+    num_cached_tokens integer,
+    num_output_tokens integer,
+    model text,
+    run_id text,
+    created_at timestamptz,
+    content_key text
+);
+
+-- one row a run: a workload done by one flow run
+create table if not exists runs (
+    run_id text,
+    workload text,
+    status text,               -- completed, interrupted, failed
+    error text,
+    started_at timestamptz,
+    finished_at timestamptz,
+    num_rows bigint,           -- rows that had no answer when the run began
+    num_ok bigint,
+    num_errors bigint,
+    num_unanswered bigint,     -- interrupted: the next run takes them up
+    num_already_done bigint,   -- rows that earlier runs had answered
+    num_prompt_tokens bigint,
+    num_cached_tokens bigint,
+    num_output_tokens bigint,
+    num_computed_tokens bigint, -- what went through the model, of all kinds
+    token_saving_ratio double, -- of the plan: shared tokens / prompt tokens, 0 to 1
+    best_token_saving_ratio double, -- what no sharing of prefixes could exceed
+    tokens_per_second double,  -- (prompt + output tokens) / infer_seconds
+    read_seconds double,
+    tokenize_seconds double,
+    plan_seconds double,
+    infer_seconds double,
+    write_seconds double,
+    num_steps bigint,
+    model text,
+    model_digest text,
+    workload_digest text,
+    config json,
+    versions json
+);
+
+-- one row a step of the engine
+create table if not exists steps (
+    run_id text,
+    partition integer,
+    step bigint,
+    num_decode_tokens bigint,
+    num_suffix_tokens bigint,
+    num_prefix_tokens bigint,
+    num_kv_blocks_used bigint,
+    num_kv_blocks_total bigint,
+    num_running_requests bigint,
+    num_waiting_requests bigint,
+    num_finished_requests bigint,
+    num_preempted_requests bigint,
+    duration_ms double
+);
+
+-- the newest answer to each (doc_id, query_id) that is still asked for; an answer leaves with its document or query
+create or replace view latest_snippets as
+with newest as (
+    select
+        doc_id, query_id, snippet, status, error, finish_reason, num_prompt_tokens, num_cached_tokens,
+        num_output_tokens, model, run_id, created_at, content_key
+    from snippets
+    qualify row_number() over (
+        partition by doc_id, query_id
+        order by created_at desc, run_id desc, content_key, snippet, num_cached_tokens
+    ) = 1
+),
+
+requested as (
+    select
+        decode(encode(doc_id::varchar), 'replace') as doc_id,
+        decode(encode(query_id::varchar), 'replace') as query_id
+    from snippet_requests
+)
+
+select
+    doc_id, query_id, snippet, status, error, finish_reason, num_prompt_tokens, num_cached_tokens,
+    num_output_tokens, model, run_id, created_at, content_key
+from newest
+where
+    exists (
+        select 1
+        from requested
+        where requested.doc_id is not distinct from newest.doc_id
+            and requested.query_id is not distinct from newest.query_id
+    )
+    and (
+        status = 'error'
+        or (
+            exists (select 1 from documents where documents.doc_id::varchar = newest.doc_id)
+            and exists (select 1 from queries where queries.query_id::varchar = newest.query_id)
+        )
+    );
+
+-- the newest score of each (query_id, doc_id) that is still a candidate; rank counts these rows alone
+create or replace view latest_rankings as
+with newest as (
+    select
+        query_id, doc_id, score, label, label_logprobs, status, error, finish_reason, num_prompt_tokens,
+        num_cached_tokens, num_output_tokens, model, run_id, created_at, content_key
+    from rankings
+    qualify row_number() over (
+        partition by query_id, doc_id
+        order by created_at desc, run_id desc, content_key, score, num_cached_tokens
+    ) = 1
+),
+
+requested as (
+    select
+        decode(encode(query_id::varchar), 'replace') as query_id,
+        decode(encode(doc_id::varchar), 'replace') as doc_id
+    from ranking_candidates
+),
+
+current_answers as (
+    select
+        query_id, doc_id, score, label, label_logprobs, status, error, finish_reason, num_prompt_tokens,
+        num_cached_tokens, num_output_tokens, model, run_id, created_at, content_key
+    from newest
+    where
+        exists (
+            select 1
+            from requested
+            where requested.query_id is not distinct from newest.query_id
+                and requested.doc_id is not distinct from newest.doc_id
+        )
+        and (
+            status = 'error'
+            or (
+                exists (select 1 from documents where documents.doc_id::varchar = newest.doc_id)
+                and exists (select 1 from queries where queries.query_id::varchar = newest.query_id)
+            )
+        )
+)
+
+select
+    query_id,
+    doc_id,
+    score,
+    case
+        when status = 'ok'
+            then (row_number() over (partition by query_id, status order by score desc, doc_id))::integer
+    end as rank,
+    label, label_logprobs, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens,
+    model, run_id, created_at, content_key
+from current_answers;
+
+-- the ranked list of each query, readable: one row a query and document, best first
+create or replace view ranked_documents as
+select
+    latest_rankings.query_id,
+    decode(encode(queries.query_text::varchar), 'replace') as query_text,
+    latest_rankings.rank,
+    latest_rankings.doc_id,
+    decode(encode(documents.title::varchar), 'replace') as title,
+    latest_rankings.score
+from latest_rankings
+inner join queries on queries.query_id::varchar = latest_rankings.query_id
+inner join documents on documents.doc_id::varchar = latest_rankings.doc_id
+where latest_rankings.status = 'ok'
+order by latest_rankings.query_id, latest_rankings.rank;
+
+-- rows whose newest answer is an error, with the reason
+create or replace view failed_rows as
+select 'snippets' as workload, doc_id, query_id, finish_reason, error, run_id, created_at
+from latest_snippets
+where status = 'error'
+union all
+select 'ranking' as workload, doc_id, query_id, finish_reason, error, run_id, created_at
+from latest_rankings
+where status = 'error';
+
+-- one row a run, newest first: what it did, how long it took, what sharing saved
+create or replace view run_summary as
+select
+    run_id,
+    workload,
+    status,
+    started_at,
+    round(epoch(finished_at - started_at), 1) as total_seconds,
+    num_rows,
+    num_ok,
+    num_errors,
+    num_unanswered,
+    num_already_done,
+    num_prompt_tokens,
+    num_cached_tokens as num_saved_tokens,
+    round(100.0 * num_cached_tokens / nullif(num_prompt_tokens, 0), 1) as saved_percent,
+    round(100.0 * best_token_saving_ratio, 1) as best_saved_percent,
+    num_output_tokens,
+    round(tokens_per_second, 1) as tokens_per_second,
+    model,
+    error
+from runs
+order by started_at desc, run_id;

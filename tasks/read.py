@@ -1,0 +1,155 @@
+"""Read a workload's requests: what has no answer yet, checked, as Parquet."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from engine.errors import DatabaseError
+from sql import statement
+from tasks.artifact import ArtifactRef, write_parquet
+from tasks.database import connect, fill_identifiers
+from tasks.schema import check_schema, list_relations, list_request_columns
+from tasks.workload import Workload
+
+BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadResult:
+    """What there is to do.
+
+    Attributes:
+        requests: of ``requests.parquet``.
+        num_selected: rows in it, those with an error included.
+        num_already_done: rows that an earlier run answered and that have not changed since.
+        num_errors: of the selected rows, those that cannot be answered.
+        seconds: of wall time.
+    """
+
+    requests: ArtifactRef
+    num_selected: int
+    num_already_done: int
+    num_errors: int
+    seconds: float
+
+
+def requests_schema(workload: Workload) -> pa.Schema:
+    """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error."""
+    return pa.schema(
+        [
+            pa.field("row_id", pa.int64(), nullable=False),
+            *(pa.field(name, pa.large_string()) for name in workload.columns),
+            pa.field("content_key", pa.string(), nullable=False),
+            pa.field("error", pa.large_string()),
+        ]
+    )
+
+
+def read_requests(
+    database: str | Path,
+    workload: Workload,
+    model_digest: str,
+    run_folder: str | Path,
+    *,
+    full: bool = False,
+    lock_timeout_seconds: float = 30.0,
+    memory_limit: str | None = None,
+) -> ReadResult:
+    """Write ``requests.parquet``: one row a row of the workload's query that has no answer for its content yet.
+
+    Rows come in the order of their key, whatever the order in the database, and stream through in batches. A row that
+    cannot be answered (a NULL, blank or badly encoded key or prompt field, or a reason the query itself gives in its
+    ``error`` column) is there with the reason in ``error`` and without its text. Keys are text; bytes in them that are
+    not UTF-8 read as ``?``.
+
+    Args:
+        model_digest: of the checkpoint; another model means another answer.
+        full: select rows that are answered, too.
+        memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connect`.
+
+    Raises:
+        DatabaseError: no database, locked, or a table or column is missing; the message says which.
+        ArtifactError: the run folder cannot be written.
+    """
+    started = time.perf_counter()
+    counts = {"done": 0, "errors": 0}
+    with connect(
+        database, read_only=True, lock_timeout_seconds=lock_timeout_seconds, memory_limit=memory_limit
+    ) as connection:
+        _check_requests(connection, workload, str(database))
+        check_schema(connection, workload, str(database))
+        rows = _select_rows(connection, workload, model_digest, full=full)
+        path = Path(run_folder) / "requests.parquet"
+        requests = write_parquet(path, requests_schema(workload), _keep_undone(rows, workload, counts))
+    return ReadResult(
+        requests=requests,
+        num_selected=requests.num_rows,
+        num_already_done=counts["done"],
+        num_errors=counts["errors"],
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
+    """Raise `DatabaseError` where the workload's query does not run here or returns too few columns."""
+    returned = list_request_columns(connection, workload, database)
+    for column in workload.columns:
+        if column.lower() not in {name.lower() for name in returned}:
+            raise DatabaseError(
+                f"{database}: the query of workload {workload.name!r} returns no column {column!r}; "
+                f"it returns {', '.join(returned)}"
+            )
+
+
+def _select_rows(
+    connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, *, full: bool
+) -> pa.RecordBatchReader:
+    table = workload.output.table
+    has_answers = not full and table.lower() in list_relations(connection)
+    newest = statement("newest_answers" if has_answers else "newest_answers_none")
+    for text in (statement("macro_bytes_of"), statement("macro_problem_of"), newest):
+        connection.execute(fill_identifiers(text, table=table, keys=workload.key))
+    parameters: Mapping[str, Any] = {
+        "requests_sql": workload.requests_sql,
+        "keys": list(workload.key),
+        "fields": [name for name in workload.columns if name in workload.prompt.fields],
+        "may_be_empty": list(workload.prompt.may_be_empty),
+        "workload_digest": workload.digest,
+        "model_digest": model_digest,
+    }
+    query = fill_identifiers(statement("checked_requests"), columns=workload.columns)
+    return connection.sql(query, params=parameters).to_arrow_reader(BATCH_ROWS)
+
+
+def _keep_undone(rows: pa.RecordBatchReader, workload: Workload, counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    """Turn the query's columns (key_*, text_*, content_key, error, is_done) into those of `requests_schema`."""
+    schema = requests_schema(workload)
+    num_keys = len(workload.key)
+    fields = [name for name in workload.columns if name in workload.prompt.fields]
+    num_rows = 0
+    for batch in rows:
+        undone = batch.filter(pc.invert(batch.column("is_done")))
+        counts["done"] += batch.num_rows - undone.num_rows
+        counts["errors"] += undone.num_rows - undone.column("error").null_count
+        if undone.num_rows == 0:
+            continue
+        texts = dict(zip(fields, undone.columns[num_keys:], strict=False))
+        keys = dict(zip(workload.key, undone.columns[:num_keys], strict=True))
+        columns = {**texts, **keys, "content_key": undone.column("content_key"), "error": undone.column("error")}
+        columns["row_id"] = pa.array(range(num_rows, num_rows + undone.num_rows), pa.int64())
+        num_rows += undone.num_rows
+        yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def read(database: str, workload: Workload, model_digest: str, run_folder: str, full: bool = False) -> ReadResult:
+    """`read_requests` as a step of a flow; it waits for a lock itself, and any other error would come again."""
+    return read_requests(database, workload, model_digest, run_folder, full=full)

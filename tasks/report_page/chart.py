@@ -1,0 +1,151 @@
+"""A chart's frame and the marks that are drawn in it, as SVG."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tasks.report_page.markup import Content, Markup, element, join
+from tasks.report_page.quantity import short
+from tasks.report_page.scale import Scale
+
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 14.0, 22.0, 44.0
+WIDE, NARROW = 960.0, 470.0
+HEIGHT = 270.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Axes of a picture; both begin at 0.
+
+    Attributes:
+        slug: of the figure; its title and note name the picture for those who do not see it.
+        x, y: values to pixels.
+        x_label, y_label: what is measured, with its unit.
+        x_format: of the ticks below.
+        has_x_ticks: False where the marks bring labels of their own.
+    """
+
+    slug: str
+    x: Scale
+    y: Scale
+    x_label: str
+    y_label: str
+    x_format: Callable[[float], str] = short
+    y_format: Callable[[float], str] = short
+    has_x_ticks: bool = True
+
+    @classmethod
+    def sized(
+        cls, slug: str, x_high: float, y_high: float, x_label: str, y_label: str, *, width: float = WIDE,
+        has_x_ticks: bool = True,
+    ) -> "Chart":
+        """A chart of a width for values up to `x_high` and `y_high`, with a little room above."""
+        return cls(
+            slug=slug,
+            x=Scale(low=0.0, high=max(x_high, 1e-9), start=LEFT, end=width - RIGHT),
+            y=Scale(low=0.0, high=max(y_high, 1e-9) * 1.06, start=HEIGHT - BOTTOM, end=TOP),
+            x_label=x_label,
+            y_label=y_label,
+            has_x_ticks=has_x_ticks,
+        )
+
+    def render(self, marks: Iterable[Content]) -> Markup:
+        """The picture with its marks in the order in which they cover each other."""
+        width, bottom = self.x.end + RIGHT, self.y.start
+        ticks = [self._y_tick(value) for value in self.y.ticks(5)]
+        if self.has_x_ticks:
+            ticks += [self._x_tick(value) for value in self.x.ticks(9 if width == WIDE else 5)]
+        return element(
+            "svg",
+            *ticks,
+            *marks,
+            element("line", x1=self.x.start, x2=self.x.end, y1=bottom, y2=bottom, class_="axis"),
+            element("text", self.x_label, x=(self.x.start + self.x.end) / 2, y=HEIGHT - 6, class_="label middle"),
+            element("text", self.y_label, x=4, y=12, class_="label"),
+            viewBox=f"0 0 {width:g} {HEIGHT:g}",
+            role="img",
+            aria_labelledby=f"{self.slug}-title",
+            aria_describedby=f"{self.slug}-note",
+        )
+
+    def bar(self, low: float, high: float, bottom: float, top: float, kind: str, gap: float = 0.0) -> Markup:
+        """A bar between two values on x and two on y; nothing where it has no height."""
+        if top <= bottom:
+            return join(())
+        left, right = self.x.at(low) + gap / 2, self.x.at(high) - gap / 2
+        return element(
+            "rect",
+            x=left,
+            y=self.y.at(top),
+            width=max(right - left, 0.5),
+            height=self.y.at(bottom) - self.y.at(top),
+            class_=kind,
+        )
+
+    def steps(self, edges: Sequence[tuple[float, float]], values: Sequence[float], kind: str) -> Markup:
+        """A line that is level at each value from its left to its right edge."""
+        return element("path", d=self._path(edges, values), class_=f"line {kind}")
+
+    def band(
+        self, edges: Sequence[tuple[float, float]], lows: Sequence[float], highs: Sequence[float], kind: str
+    ) -> Markup:
+        """What lies between two such lines."""
+        back = [(right, left) for left, right in reversed(edges)]
+        path = f"{self._path(edges, highs)}L{self._path(back, lows[::-1])[1:]}Z"
+        return element("path", d=path, class_=f"band {kind}")
+
+    def limit(self, value: float, text: str) -> Markup:
+        """A level that nothing may exceed."""
+        y = self.y.at(value)
+        return element(
+            "g",
+            element("line", x1=self.x.start, x2=self.x.end, y1=y, y2=y, class_="limit"),
+            element("text", text, x=self.x.end, y=y - 5, class_="tick end"),
+        )
+
+    def shade(self, low: float, high: float, text: str) -> Markup:
+        """A stretch of x with something in common, named where there is room."""
+        left, right = self.x.at(low), self.x.at(high)
+        label = element("text", text, x=(left + right) / 2, y=TOP + 14, class_="tick middle")
+        return element(
+            "g",
+            element("rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="shade"),
+            *([label] if right - left > 7 * len(text) else []),
+        )
+
+    def boundary(self, value: float) -> Markup:
+        """A vertical line where something new begins."""
+        x = self.x.at(value)
+        return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="boundary")
+
+    def flag(self, value: float) -> Markup:
+        """A small triangle above the plot: something happened here."""
+        x = self.x.at(value)
+        return element("path", d=f"M{x - 4:.2f} {TOP - 7:g}H{x + 4:.2f}L{x:.2f} {TOP - 1:g}Z", class_="flag")
+
+    def target(self, low: float, high: float, tip: str) -> Markup:
+        """What the pointer meets over a stretch of x: full height, unseen, with text for the tip."""
+        left, right = self.x.at(low), self.x.at(high)
+        return element(
+            "rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="target", data_tip=tip
+        )
+
+    def name(self, value: float, text: str, kind: str = "tick middle") -> Markup:
+        """A label below the axis."""
+        return element("text", text, x=self.x.at(value), y=self.y.start + 17, class_=kind)
+
+    def _path(self, edges: Sequence[tuple[float, float]], values: Sequence[float]) -> str:
+        points = zip(edges, values, strict=True)
+        return "M" + "L".join(
+            f"{self.x.at(left):.2f} {self.y.at(value):.2f}H{self.x.at(right):.2f}" for (left, right), value in points
+        )
+
+    def _x_tick(self, value: float) -> Markup:
+        return element("text", self.x_format(value), x=self.x.at(value), y=self.y.start + 17, class_="tick middle")
+
+    def _y_tick(self, value: float) -> Markup:
+        y = self.y.at(value)
+        return element(
+            "g",
+            element("line", x1=self.x.start, x2=self.x.end, y1=y, y2=y, class_="grid"),
+            element("text", self.y_format(value), x=self.x.start - 8, y=y + 4, class_="tick end"),
+        )

@@ -1,0 +1,119 @@
+"""The facts of a run out of its database, by the statements in ``sql/report_*.sql`` alone."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import duckdb
+
+from engine.errors import ArtifactError, DatabaseError
+from sql import statement
+from tasks.artifact import ArtifactRef, open_parquet
+from tasks.database import fill_identifiers
+from tasks.report_page.run_facts import (
+    CachedShareBin,
+    ErrorReason,
+    LengthBin,
+    PartitionRow,
+    RunFacts,
+    RunRow,
+    ShareDegreeBin,
+    SlowStep,
+    StepBin,
+    StepTotals,
+    UtilisationBin,
+)
+
+NUM_STEP_BINS = 240
+NUM_LENGTH_BINS = 14
+NUM_SLOWEST = 10
+NUM_REASONS = 20
+
+Row = TypeVar("Row")
+
+
+def read_run_facts(
+    connection: duckdb.DuckDBPyConnection, run_id: str | None = None, plan: ArtifactRef | None = None
+) -> RunFacts:
+    """Everything the page of a run shows; makes temporary tables in the connection, changes nothing in the database.
+
+    Args:
+        run_id: None is the newest run.
+        plan: its plan artifact, where it is known; one that is gone or damaged counts as unknown.
+
+    Raises:
+        DatabaseError: there is no such run. DuckDB's errors pass through; `connect` translates them.
+    """
+    runs = _read(connection, RunRow, "report_run", {"run_id": run_id})
+    if not runs:
+        raise DatabaseError("no run in table runs yet" if run_id is None else f"no run {run_id!r} in table runs")
+    (run,) = runs
+    connection.execute(statement("report_timeline"), {"run_id": run.run_id})
+    connection.execute(statement("report_nice_width"))
+    (totals,) = _read(connection, StepTotals, "report_step_totals")
+    slowest = {"num_rows": NUM_SLOWEST}
+    config, versions = _json_object(run.config), _json_object(run.versions)
+    prediction = config.get("prediction")
+    return RunFacts(
+        run=run,
+        totals=totals,
+        bins=_read(connection, StepBin, "report_step_bins", {"num_bins": NUM_STEP_BINS}),
+        utilisation=_read(connection, UtilisationBin, "report_utilisation"),
+        partitions=_read(connection, PartitionRow, "report_slowest_partitions", slowest),
+        slow_steps=_read(connection, SlowStep, "report_slowest_steps", slowest),
+        config=config,
+        versions={name: str(found) for name, found in versions.items()},
+        prediction=prediction if isinstance(prediction, dict) else {},
+        **_read_answers(connection, run.run_id),
+        **_read_plan(connection, plan),
+    )
+
+
+def _read_answers(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:
+    """What the rows of the output table say; nothing where no table holds a row of this run."""
+    this_run = {"run_id": run_id}
+    for (table,) in connection.execute(statement("report_answer_tables")).fetchall():
+        if connection.execute(fill_identifiers(statement("report_has_answers"), table=table), this_run).fetchall()[0][0]:
+            lengths = this_run | {"num_bins": NUM_LENGTH_BINS}
+            reasons = this_run | {"num_rows": NUM_REASONS}
+            return {
+                "lengths": _read(connection, LengthBin, "report_lengths", lengths, table=table),
+                "cached_shares": _read(connection, CachedShareBin, "report_cached_shares", this_run, table=table),
+                "errors": _read(connection, ErrorReason, "report_errors", reasons, table=table),
+            }
+    return {}
+
+
+def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
+    if plan is None:
+        return {}
+    try:
+        open_parquet(plan).close()
+    except ArtifactError:
+        return {}
+    file = {"plan": plan.path}
+    return {
+        "share_degrees": _read(connection, ShareDegreeBin, "report_share_degrees", file),
+        "prefix_lengths": _read(
+            connection, LengthBin, "report_prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}
+        ),
+    }
+
+
+def _read(
+    connection: duckdb.DuckDBPyConnection,
+    row_type: type[Row],
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    **identifiers: str,
+) -> list[Row]:
+    """The rows of ``sql/<name>.sql``, whose columns are the fields of `row_type`, in any order."""
+    text = fill_identifiers(statement(name), **identifiers) if identifiers else statement(name)
+    result = connection.execute(text, parameters)
+    columns = [column[0] for column in result.description or ()]
+    return [row_type(**dict(zip(columns, row, strict=True))) for row in result.fetchall()]
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    value = json.loads(text) if text else {}
+    return value if isinstance(value, dict) else {}

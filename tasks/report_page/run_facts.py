@@ -1,0 +1,208 @@
+"""What is known of a run: one dataclass a ``sql/report_*.sql``, its fields the columns of that statement."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """``report_run.sql``: the run as a whole; None is what it did not come to know."""
+
+    run_id: str
+    workload: str
+    status: str
+    error: str | None
+    started_at_utc: str
+    total_seconds: float
+    num_rows: int
+    num_ok: int
+    num_errors: int
+    num_unanswered: int
+    num_already_done: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    token_saving_ratio: float | None
+    best_token_saving_ratio: float | None
+    tokens_per_second: float | None
+    read_seconds: float | None
+    tokenize_seconds: float | None
+    plan_seconds: float | None
+    infer_seconds: float | None
+    write_seconds: float | None
+    num_steps: int
+    model: str
+    config: str | None
+    versions: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTotals:
+    """``report_step_totals.sql``: all steps summed up; None where there was no step.
+
+    Attributes:
+        tecd_seconds: time of all steps but those of the run's cool-down; so for num_tecd_steps, tecd_utilisation.
+        partition_cool_down_seconds: time in the cool-down of any partition.
+        utilisation: mean of the steps' tokens over the chunk size, 0 to 1.
+        num_valley_steps: steps less than half full, outside any cool-down.
+    """
+
+    num_steps: int
+    num_partitions: int
+    chunk_tokens: int | None
+    num_decode_tokens: int
+    num_suffix_tokens: int
+    num_prefix_tokens: int
+    step_seconds: float
+    tecd_seconds: float
+    num_tecd_steps: int
+    partition_cool_down_seconds: float
+    utilisation: float | None
+    tecd_utilisation: float | None
+    num_valley_steps: int
+    valley_seconds: float
+    peak_kv_blocks: int | None
+    num_kv_blocks_total: int | None
+    peak_running_requests: int | None
+    num_preempted_requests: int
+    num_preempting_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBin:
+    """``report_step_bins.sql``: neighbouring steps as one place of a picture."""
+
+    first_position: int
+    last_position: int
+    first_partition: int
+    last_partition: int
+    started_seconds: float
+    ended_seconds: float
+    mean_decode_tokens: float
+    mean_suffix_tokens: float
+    mean_prefix_tokens: float
+    min_tokens: int
+    max_tokens: int
+    mean_kv_blocks: float
+    min_kv_blocks: int
+    max_kv_blocks: int
+    mean_running_requests: float
+    min_running_requests: int
+    max_running_requests: int
+    mean_waiting_requests: float
+    min_waiting_requests: int
+    max_waiting_requests: int
+    num_preempted_requests: int
+    is_cool_down: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilisationBin:
+    """``report_utilisation.sql``: the steps that were from tenth/10 to (tenth + 1)/10 full."""
+
+    tenth: int
+    num_steps: int
+    seconds: float
+    cool_down_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRow:
+    """``report_slowest_partitions.sql``"""
+
+    partition: int
+    num_steps: int
+    seconds: float
+    cool_down_seconds: float
+    num_tokens: int
+    tokens_per_second: float | None
+    utilisation: float
+    peak_kv_blocks: int
+    num_finished_requests: int
+    num_preempted_requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStep:
+    """``report_slowest_steps.sql``"""
+
+    partition: int
+    step: int
+    started_seconds: float
+    duration_ms: float
+    num_decode_tokens: int
+    num_suffix_tokens: int
+    num_prefix_tokens: int
+    tokens_per_second: float | None
+    num_running_requests: int
+    num_preempted_requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBin:
+    """``report_lengths.sql`` and, of kind "prefix", ``report_prefix_lengths.sql``: so many from low to below high."""
+
+    kind: str
+    low: int
+    high: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedShareBin:
+    """``report_cached_shares.sql``: rows of which tenth/10 to (tenth + 1)/10 was computed for another row."""
+
+    tenth: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareDegreeBin:
+    """``report_share_degrees.sql``: groups of which low to high distinct prompts share the prefix."""
+
+    low: int
+    high: int
+    num_groups: int
+    num_prompts: int
+    num_rows: int
+    num_prefix_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReason:
+    """``report_errors.sql``"""
+
+    reason: str
+    finish_reason: str
+    num_rows: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """All that a page shows of one run.
+
+    Attributes:
+        lengths: of prompts, computed parts and answers; so `cached_shares`: empty where no row was answered.
+        share_degrees, prefix_lengths: empty where the plan is no longer there.
+        config, versions: as the run noted them.
+        prediction: quantity (`num_steps`, `num_computed_tokens`, `peak_kv_blocks`, `step_seconds`, `tecd_seconds`) to
+            value, where the run's config holds one under "prediction"; else empty.
+    """
+
+    run: RunRow
+    totals: StepTotals
+    bins: Sequence[StepBin] = ()
+    utilisation: Sequence[UtilisationBin] = ()
+    partitions: Sequence[PartitionRow] = ()
+    slow_steps: Sequence[SlowStep] = ()
+    lengths: Sequence[LengthBin] = ()
+    cached_shares: Sequence[CachedShareBin] = ()
+    share_degrees: Sequence[ShareDegreeBin] = ()
+    prefix_lengths: Sequence[LengthBin] = ()
+    errors: Sequence[ErrorReason] = ()
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    prediction: Mapping[str, float]

@@ -1,0 +1,238 @@
+"""The folder of one run: its artifacts and a manifest, so that what is finished survives whatever ends the run."""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import string
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from engine.errors import ArtifactError, DatabaseError
+from tasks.artifact import ArtifactRef, describe_parquet, replace_file
+
+RunStatus = Literal["running", "completed", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What the table ``runs`` says of a run, apart from the counts that SQL takes from the rows.
+
+    Attributes:
+        run_id: one per flow run and workload.
+        workload: its name.
+        workload_source: what `load_workload` takes.
+        workload_digest: of prompt, decoding and labels.
+        model: as the user named it.
+        model_digest: of the checkpoint.
+        started_at: ISO 8601 with an offset.
+        status: "running" until the answers are written.
+        error: why a run failed or was interrupted; empty otherwise.
+        num_already_done: rows that an earlier run had answered.
+        seconds: stage (read, tokenize, plan, infer) to wall seconds; the write measures itself.
+        token_saving_ratio: of the plan, Eq. 2 of BatchLLM, 0 to 1; None before there is a plan.
+        best_token_saving_ratio: the best that any sharing could reach.
+        config: settings of engine and flow, JSON values.
+        versions: package to version.
+    """
+
+    run_id: str
+    workload: str
+    workload_source: str
+    workload_digest: str
+    model: str
+    model_digest: str
+    started_at: str
+    status: RunStatus = "running"
+    error: str = ""
+    num_already_done: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    token_saving_ratio: float | None = None
+    best_token_saving_ratio: float | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a run folder holds.
+
+    Attributes:
+        folder: absolute path.
+        record: the run.
+        artifacts: name ("requests", "tokens", "plan") to reference. Parts are found by `list_finished_parts`.
+        is_written: the answers are in the database.
+    """
+
+    folder: str
+    record: RunRecord
+    artifacts: Mapping[str, ArtifactRef] = field(default_factory=dict)
+    is_written: bool = False
+
+
+def runs_folder(database: str | Path) -> Path:
+    """Where the runs of a database lie: beside the file, links followed, so that one file has one folder."""
+    path = Path(database).resolve()
+    return path.with_name(path.name + ".runs")
+
+
+def new_run_id(workload: str) -> str:
+    """A run id that sorts by start, names its workload, and is never given twice."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{workload}-{secrets.token_hex(3)}"
+
+
+def create_run_folder(database: str | Path, record: RunRecord) -> Manifest:
+    """Make ``<database>.runs/<run_id>/`` with ``parts/`` and ``steps/``, readable by its owner alone (0700).
+
+    Raises:
+        ArtifactError: the run id is no plain name, the folder exists, or it cannot be made.
+    """
+    allowed = set(string.ascii_letters + string.digits + "._-")
+    if not record.run_id or not set(record.run_id) <= allowed or record.run_id.startswith("."):
+        raise ArtifactError(f"a run id holds letters, digits, '.', '_' and '-' only, got {record.run_id!r}")
+    root = _private_root(database)
+    folder = root / record.run_id
+    try:
+        folder.mkdir(mode=0o700)
+        (folder / "parts").mkdir(mode=0o700)
+        (folder / "steps").mkdir(mode=0o700)
+    except OSError as error:
+        raise ArtifactError(f"run folder {folder} cannot be made: {error}") from error
+    return save_manifest(Manifest(folder=str(folder), record=record))
+
+
+def save_manifest(manifest: Manifest) -> Manifest:
+    """Write ``manifest.json``, whole or not at all; returns its argument."""
+    path = Path(manifest.folder) / "manifest.json"
+    value = {
+        "record": asdict(manifest.record),
+        "artifacts": {name: ref.to_json() for name, ref in manifest.artifacts.items()},
+        "is_written": manifest.is_written,
+    }
+    try:
+        with replace_file(path) as file:
+            file.write(json.dumps(value, indent=1, sort_keys=True).encode())
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be written: {error}") from error
+    return manifest
+
+
+def load_manifest(folder: str | Path) -> Manifest:
+    """Read a run folder's manifest; `ArtifactError` where it is missing or not one of ours."""
+    path = Path(folder) / "manifest.json"
+    try:
+        value = json.loads(path.read_bytes())
+        record = RunRecord(**value["record"])
+        if record.status not in get_args(RunStatus):
+            raise ValueError(f"unknown status {record.status!r}")
+        return Manifest(
+            folder=str(Path(folder).absolute()),
+            record=record,
+            artifacts={name: ArtifactRef.from_json(ref) for name, ref in value["artifacts"].items()},
+            is_written=bool(value["is_written"]),
+        )
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ArtifactError(f"{path} is not a run's manifest: {error!r}") from error
+
+
+def update_manifest(
+    folder: str | Path, *, artifacts: Mapping[str, ArtifactRef] | None = None, **changes: Any
+) -> Manifest:
+    """Change fields of the run's record and add artifacts, on disk and in the returned manifest."""
+    manifest = load_manifest(folder)
+    return save_manifest(
+        replace(
+            manifest,
+            record=replace(manifest.record, **changes),
+            artifacts={**manifest.artifacts, **(artifacts or {})},
+        )
+    )
+
+
+def finish_run_folder(folder: str | Path, **changes: Any) -> Manifest:
+    """Mark a run as written and delete what only the run itself needed.
+
+    Call it after `write_answers` returned. Kept: the manifest and ``steps/`` (a few kilobytes a step, for reports).
+    Deleted: requests, tokens, plan and parts, which hold the prompts' text and are in the database or can be rebuilt.
+    """
+    manifest = load_manifest(folder)
+    manifest = save_manifest(
+        replace(manifest, record=replace(manifest.record, **changes), artifacts={}, is_written=True)
+    )
+    shutil.rmtree(Path(folder) / "parts", ignore_errors=True)
+    for path in (*Path(folder).glob("*.parquet"), *Path(folder).rglob("*.tmp")):
+        path.unlink(missing_ok=True)
+    return manifest
+
+
+def list_unfinished_runs(database: str | Path) -> list[Manifest]:
+    """Runs whose answers are not in the database yet, oldest first; folders without a readable manifest are no runs.
+
+    Call it inside `hold_database`, else a run that is still alive is listed too.
+    """
+    manifests = []
+    for path in sorted(runs_folder(database).glob("*/manifest.json")):
+        try:
+            manifest = load_manifest(path.parent)
+        except ArtifactError:
+            continue
+        if not manifest.is_written:
+            manifests.append(manifest)
+    return manifests
+
+
+def list_finished_parts(folder: str | Path) -> list[ArtifactRef]:
+    """References of the parts that are whole, by name; damaged or half-written ones count as absent."""
+    return _list_whole(Path(folder) / "parts")
+
+
+def list_finished_steps(folder: str | Path) -> list[ArtifactRef]:
+    """References of the step records that are whole, by name."""
+    return _list_whole(Path(folder) / "steps")
+
+
+@contextmanager
+def hold_database(database: str | Path) -> Iterator[None]:
+    """Be the only run of this database for the length of the block; the kernel lets go however the process ends.
+
+    Raises:
+        DatabaseError: another run holds it; the message names its process id.
+    """
+    path = _private_root(database) / "lock"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = file.read().strip() or "unknown"
+            raise DatabaseError(f"another run works on {database} (process id {holder}); one at a time") from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _private_root(database: str | Path) -> Path:
+    root = runs_folder(database)
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        root.chmod(0o700)
+    except OSError as error:
+        raise ArtifactError(f"run folder {root} cannot be made: {error}") from error
+    return root
+
+
+def _list_whole(folder: Path) -> list[ArtifactRef]:
+    refs = []
+    for path in sorted(folder.glob("part-*.parquet")):
+        try:
+            refs.append(describe_parquet(path))
+        except ArtifactError:
+            continue
+    return refs

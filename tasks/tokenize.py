@@ -1,0 +1,139 @@
+"""requests.parquet to tokens.parquet: each row's prompt as token ids, batch by batch."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from prefect import task
+
+from engine.errors import ModelError
+from tasks.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
+from tasks.prompt import PromptFormat, build_prompt_format, encode_labels
+from tasks.text_codec import TextCodec
+from tasks.workload import Workload, load_workload
+
+TOKENS_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),
+        pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
+        pa.field("error", pa.string()),
+    ]
+)
+"""One row a request, in the requests' order; token_ids is empty exactly where there is an error."""
+
+BATCH_ROWS = 512
+"""Rows in memory at a time: enough to keep every core busy, few enough for long documents."""
+
+
+@task(name="tokenize", retries=0, cache_policy=CACHED_ARTIFACT, persist_result=True, result_serializer="json")
+def tokenize(
+    requests: ArtifactRef, target: str, workload_source: str, checkpoint: str, max_model_len: int
+) -> ArtifactRef:
+    """Write `target`: the prompts of `requests` as token ids of the model in the folder `checkpoint`.
+
+    Raises:
+        ModelError: the tokenizer cannot be used for this workload.
+        ArtifactError: the requests are not what their reference says, or `target` cannot be written.
+    """
+    workload, codec = load_workload(workload_source), TextCodec.load(Path(checkpoint))
+    form = build_prompt_format(workload.prompt, codec)
+    labels = encode_labels(workload.labels, form, codec)
+    num_answer_tokens = max(map(len, labels)) if labels else workload.decoding.max_new_tokens
+    with open_parquet(requests) as file:
+        batches = tokenize_requests(file, form, codec, max_model_len=max_model_len, num_answer_tokens=num_answer_tokens)
+        return write_parquet(target, TOKENS_SCHEMA, batches)
+
+
+def tokenize_once(
+    database: str | Path,
+    requests: ArtifactRef,
+    workload: Workload,
+    checkpoint: Path,
+    model_digest: str,
+    max_model_len: int,
+) -> ArtifactRef:
+    """`tokenize`, unless the same requests were tokenized before for the same workload, model and limit."""
+    content = (requests.digest, workload.digest, model_digest, max_model_len)
+    target = cache_target(database, "tokens", *content, code=(__name__, "tasks.prompt", "tasks.text_codec"))
+    return build_once(
+        tokenize,
+        target,
+        requests=requests,
+        workload_source=workload.source,
+        checkpoint=str(checkpoint),
+        max_model_len=max_model_len,
+    )
+
+
+def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
+    """Longest prompt plus answer in tokens: the checkpoint's own limit, or a lower setting. No model is loaded.
+
+    Raises:
+        ModelError: config.json does not say how many positions the model has.
+    """
+    path = checkpoint / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+        limit = int(config.get("text_config", config)["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: cannot read max_position_embeddings: {error!r}") from error
+    return limit if setting == "auto" else min(limit, setting)
+
+
+def tokenize_requests(
+    requests: pq.ParquetFile, form: PromptFormat, codec: TextCodec, *, max_model_len: int, num_answer_tokens: int
+) -> Iterator[pa.RecordBatch]:
+    """Batches of `TOKENS_SCHEMA`, in the requests' order.
+
+    Args:
+        requests: columns row_id, error, and the template's.
+        max_model_len: tokens of the longest prompt plus answer.
+        num_answer_tokens: of these, kept free for the answer.
+    """
+    columns = sorted({column for _, column in form.segments if column is not None})
+    for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=["row_id", "error", *columns]):
+        errors: list[str | None] = batch.column("error").to_pylist()
+        texts = {column: _decode_column(batch.column(column), column, errors) for column in columns}
+        rows = [row for row, error in enumerate(errors) if error is None]
+        prompts = [form.render({column: texts[column][row] for column in columns}) for row in rows]
+        token_ids: list[list[int]] = [[] for _ in errors]
+        for row, ids in zip(rows, codec.encode(prompts, add_special_tokens=form.add_special_tokens), strict=True):
+            errors[row] = _why_impossible(len(ids), max_model_len, num_answer_tokens)
+            token_ids[row] = [] if errors[row] else ids
+        yield pa.RecordBatch.from_arrays(
+            [batch.column("row_id"), _list_array(token_ids), pa.array(errors, pa.string())], schema=TOKENS_SCHEMA
+        )
+
+
+def _decode_column(column: pa.Array, name: str, errors: list[str | None]) -> list[str]:
+    """The texts of a column of strings or bytes, empty where null; rows that are no UTF-8 get an error."""
+    texts = []
+    for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
+        try:
+            texts.append((value or b"").decode())
+        except UnicodeDecodeError as error:
+            errors[row] = errors[row] or f"{name} holds bytes that are not UTF-8, the first at byte {error.start}"
+            texts.append("")
+    return texts
+
+
+def _why_impossible(num_tokens: int, max_model_len: int, num_answer_tokens: int) -> str | None:
+    limit = max_model_len - num_answer_tokens
+    if num_tokens > limit:
+        return (
+            f"the prompt has {num_tokens} tokens, the limit is {limit}: "
+            f"{max_model_len} of the model less {num_answer_tokens} for the answer"
+        )
+    return None if num_tokens else "the prompt has no tokens"
+
+
+def _list_array(token_ids: list[list[int]]) -> pa.ListArray:
+    lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = np.fromiter((token for ids in token_ids for token in ids), dtype=np.int32, count=int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=TOKENS_SCHEMA.field("token_ids").type)

@@ -1,0 +1,178 @@
+"""Write a run's answers to its database: all of them in one transaction, as often as one likes."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from sql import statement
+from tasks.artifact import ArtifactRef, open_parquet
+from tasks.database import connect, fill_identifiers
+from tasks.run_folder import RunRecord
+from tasks.schema import create_schema
+from tasks.workload import Workload
+
+STAGES = ("read", "tokenize", "plan", "infer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult:
+    """What is in the database now for this run.
+
+    Attributes:
+        num_rows: that were requested.
+        num_unanswered: neither answered nor an error: the run was interrupted; a later run takes them up.
+        seconds: of wall time, waiting for the lock included.
+    """
+
+    num_rows: int
+    num_ok: int
+    num_errors: int
+    num_unanswered: int
+    seconds: float
+
+
+def write_answers(
+    database: str | Path,
+    workload: Workload,
+    run: RunRecord,
+    requests: ArtifactRef | None,
+    tokens: ArtifactRef | None,
+    parts: Sequence[ArtifactRef],
+    steps: Sequence[ArtifactRef],
+    *,
+    lock_timeout_seconds: float = 60.0,
+) -> WriteResult:
+    """Replace what the database holds of this run by what its artifacts say, in one transaction: all or nothing.
+
+    Rows with an error in `requests` or `tokens` become error rows (finish_reason "invalid"); rows that no part answers
+    are left out and stay to be done. Parquet is read inside DuckDB, so that memory stays bounded. Written again, the
+    rows keep their first created_at.
+
+    Args:
+        requests: None where the run ended before it had read them; then `tokens` and `parts` must be empty, too.
+        tokens: None where the run ended before it had tokenized.
+        parts: the finished ones; see `tasks.run_folder.list_finished_parts`.
+
+    Raises:
+        ArtifactError: an artifact is missing or damaged; found before the database is opened.
+        DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
+    """
+    started = time.perf_counter()
+    for ref in (requests, tokens, *parts, *steps):
+        if ref is not None:
+            open_parquet(ref).close()
+    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection:
+        connection.begin()
+        try:
+            create_schema(connection, workload)
+            _replace_answers(connection, workload, run, requests, tokens, parts)
+            counts = _replace_run(connection, workload, run, requests, steps, started)
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+    num_rows, num_ok, num_errors, num_unanswered = counts
+    return WriteResult(
+        num_rows=num_rows,
+        num_ok=num_ok,
+        num_errors=num_errors,
+        num_unanswered=num_unanswered,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _replace_answers(
+    connection: duckdb.DuckDBPyConnection,
+    workload: Workload,
+    run: RunRecord,
+    requests: ArtifactRef | None,
+    tokens: ArtifactRef | None,
+    parts: Sequence[ArtifactRef],
+) -> None:
+    output = workload.output
+    this_run = {"run_id": run.run_id}
+
+    def execute(name: str, **parameters: Any) -> duckdb.DuckDBPyConnection:
+        text = fill_identifiers(
+            statement(name),
+            table=output.table,
+            answer=output.answer_column or "score",
+            rank_within=output.rank_within or workload.key[0],
+            keys=workload.key,
+        )
+        return connection.execute(text, this_run | parameters)
+
+    first_written = execute("run_created_at").fetchall()[0][0]
+    execute("delete_run_rows")
+    if requests is None:
+        return
+    row = {
+        "requests": requests.path,
+        "keys": list(workload.key),
+        "model": run.model,
+        "created_at": first_written or datetime.now(UTC),
+    }
+    execute("insert_invalid_rows", errors=[ref.path for ref in (requests, tokens) if ref], **row)
+    if parts:
+        execute(f"insert_answers_{workload.mode}", parts=[ref.path for ref in parts], **row)
+    if output.rank_within:
+        execute("rank_answers")
+
+
+def _replace_run(
+    connection: duckdb.DuckDBPyConnection,
+    workload: Workload,
+    run: RunRecord,
+    requests: ArtifactRef | None,
+    steps: Sequence[ArtifactRef],
+    started: float,
+) -> tuple[int, int, int, int]:
+    this_run = {"run_id": run.run_id}
+    for table in ("steps", "runs"):
+        connection.execute(fill_identifiers(statement("delete_run_rows"), table=table), this_run)
+    if steps:
+        connection.execute(statement("insert_steps"), this_run | {"steps": [ref.path for ref in steps]})
+    row = this_run | {
+        "workload": run.workload,
+        "status": run.status,
+        "error": run.error,
+        "started_at": run.started_at,
+        "finished_at": datetime.now(UTC).isoformat(),
+        "requested_rows": requests.num_rows if requests else 0,
+        "num_already_done": run.num_already_done,
+        "token_saving_ratio": run.token_saving_ratio,
+        "best_token_saving_ratio": run.best_token_saving_ratio,
+        "write_seconds": time.perf_counter() - started,
+        "model": run.model,
+        "model_digest": run.model_digest,
+        "workload_digest": run.workload_digest,
+        "config": json.dumps(dict(run.config)),
+        "versions": json.dumps(dict(run.versions)),
+    }
+    row |= {f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES}
+    counts = connection.execute(fill_identifiers(statement("insert_run"), table=workload.output.table), row).fetchall()[
+        0
+    ]
+    return (int(counts[0]), int(counts[1]), int(counts[2]), int(counts[3]))
+
+
+@task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
+def write(
+    database: str,
+    workload: Workload,
+    run: RunRecord,
+    requests: ArtifactRef | None,
+    tokens: ArtifactRef | None,
+    parts: Sequence[ArtifactRef],
+    steps: Sequence[ArtifactRef],
+) -> WriteResult:
+    """`write_answers` as a step of a flow; tried again, since it is all or nothing and a lock may last."""
+    return write_answers(database, workload, run, requests, tokens, parts, steps)

@@ -1,0 +1,161 @@
+"""A real database file and a night's run over it, with answers given by the test instead of a model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from tasks.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.database import connect
+from tasks.read import ReadResult, read_requests
+from tasks.run_folder import RunRecord, create_run_folder, new_run_id
+from tasks.schema import create_schema
+from tasks.workload import Workload, load_workload
+from tasks.write import WriteResult, write_answers
+
+TOKENS = pa.schema([("row_id", pa.int64()), ("token_ids", pa.list_(pa.int32())), ("error", pa.string())])
+PART = pa.schema(
+    [
+        ("row_id", pa.int64()),
+        ("answer", pa.string()),
+        ("score", pa.float64()),
+        ("label", pa.string()),
+        ("label_logprobs", pa.list_(pa.float64())),
+        ("token_ids", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+        ("error", pa.string()),
+        ("num_prompt_tokens", pa.int32()),
+        ("num_cached_tokens", pa.int32()),
+        ("num_output_tokens", pa.int32()),
+    ]
+)
+STEP_COUNTS = ("decode_tokens", "suffix_tokens", "prefix_tokens", "kv_blocks_used", "kv_blocks_total")
+STEP_COUNTS += ("running_requests", "waiting_requests", "finished_requests", "preempted_requests")
+STEPS = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("step", pa.int64()),
+        *((f"num_{name}", pa.int64()) for name in STEP_COUNTS),
+        ("duration_ms", pa.float64()),
+    ]
+)
+
+Row = dict[str, Any]
+Answer = Callable[[Row], Row | None]
+
+
+def write_rows(path: Path, schema: pa.Schema, rows: Sequence[Row]) -> ArtifactRef:
+    return write_parquet(path, schema, [pa.RecordBatch.from_pylist(list(rows), schema=schema)])
+
+
+def echo(row: Row) -> Row:
+    """An answer that tells which content it was given."""
+    return {"answer": f"{row['body']} / {row['query_text']}", "finish_reason": "eos"}
+
+
+@dataclass
+class Run:
+    """A run's artifacts, to be written once or more often."""
+
+    database: Path
+    workload: Workload
+    record: RunRecord
+    read: ReadResult
+    tokens: ArtifactRef
+    parts: list[ArtifactRef]
+    steps: list[ArtifactRef]
+
+    def write(self, **options: Any) -> WriteResult:
+        arguments = (self.record, self.read.requests, self.tokens, self.parts, self.steps)
+        return write_answers(self.database, self.workload, *arguments, **options)
+
+    def rows(self) -> list[Row]:
+        with open_parquet(self.read.requests) as file:
+            rows: list[Row] = file.read().to_pylist()
+        return rows
+
+
+@dataclass
+class Night:
+    """A database file with every table of `sql/schema.sql`."""
+
+    path: Path
+    results: list[WriteResult] = field(default_factory=list)
+
+    def sql(self, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        with duckdb.connect(str(self.path)) as connection:
+            return connection.execute(query, parameters).fetchall()
+
+    def prepare(
+        self,
+        workload: Workload | str = "snippets",
+        answer: Answer = echo,
+        *,
+        model_digest: str = "model-1",
+        full: bool = False,
+        too_long: Callable[[Row], bool] = lambda row: False,
+        num_parts: int = 2,
+        **record: Any,
+    ) -> Run:
+        """Read, and make the artifacts that the other stages would; `answer` gives None for a row left undone."""
+        chosen = load_workload(workload) if isinstance(workload, str) else workload
+        run = RunRecord(
+            run_id=new_run_id(chosen.name),
+            workload=chosen.name,
+            workload_source=chosen.source,
+            workload_digest=chosen.digest,
+            model="tiny",
+            model_digest=model_digest,
+            started_at=datetime.now(UTC).isoformat(),
+            **({"status": "completed"} | record),
+        )
+        folder = Path(create_run_folder(self.path, run).folder)
+        read = read_requests(self.path, chosen, model_digest, folder, full=full)
+        with open_parquet(read.requests) as file:
+            rows = file.read().to_pylist()
+        errors = {row["row_id"]: row["error"] or ("prompt too long" if too_long(row) else None) for row in rows}
+        tokens = [{"row_id": row_id, "token_ids": [], "error": error} for row_id, error in errors.items()]
+        counts = {"num_prompt_tokens": 10, "num_cached_tokens": 4, "num_output_tokens": 2, "token_ids": [1, 2]}
+        answers = []
+        for row in rows:
+            given = answer(row) if errors[row["row_id"]] is None else None
+            if given is not None:
+                answers.append({"row_id": row["row_id"], **counts, **given})
+        step = {field.name: 1 for field in STEPS}
+        return Run(
+            database=self.path,
+            workload=chosen,
+            record=run,
+            read=read,
+            tokens=write_rows(folder / "tokens.parquet", TOKENS, tokens),
+            parts=[
+                write_rows(folder / "parts" / f"part-{number:05}.parquet", PART, answers[number::num_parts])
+                for number in range(num_parts)
+            ],
+            steps=[write_rows(folder / "steps" / "part-00000.parquet", STEPS, [step, step | {"step": 2}])],
+        )
+
+    def run(self, *arguments: Any, **options: Any) -> Run:
+        """A whole night."""
+        run = self.prepare(*arguments, **options)
+        self.results.append(run.write())
+        return run
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Iterator[Night]:
+    """Two documents, two queries, three pairs; nothing answered."""
+    path = tmp_path / "night.duckdb"
+    with connect(path, create=True) as connection:
+        create_schema(connection)
+    night = Night(path)
+    night.sql("insert into documents values ('d1', 'One', 'body 1'), ('d2', null, 'body 2')")
+    night.sql("insert into queries values ('q1', 'query 1'), ('q2', 'query 2')")
+    night.sql("insert into snippet_requests values ('d2', 'q1'), ('d1', 'q2'), ('d1', 'q1')")
+    yield night
+    assert not list(tmp_path.rglob("*.tmp")), "a temporary file was left behind"

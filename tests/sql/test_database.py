@@ -1,0 +1,160 @@
+"""Opening a file with patience, one clear line where it cannot be opened, and identifiers that cannot escape."""
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import DatabaseError
+from tasks.database import connect, fill_identifiers, quote_identifier
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "a.duckdb"
+    with connect(path, create=True) as connection:
+        connection.execute("create table numbers as select 1 as n")
+    return path
+
+
+@pytest.fixture
+def holder(database: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the file open until its standard input ends."""
+    program = f"import duckdb; c = duckdb.connect({str(database)!r}); print('open', flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    yield child
+    child.communicate()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_lock_names_the_process_that_holds_it(database: Path, holder: subprocess.Popen[str], read_only: bool) -> None:
+    with pytest.raises(DatabaseError) as caught, connect(database, read_only=read_only, lock_timeout_seconds=0.2):
+        pytest.fail("opened a locked file")
+    assert str(caught.value).startswith(f"{database} is locked by process {holder.pid} (")
+    assert str(caught.value).endswith("; waited 0.2 s")
+
+
+def test_a_lock_that_is_let_go_in_time_is_no_error(database: Path, holder: subprocess.Popen[str]) -> None:
+    timer = threading.Timer(0.5, lambda: holder.stdin and holder.stdin.close())
+    timer.start()
+    with connect(database, lock_timeout_seconds=20) as connection:
+        assert connection.execute("select n from numbers").fetchall() == [(1,)]
+    timer.join()
+    holder.wait(timeout=20)
+    holder.stdin = None
+
+
+def test_this_process_may_have_it_open_already(database: Path) -> None:
+    with connect(database) as writing, connect(database, read_only=True) as reading:
+        writing.execute("insert into numbers values (2)")
+        assert reading.execute("select count(*) from numbers").fetchall() == [(2,)]
+    with (
+        connect(database, read_only=True),
+        pytest.raises(DatabaseError, match="another user of this process"),
+        connect(database, lock_timeout_seconds=0.1),
+    ):
+        pytest.fail("opened for writing what is open for reading")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "no database at .*: no such file"),
+        (lambda path: path.mkdir(), "no database at .*: not a file"),
+        (lambda path: path.write_text("a,b\n1,2\n" * 2000), "cannot be opened: .*not a valid DuckDB database file"),
+    ],
+)
+def test_what_is_no_database(tmp_path: Path, make: object, message: str) -> None:
+    path = tmp_path / "no.duckdb"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(DatabaseError, match=message) as caught, connect(path):
+        pytest.fail("opened")
+    assert "\n" not in str(caught.value)
+    assert path.exists() == ("no such file" not in str(caught.value)), "nothing was made"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="No such file or directory"), connect(tmp_path / "a" / "b", create=True):
+        pytest.fail("opened")
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("from absent", "no table or view 'absent'"),
+        ("with absent as (from absent) from absent", "no table or view 'absent'"),
+        ("select numbers.m from numbers", "table 'numbers' has no column 'm'"),
+        ("select m from numbers", """no column 'm'; there are "n\""""),
+        ("select 'x'::integer", "Conversion Error: Could not convert string 'x' to INT32"),
+    ],
+)
+def test_an_error_inside_is_told_in_one_line(database: Path, query: str, message: str) -> None:
+    with pytest.raises(DatabaseError) as caught, connect(database, read_only=True) as connection:
+        connection.execute(query).fetchall()
+    assert str(caught.value) == f"{database}: {message}"
+
+
+def test_reading_only_cannot_write(database: Path) -> None:
+    with pytest.raises(DatabaseError, match="read-only"), connect(database, read_only=True) as connection:
+        connection.execute("insert into numbers values (3)")
+
+
+def test_timestamps_and_memory(database: Path) -> None:
+    with connect(database, memory_limit="100MB") as connection:
+        settings = "select current_setting('TimeZone'), current_setting('memory_limit')"
+        assert connection.execute(settings).fetchall() == [("UTC", "95.3 MiB")]
+
+
+@given(st.text(min_size=1).filter(lambda name: name.isprintable() and name.lower() not in ("keep", "z")))
+def test_any_name_is_one_identifier(name: str) -> None:
+    with duckdb.connect(":memory:") as connection:
+        connection.execute("create table keep (a int)")
+        connection.execute(fill_identifiers("create table {table} ({columns text}, z int)", table=name, columns=[name]))
+        found = connection.execute("select table_name from information_schema.tables order by all").fetchall()
+        columns = connection.execute(fill_identifiers("select * from {table}", table=name)).description
+    assert sorted(found) == sorted([("keep",), (name,)])
+    assert columns is not None
+    assert [column[0] for column in columns] == [name, "z"]
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_what_can_be_no_identifier(name: str) -> None:
+    with pytest.raises(DatabaseError, match="not a name"):
+        quote_identifier(name)
+
+
+def test_placeholders_are_filled_once_and_headers_left_out() -> None:
+    text = "-- header {a}\nselect {a}, [{b}] from {c text}"
+    assert fill_identifiers(text, a="{b}", b=["x", 'y"'], c="t") == 'select "{b}", ["x", "y"""] from "t" text'
+    with pytest.raises(KeyError, match="missing"):
+        fill_identifiers("select {missing}")
+
+
+def test_every_statement_has_a_header_and_is_lower_case() -> None:
+    folder = Path(__file__).parents[2] / "sql"
+    files = sorted(folder.glob("*.sql"))
+    assert len(files) > 10
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert re.match(r"-- purpose: .+\n(?:-- .+\n)*-- grain: .+\n(?:-- .+\n)*-- inputs: .+\n", text), file.name
+        assert re.search(r"^-- parameters: ", text, re.MULTILINE), file.name
+        code = re.sub(r"--.*|'[^']*'|\\\\.", "", text)
+        keywords = re.findall(r"\b(?:SELECT|FROM|WHERE|WITH|AS|JOIN|AND|OR|INSERT|INTO|CREATE)\b", code)
+        assert not keywords, f"{file.name}: {keywords[0]}"
+        if file.name != "schema.sql":
+            assert ";" not in code, f"{file.name} holds more than one statement"

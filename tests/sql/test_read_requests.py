@@ -1,0 +1,249 @@
+"""Every row of the workload's query comes out once: with its text, or with the reason why it has none."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from engine.errors import DatabaseError
+from tasks.artifact import open_parquet
+from tasks.read import requests_schema
+
+BAD = b"bad \xff byte"
+
+
+def errors(run: Any) -> dict[tuple[Any, ...], str | None]:
+    return {tuple(row[key] for key in run.workload.key): row["error"] for row in run.rows()}
+
+
+def load_bytes(path: Path, table: str, rows: list[tuple[bytes | None, ...]]) -> None:
+    """Append rows of raw bytes to text columns through Arrow, as an importer with unchecked buffers would.
+
+    DuckDB checks text that comes this way only as long as a column holds nothing beyond ASCII; hence the first row.
+    """
+    with duckdb.connect(str(path)) as connection:
+        names = [row[0] for row in connection.execute(f"describe {table}").fetchall()]
+        columns = []
+        for values in zip(*[tuple("é".encode() for _ in names), *rows], strict=True):
+            binary = pa.array(values, pa.binary())
+            columns.append(pa.Array.from_buffers(pa.string(), len(values), binary.buffers()))
+        batch = pa.table(columns, names=names)
+        connection.register("batch", batch)
+        connection.execute(f"insert into {table} select * from batch")
+
+
+def test_rows_come_in_key_order_whatever_the_order_in_the_table(night: Any) -> None:
+    first = night.prepare()
+    assert [(row["row_id"], row["doc_id"], row["query_id"], row["title"], row["body"]) for row in first.rows()] == [
+        (0, "d1", "q1", "One", "body 1"),
+        (1, "d1", "q2", "One", "body 1"),
+        (2, "d2", "q1", "", "body 2"),
+    ]
+    assert (first.read.num_selected, first.read.num_already_done, first.read.num_errors) == (3, 0, 0)
+    with open_parquet(first.read.requests) as file:
+        assert file.schema_arrow.equals(requests_schema(first.workload))
+    for seed in range(3):
+        for table in ("documents", "queries", "snippet_requests"):
+            rows = night.sql(f"from {table}")
+            random.Random(seed).shuffle(rows)
+            night.sql(f"delete from {table}")
+            for row in rows:
+                night.sql(f"insert into {table} values ({', '.join('?' for _ in row)})", row)
+        assert night.prepare().rows() == first.rows()
+
+
+def test_each_row_that_cannot_be_answered_names_its_reason(night: Any) -> None:
+    night.sql("insert into documents values ('null', 't', null), ('blank', 't', ' \n\t'), ('empty', 't', '')")
+    night.sql("insert into documents values ('twice', 't', 'a'), ('twice', 't', 'b'), (null, 't', 'c')")
+    night.sql("insert into queries values ('no text', null), ('blank', ''), ('twice', 'a'), ('twice', 'b')")
+    doc_ids = ["null", "blank", "empty", "twice", "absent", None, ""]
+    night.sql("insert into snippet_requests select unnest(?::text[]), 'q1'", [doc_ids])
+    night.sql("insert into snippet_requests select 'd1', unnest(?)", [["no text", "blank", "twice", "absent", None]])
+    run = night.prepare()
+    assert errors(run) == {
+        ("d1", "q1"): None,
+        ("d1", "q2"): None,
+        ("d2", "q1"): None,
+        ("null", "q1"): "body is NULL",
+        ("blank", "q1"): "body is empty",
+        ("empty", "q1"): "body is empty",
+        ("twice", "q1"): "doc_id 'twice' has 2 rows in documents",
+        ("absent", "q1"): "doc_id 'absent' is not in documents",
+        (None, "q1"): "doc_id is NULL",
+        ("", "q1"): "doc_id is empty",
+        ("d1", "no text"): "query_text is NULL",
+        ("d1", "blank"): "query_text is empty",
+        ("d1", "twice"): "query_id 'twice' has 2 rows in queries",
+        ("d1", "absent"): "query_id 'absent' is not in queries",
+        ("d1", None): "query_id is NULL",
+    }
+    assert all(row["body"] is None for row in run.rows() if row["error"]), "no prompt, no text"
+    assert run.read.num_errors == 12
+
+
+def test_a_row_of_two_nulls_and_a_repeated_pair_stay_rows(night: Any) -> None:
+    night.sql("insert into snippet_requests values (null, null), (null, null), ('d1', 'q1')")
+    keys = [(row["doc_id"], row["query_id"]) for row in night.prepare().rows()]
+    assert keys == [("d1", "q1"), ("d1", "q1"), ("d1", "q2"), ("d2", "q1"), (None, None), (None, None)]
+
+
+@pytest.mark.parametrize("column", ["title", "body"])
+def test_bytes_that_are_not_utf8_make_their_own_row_an_error(night: Any, column: str) -> None:
+    row = {"doc_id": b"bad", "title": b"t", "body": "longer than one inlined string, and é".encode()} | {column: BAD}
+    load_bytes(night.path, "documents", [tuple(row.values())])
+    night.sql("insert into snippet_requests values ('bad', 'q1')")
+    run = night.run()
+    assert errors(run) == {
+        ("bad", "q1"): f"{column} holds bytes that are not UTF-8",
+        ("d1", "q1"): None,
+        ("d1", "q2"): None,
+        ("d2", "q1"): None,
+    }
+    assert night.sql("select finish_reason, error from latest_snippets where status = 'error'") == [
+        ("invalid", f"{column} holds bytes that are not UTF-8")
+    ]
+    assert night.prepare().read.num_already_done == 4, "it fails again until its bytes change"
+
+
+def test_bytes_that_are_not_utf8_in_an_id(night: Any) -> None:
+    load_bytes(night.path, "documents", [(b"d\xff", b"t", b"body")])
+    load_bytes(night.path, "snippet_requests", [(b"d\xff", b"q1"), (b"d1", b"\xed\xa0\x80")])
+    run = night.run()
+    found = errors(run)
+    assert found[("d?", "q1")] == "doc_id holds bytes that are not UTF-8"
+    assert [error for (doc, _), error in found.items() if doc == "d1"].count(
+        "query_id holds bytes that are not UTF-8"
+    ) == 1
+    assert len(run.rows()) == 6
+    assert night.sql("select count(*) from latest_snippets") == [(6,)]
+    assert night.prepare().read.num_selected == 0
+
+
+def test_a_blob_column_serves_as_text_where_its_bytes_do(night: Any) -> None:
+    night.sql("alter table documents alter body type blob using encode(body)")
+    night.sql("insert into documents values ('bad', 't', ?)", [BAD])
+    night.sql("insert into snippet_requests values ('bad', 'q1')")
+    run = night.prepare()
+    assert [(row["doc_id"], row["body"]) for row in run.rows() if row["error"] is None][-1] == ("d2", "body 2")
+    assert errors(run)[("bad", "q1")] == "body holds bytes that are not UTF-8"
+
+
+def test_control_characters_and_scripts_come_through_unchanged(night: Any) -> None:
+    body = "NUL \x00, quotes ' \" `, 夜警, 🎉, <|im_end|>\r\n"
+    night.sql("update documents set body = ? where doc_id = 'd1'", [body])
+    assert night.prepare().rows()[0]["body"] == body
+
+
+def test_ids_of_another_type_read_as_text(night: Any) -> None:
+    night.sql("create or replace table documents as select 7 as doc_id, 't' as title, 'body 7' as body")
+    night.sql("create or replace table snippet_requests as select 7::bigint as doc_id, 'q1' as query_id")
+    assert [(row["doc_id"], row["body"]) for row in night.run().rows()] == [("7", "body 7")]
+    assert night.sql("select doc_id, status from latest_snippets") == [("7", "ok")]
+    assert night.prepare().read.num_already_done == 1
+
+
+def test_only_what_changed_is_read_again(night: Any) -> None:
+    night.run()
+    again = night.prepare()
+    assert (again.read.num_selected, again.read.num_already_done) == (0, 3)
+    night.sql("update documents set body = 'new body' where doc_id = 'd2'")
+    assert [(row["doc_id"], row["body"]) for row in night.prepare().rows()] == [("d2", "new body")]
+    night.sql("update queries set query_text = 'new query' where query_id = 'q2'")
+    assert errors(night.prepare()).keys() == {("d2", "q1"), ("d1", "q2")}
+    night.sql("update documents set body = 'body 2' where doc_id = 'd2'")
+    assert errors(night.prepare()).keys() == {("d1", "q2")}, "the old content has its old answer"
+    night.sql("delete from snippet_requests where doc_id = 'd1'")
+    assert night.prepare().read.num_selected == 0
+
+
+def test_another_model_workload_or_full_reads_everything(night: Any) -> None:
+    from dataclasses import replace
+
+    run = night.run()
+    assert night.prepare(model_digest="model-2").read.num_selected == 3
+    assert night.prepare(full=True).read.num_selected == 3
+    longer = replace(run.workload, decoding=replace(run.workload.decoding, max_new_tokens=99))
+    assert night.prepare(longer).read.num_selected == 3
+    renamed = replace(run.workload, name="other")
+    assert night.prepare(renamed).read.num_selected == 0, "a name changes no answer"
+
+
+def test_going_back_to_an_earlier_content_reads_it_again(night: Any) -> None:
+    night.run()
+    night.sql("update documents set body = 'changed' where doc_id = 'd2'")
+    night.run()
+    night.sql("update documents set body = 'body 2' where doc_id = 'd2'")
+    assert errors(night.prepare()).keys() == {("d2", "q1")}, "the newest answer is that to the changed body"
+
+
+def test_what_failed_in_the_engine_is_tried_again_and_what_cannot_work_is_not(night: Any) -> None:
+    def fail_one(row: dict[str, Any]) -> dict[str, Any]:
+        failed = {"finish_reason": "error", "error": "out of memory"}
+        return failed if row["doc_id"] == "d2" else {"answer": "fine", "finish_reason": "eos"}
+
+    run = night.run(answer=fail_one, too_long=lambda row: row["query_id"] == "q2")
+    assert run.rows()[1]["error"] is None, "found by the tokenizer"
+    assert night.sql("select doc_id, query_id, finish_reason, error from failed_rows order by all") == [
+        ("d1", "q2", "invalid", "prompt too long"),
+        ("d2", "q1", "error", "out of memory"),
+    ]
+    assert errors(night.prepare()).keys() == {("d2", "q1")}
+
+
+def test_a_repeated_pair_is_answered_twice_then_done(night: Any) -> None:
+    night.sql("insert into snippet_requests values ('d1', 'q1')")
+    assert night.run().read.num_selected == 4
+    assert night.sql("select count(*) from snippets where doc_id = 'd1' and query_id = 'q1'") == [(2,)]
+    assert night.sql("select count(*) from latest_snippets") == [(3,)]
+    assert night.prepare().read.num_already_done == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("drop table documents", "no table or view 'documents', which workload 'snippets' reads"),
+        ("alter table documents drop body", "table 'documents' has no column 'body', which workload 'snippets' reads"),
+        ("alter table queries rename query_id to id", "table 'queries' has no column 'query_id'"),
+        ("alter table snippet_requests drop query_id", "table 'snippet_requests' has no column 'query_id'"),
+        ("alter table snippets drop content_key", "table 'snippets' has no column 'content_key'"),
+        ("alter table runs drop config", "table 'runs' has no column 'config'"),
+        ("drop view failed_rows; create table failed_rows (a int)", "'failed_rows' is a table; batchloom needs a view"),
+        ("alter table snippets rename to s; create view snippets as from s", "'snippets' is a view; batchloom needs"),
+    ],
+)
+def test_what_the_database_lacks_is_named_before_any_work(night: Any, change: str, message: str) -> None:
+    views = ("failed_rows", "latest_snippets", "ranked_documents", "latest_rankings", "run_summary")
+    if not change.startswith("drop view"):
+        for view in views:
+            night.sql(f"drop view {view}")
+    night.sql(change)
+    with pytest.raises(DatabaseError) as caught:
+        night.prepare()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(night.path) in str(caught.value)
+
+
+def test_inputs_may_be_views_and_outputs_may_not_be_there_yet(tmp_path: Path, night: Any) -> None:
+    other = type(night)(tmp_path / "own.duckdb")
+    other.sql("create table texts as select 'd' as id, 'text' as content")
+    other.sql("create view documents as select id as doc_id, null::text as title, content as body from texts")
+    other.sql("create table queries as select 'q' as query_id, 'why?' as query_text")
+    other.sql("create view snippet_requests as select doc_id, query_id from documents, queries")
+    run = other.run()
+    assert run.read.num_selected == 1
+    assert other.sql("select snippet from latest_snippets") == [("text / why?",)]
+    assert other.sql("select content from texts") == [("text",)]
+    assert other.prepare().read.num_already_done == 1
+
+
+def test_a_million_bytes_and_more_rows_than_a_batch(night: Any) -> None:
+    night.sql("update documents set body = repeat('x', 1000000) where doc_id = 'd2'")
+    night.sql("insert into queries select 'r' || i, 'query' from range(3000) t(i)")
+    night.sql("insert into snippet_requests select 'd1', 'r' || i from range(3000) t(i)")
+    rows = night.prepare().rows()
+    assert [row["row_id"] for row in rows] == list(range(3003))
+    assert len(rows[-1]["body"]) == 1_000_000

@@ -1,0 +1,186 @@
+"""The example of docs/workloads.md, taken from the page and run; and names that try to be more than names."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import DatabaseError, WorkloadError
+from tasks.database import connect
+from tasks.schema import create_schema
+from tasks.workload import load_workload
+
+PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
+BLOCKS = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def tickets(night: Any, tmp_path: Path) -> Any:
+    """A database of the page's tickets alone."""
+    tickets = type(night)(tmp_path / "tickets.duckdb")
+    tickets.sql(BLOCKS["setup"])
+    return tickets
+
+
+@pytest.fixture
+def topics(tmp_path: Path) -> Path:
+    for name in ("topics.toml", "select_tickets.sql"):
+        (tmp_path / name).write_text(BLOCKS[name])
+    return tmp_path / "topics.toml"
+
+
+def sort(row: dict[str, Any]) -> dict[str, Any]:
+    labels = {"t-1": "billing", "t-2": "delivery", "t-3": "account"}
+    label = labels[row["ticket_id"]]
+    return {"score": float(label == "billing"), "label": label, "label_logprobs": [0.0] * 4, "finish_reason": "scored"}
+
+
+def test_the_page_s_example(tickets: Any, topics: Path) -> None:
+    workload = load_workload(topics)
+    assert workload.labels == ("billing", "delivery", "account", "other")
+    assert workload.prompt.segments[-1] == ("\nTopic: ", None)
+    assert workload.prompt.system == ""
+    run = tickets.run(workload, sort)
+    assert [(row["subject"], row["message"], row["error"]) for row in run.rows()] == [
+        ("Card", "I was charged twice for my May order.", None),
+        ("", "The parcel says delivered, but it never came.", None),
+        ("Password", "I cannot sign in since yesterday.", None),
+        (None, None, "message is NULL"),
+    ]
+    assert tickets.sql(BLOCKS["query"]) == [
+        ("t-1", "billing", "ok", None),
+        ("t-2", "delivery", "ok", None),
+        ("t-3", "account", "ok", None),
+        ("t-4", None, "error", "message is NULL"),
+    ]
+    assert tickets.sql("select ticket_id, error from failed_ticket_topics") == [("t-4", "message is NULL")]
+    assert tickets.prepare(workload).read.num_already_done == 4
+    names = {name for (name,) in tickets.sql("select table_name from information_schema.tables")}
+    assert names == {"tickets", "ticket_topics", "latest_ticket_topics", "failed_ticket_topics"} | {
+        "runs",
+        "steps",
+        "run_summary",
+    }, "nothing that this workload does not need"
+
+
+def test_its_views_follow_the_query(tickets: Any, topics: Path) -> None:
+    workload = load_workload(topics)
+    tickets.run(workload, sort)
+    tickets.sql("delete from tickets where ticket_id = 't-1'")
+    tickets.sql("update tickets set message = repeat('x', 20001) where ticket_id = 't-2'")
+    assert tickets.sql(BLOCKS["query"]) == [("t-3", "account", "ok", None), ("t-4", None, "error", "message is NULL")]
+    tickets.run(workload, sort)
+    assert tickets.sql("select ticket_id, error from failed_ticket_topics order by all") == [
+        ("t-2", "message is longer than 20000 bytes"),
+        ("t-4", "message is NULL"),
+    ]
+    tickets.sql("update tickets set message = 'back' where ticket_id = 't-4'")
+    changed = tickets.prepare(workload, lambda row: None)
+    assert [row["ticket_id"] for row in changed.rows()] == ["t-4"]
+
+
+def test_an_own_table_has_the_columns_of_a_shipped_one(night: Any) -> None:
+    def columns(table: str) -> list[tuple[str, str]]:
+        found = night.sql(f"select column_name, column_type from (describe {table})")
+        return [(str(name), str(kind)) for name, kind in found]
+
+    for name, shipped in (("snippets", "snippets"), ("ranking", "rankings")):
+        workload = load_workload(name)
+        own = replace(workload, output=replace(workload.output, table="own_" + shipped))
+        with connect(night.path) as connection:
+            create_schema(connection, own)
+        assert columns("own_" + shipped) == columns(shipped)
+        assert columns("latest_own_" + shipped) == columns(shipped)
+
+
+def test_ranks_and_repeated_rows_of_an_own_table(tickets: Any, topics: Path) -> None:
+    text = topics.read_text().replace('key = ["ticket_id"]', 'key = ["subject", "ticket_id"]')
+    topics.write_text(text + 'rank_within = "subject"\n')
+    tickets.sql("update tickets set subject = 'same', message = 'm' || ticket_id")
+    tickets.sql("insert into tickets select * from tickets where ticket_id = 't-1'")
+    tickets.run(load_workload(topics), lambda row: {"score": 0.5, "finish_reason": "scored"})
+    assert tickets.sql("select ticket_id, rank from ticket_topics order by all") == [
+        ("t-1", 1),
+        ("t-1", 1),
+        ("t-2", 2),
+        ("t-3", 3),
+        ("t-4", 4),
+    ]
+
+
+EVIL = ['x"; drop table tickets; --', "x'); drop table tickets; --", "a b", "select", "Größe", "{keys}", "x\\1"]
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_names_cannot_be_sql(tickets: Any, topics: Path, evil: str) -> None:
+    text = topics.read_text().replace('table = "ticket_topics"', f"table = '''{evil}'''\nanswer_column = '''{evil}2'''")
+    text = text.replace('mode = "score" ', 'mode = "generate" ').replace("labels", "#")
+    text = text.replace('key = ["ticket_id"]', f"key = ['''{evil}''']")
+    topics.write_text(text)
+    quoted = '"' + evil.replace('"', '""') + '"'
+    query = topics.with_name("select_tickets.sql")
+    query.write_text(f"select ticket_id as {quoted}, subject, message from tickets")
+    run = tickets.run(load_workload(topics), lambda row: {"answer": row["message"], "finish_reason": "eos"})
+    assert run.read.num_selected == 4
+    assert tickets.sql("select count(*) from tickets") == [(4,)]
+    latest, answer = '"latest_' + quoted[1:], quoted[:-1] + '2"'
+    assert tickets.sql(f"select {quoted}, {answer} from {latest} where status = 'ok' order by all") == [
+        ("t-1", "I was charged twice for my May order."),
+        ("t-2", "The parcel says delivered, but it never came."),
+        ("t-3", "I cannot sign in since yesterday."),
+    ]
+    assert tickets.prepare(load_workload(topics)).read.num_selected == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select ticket_id, subject, message from tickets; drop table tickets",
+        "drop table tickets",
+        "select 1) ; drop table tickets; --",
+        "insert into tickets values ('x', 'y', 'z') returning *",
+        "select ticket_id, subject, message from tickets where ticket_id = $model_digest",
+    ],
+)
+def test_the_query_is_one_select(tickets: Any, topics: Path, query: str) -> None:
+    topics.with_name("select_tickets.sql").write_text(query)
+    with pytest.raises(DatabaseError, match="which workload 'topics' reads"):
+        tickets.prepare(load_workload(topics))
+    with pytest.raises(DatabaseError), connect(tickets.path) as connection:
+        create_schema(connection, load_workload(topics))
+    assert tickets.sql("select count(*) from tickets") == [(4,)]
+
+
+def test_a_query_that_returns_too_little(tickets: Any, topics: Path) -> None:
+    topics.with_name("select_tickets.sql").write_text("select ticket_id, message from tickets")
+    with pytest.raises(DatabaseError) as caught:
+        tickets.prepare(load_workload(topics))
+    assert str(caught.value) == (
+        f"{tickets.path}: the query of workload 'topics' returns no column 'subject'; it returns ticket_id, message"
+    )
+
+
+def test_a_query_that_fails_halfway_leaves_no_artifact(tickets: Any, topics: Path, tmp_path: Path) -> None:
+    topics.with_name("select_tickets.sql").write_text(
+        "select ticket_id, subject, message, (ticket_id[3:] || subject)::integer::text as error from tickets"
+    )
+    with pytest.raises(DatabaseError, match="Could not convert string '1Card' to INT32"):
+        tickets.prepare(load_workload(topics))
+    assert not list(tmp_path.rglob("requests.parquet"))
+
+
+def test_an_output_table_of_somebody_else(tickets: Any, topics: Path) -> None:
+    topics.write_text(topics.read_text().replace('"ticket_topics"', '"tickets"'))
+    with pytest.raises(DatabaseError, match="table 'tickets' has no column 'label'; it has message, subject"):
+        tickets.prepare(load_workload(topics))
+    topics.write_text(topics.read_text().replace('"tickets"', '"snippets"'))
+    with pytest.raises(DatabaseError, match="table 'snippets' has no column 'label'"):
+        tickets.prepare(load_workload(topics))
+
+
+def test_names_that_batchloom_uses_itself(topics: Path) -> None:
+    topics.write_text(topics.read_text().replace('"ticket_topics"', '"runs"'))
+    with pytest.raises(WorkloadError, match="table may not be 'runs'"):
+        load_workload(topics)

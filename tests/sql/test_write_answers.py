@@ -1,0 +1,316 @@
+"""All or nothing, as often as one likes, and one row out for each row in."""
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ArtifactError, DatabaseError
+from tasks.artifact import ArtifactRef
+from tasks.run_folder import list_finished_parts
+from tasks.write import write_answers
+
+ANSWERS = "select * exclude (created_at) from snippets order by all"
+
+
+def score(values: dict[str, float]) -> Any:
+    """Answers for a ranking: doc_id to probability of the first label."""
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        value = values[row["doc_id"]]
+        logprobs = [math.log(value), math.log1p(-value)]
+        label = "Yes" if value >= 0.5 else "No"
+        return {"score": value, "label": label, "label_logprobs": logprobs, "finish_reason": "scored"}
+
+    return answer
+
+
+def test_every_row_is_answered_once_with_its_counts(night: Any) -> None:
+    run = night.run()
+    assert night.sql(
+        "select doc_id, query_id, snippet, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, "
+        "num_output_tokens, model, run_id from snippets order by all"
+    ) == [
+        ("d1", "q1", "body 1 / query 1", "ok", None, "eos", 10, 4, 2, "tiny", run.record.run_id),
+        ("d1", "q2", "body 1 / query 2", "ok", None, "eos", 10, 4, 2, "tiny", run.record.run_id),
+        ("d2", "q1", "body 2 / query 1", "ok", None, "eos", 10, 4, 2, "tiny", run.record.run_id),
+    ]
+    (result,) = night.results
+    assert (result.num_rows, result.num_ok, result.num_errors, result.num_unanswered) == (3, 3, 0, 0)
+    assert night.sql("select typeof(created_at), now() - created_at < interval 1 minute from snippets limit 1") == [
+        ("TIMESTAMP WITH TIME ZONE", True)
+    ]
+
+
+def test_the_run_and_its_steps(night: Any) -> None:
+    night.sql("insert into snippet_requests values ('d1', null)")
+    run = night.run(
+        answer=lambda row: None if row["doc_id"] == "d2" else {"answer": "a", "finish_reason": "length"},
+        seconds={"read": 0.5, "tokenize": 0.25, "plan": 0.125, "infer": 4.0},
+        token_saving_ratio=0.5,
+        best_token_saving_ratio=0.75,
+        num_already_done=7,
+        config={"chunk_tokens": 1024},
+        versions={"duckdb": "2.0"},
+        status="interrupted",
+        error="stopped by a signal",
+    )
+    columns = (
+        "workload, status, error, num_rows, num_ok, num_errors, num_unanswered, num_already_done, num_prompt_tokens, "
+        "num_cached_tokens, num_output_tokens, num_computed_tokens, token_saving_ratio, best_token_saving_ratio, "
+        "tokens_per_second, read_seconds, tokenize_seconds, plan_seconds, infer_seconds, num_steps, model, "
+        "model_digest, workload_digest, config->>'chunk_tokens', versions->>'duckdb'"
+    )
+    (row,) = night.sql(f"select {columns} from runs")
+    assert row[:12] == ("snippets", "interrupted", "stopped by a signal", 4, 2, 1, 1, 7, 20, 8, 4, 6)
+    assert row[12:20] == (0.5, 0.75, 6.0, 0.5, 0.25, 0.125, 4.0, 2)
+    assert row[20:] == ("tiny", "model-1", run.workload.digest, "1024", "2.0")
+    assert night.sql("select write_seconds > 0, finished_at >= started_at from runs") == [(True, True)]
+    assert night.sql('select run_id, "partition", step, num_kv_blocks_total, duration_ms from steps order by step') == [
+        (run.record.run_id, 1, 1, 1, 1.0),
+        (run.record.run_id, 1, 2, 1, 1.0),
+    ]
+    assert night.sql("select num_unanswered, num_saved_tokens, saved_percent, best_saved_percent from run_summary") == [
+        (1, 8, 40.0, 75.0)
+    ]
+
+
+def test_writing_twice_leaves_one_of_each_row_and_its_first_time(night: Any) -> None:
+    run = night.run()
+    answers, times = night.sql(ANSWERS), night.sql("select distinct created_at from snippets")
+    run.write()
+    assert night.sql(ANSWERS) == answers
+    assert night.sql("select distinct created_at from snippets") == times
+    assert night.sql("select (select count(*) from runs), (select count(*) from steps)") == [(1, 2)]
+
+
+def test_an_old_run_written_again_stays_old(night: Any) -> None:
+    old = night.run()
+    night.run(answer=lambda row: {"answer": "new", "finish_reason": "eos"}, full=True)
+    old.write()
+    assert night.sql("select distinct snippet from latest_snippets") == [("new",)]
+    assert night.sql("select count(*) from snippets") == [(6,)]
+
+
+def test_unfinished_parts_stay_to_be_done_and_can_be_added(night: Any) -> None:
+    run = night.prepare(num_parts=3)
+    whole, run.parts = run.parts, run.parts[:1]
+    assert run.write().num_unanswered == 2
+    assert [(row["doc_id"], row["query_id"]) for row in night.prepare().rows()] == [("d1", "q2"), ("d2", "q1")]
+    run.parts = whole
+    assert run.write().num_unanswered == 0
+    assert night.prepare().read.num_selected == 0
+
+
+def test_a_row_in_two_parts_is_written_once_the_good_one(night: Any) -> None:
+    run = night.prepare(num_parts=1)
+    again = night.prepare(answer=lambda row: {"finish_reason": "error", "error": "lost"}, num_parts=1)
+    run.parts = [*again.parts, *run.parts]
+    run.write()
+    assert night.sql("select count(*), bool_and(status = 'ok') from snippets") == [(3, True)]
+
+
+def test_a_night_with_nothing_to_do_leaves_a_run(night: Any) -> None:
+    night.run()
+    run = night.run()
+    assert night.sql("select num_rows, num_ok, num_errors from runs where run_id = ?", [run.record.run_id]) == [
+        (0, 0, 0)
+    ]
+
+
+def test_a_run_that_ended_before_it_had_read(night: Any) -> None:
+    run = night.prepare(status="failed", error="no such model")
+    write_answers(night.path, run.workload, run.record, None, None, [], [])
+    assert night.sql("select status, error, num_rows from runs") == [("failed", "no such model", 0)]
+    write_answers(night.path, run.workload, run.record, run.read.requests, None, [], [])
+    assert night.sql("select num_rows, num_unanswered from runs") == [(3, 3)]
+
+
+def test_an_error_halfway_leaves_nothing(night: Any) -> None:
+    night.run()
+    before = [night.sql(ANSWERS), night.sql("from runs"), night.sql("from steps order by all")]
+    run = night.prepare(full=True)
+    run.steps = [run.tokens]  # a whole artifact, of other columns: the last insert but one fails
+    with pytest.raises(DatabaseError, match="partition"):
+        run.write()
+    assert [night.sql(ANSWERS), night.sql("from runs"), night.sql("from steps order by all")] == before
+
+
+class InterruptedSteps(list[ArtifactRef]):
+    """Steps that are read twice, first to be checked, then inside the transaction, where Ctrl-C is pressed."""
+
+    num_reads = 0
+
+    def __iter__(self) -> Iterator[ArtifactRef]:
+        self.num_reads += 1
+        if self.num_reads > 1:
+            raise KeyboardInterrupt
+        return super().__iter__()
+
+
+def test_ctrl_c_inside_the_transaction_leaves_nothing(night: Any) -> None:
+    run = night.prepare()
+    steps, run.steps = run.steps, InterruptedSteps(run.steps)
+    with pytest.raises(KeyboardInterrupt):
+        run.write()
+    assert night.sql("select (select count(*) from snippets), (select count(*) from runs)") == [(0, 0)]
+    run.steps = steps
+    assert run.write().num_ok == 3
+
+
+KILLED = """
+import sys, time
+from tasks.artifact import describe_parquet
+from tasks.run_folder import list_finished_parts, load_manifest
+from tasks.workload import load_workload
+from tasks.write import write_answers
+
+class SlowSteps(list):
+    num_reads = 0
+    def __iter__(self):
+        self.num_reads += 1
+        if self.num_reads > 1:
+            print("inside", flush=True)
+            time.sleep(600)
+        return super().__iter__()
+
+database, folder = sys.argv[1:]
+names = ("requests", "tokens", "steps/part-00000")
+requests, tokens, steps = (describe_parquet(f"{folder}/{name}.parquet") for name in names)
+record = load_manifest(folder).record
+write_answers(
+    database, load_workload("snippets"), record, requests, tokens, list_finished_parts(folder), SlowSteps([steps])
+)
+"""
+
+
+def test_a_process_killed_inside_the_transaction_leaves_nothing(night: Any) -> None:
+    night.run()
+    before = [night.sql(ANSWERS), night.sql("from runs")]
+    run = night.prepare(full=True)
+    folder = str(Path(run.read.requests.path).parent)
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(night.path), folder], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "inside\n"
+        child.kill()
+    assert [night.sql(ANSWERS), night.sql("from runs")] == before
+    assert run.write().num_ok == 3
+
+
+@pytest.mark.parametrize("which", ["requests", "tokens", "part", "steps"])
+def test_a_damaged_artifact_is_found_before_the_database_is_touched(night: Any, which: str) -> None:
+    run = night.prepare()
+    damaged = {"requests": run.read.requests, "tokens": run.tokens, "part": run.parts[0], "steps": run.steps[0]}[which]
+    content = bytearray(Path(damaged.path).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(damaged.path).write_bytes(content)
+    with pytest.raises(ArtifactError, match="changed or damaged"):
+        run.write()
+    assert night.sql("select count(*) from runs") == [(0,)]
+
+
+def test_only_whole_parts_of_a_folder_are_written(night: Any) -> None:
+    run = night.prepare(num_parts=3)
+    folder = Path(run.read.requests.path).parent
+    torn = Path(run.parts[1].path)
+    torn.write_bytes(torn.read_bytes()[:-9])
+    (folder / "parts" / ".part-00009.parquet.1-ab.tmp").write_bytes(b"PAR1")
+    run.parts = list_finished_parts(folder)
+    (folder / "parts" / ".part-00009.parquet.1-ab.tmp").unlink()
+    assert [Path(ref.path).name for ref in run.parts] == ["part-00000.parquet", "part-00002.parquet"]
+    assert run.write().num_ok == 2
+
+
+def test_ranks_are_dense_within_a_query_and_ties_go_by_key(night: Any) -> None:
+    night.sql("insert into documents select 'e' || i, 't', 'body' from range(3) t(i)")
+    night.sql("insert into ranking_candidates select 'q1', doc_id from documents")
+    night.sql("insert into ranking_candidates values ('q2', 'd1'), ('q2', 'absent')")
+    values = {"d1": 0.5, "d2": 0.75, "e0": 0.5, "e1": 0.9, "e2": 0.1}
+    night.run("ranking", score(values))
+    ranked = "select query_id, doc_id, rank, label from rankings order by query_id, rank nulls last"
+    assert night.sql(ranked) == [
+        ("q1", "e1", 1, "Yes"),
+        ("q1", "d2", 2, "Yes"),
+        ("q1", "d1", 3, "Yes"),
+        ("q1", "e0", 4, "Yes"),
+        ("q1", "e2", 5, "No"),
+        ("q2", "d1", 1, "Yes"),
+        ("q2", "absent", None, None),
+    ]
+    assert night.sql(
+        "select score, round(exp(label_logprobs[1]), 12), finish_reason from rankings where rank = 1 "
+        "and query_id = 'q1'"
+    ) == [(0.9, 0.9, "scored")]
+
+
+def test_ranks_of_touched_queries_count_older_answers_too(night: Any) -> None:
+    night.sql("insert into ranking_candidates values ('q1', 'd1'), ('q2', 'd1')")
+    first = night.run("ranking", score({"d1": 0.5}))
+    night.sql("insert into ranking_candidates values ('q1', 'd2')")
+    second = night.run("ranking", score({"d2": 0.75}))
+    assert second.read.num_selected == 1
+    assert night.sql("select run_id, query_id, doc_id, rank from rankings order by query_id, rank") == [
+        (second.record.run_id, "q1", "d2", 1),
+        (first.record.run_id, "q1", "d1", 2),
+        (first.record.run_id, "q2", "d1", 1),
+    ]
+    night.sql("update documents set body = 'worse' where doc_id = 'd2'")
+    night.run("ranking", score({"d2": 0.25}))
+    assert night.sql("select doc_id, rank from latest_rankings where query_id = 'q1' order by rank") == [
+        ("d1", 1),
+        ("d2", 2),
+    ]
+    assert night.sql("select rank from rankings where run_id = ?", [first.record.run_id]) == [(1,), (1,)]
+
+
+def test_a_candidate_listed_twice_shares_its_rank(night: Any) -> None:
+    night.sql("insert into ranking_candidates values ('q1', 'd1'), ('q1', 'd1'), ('q1', 'd2')")
+    night.run("ranking", score({"d1": 0.75, "d2": 0.5}))
+    assert night.sql("select doc_id, rank from rankings order by all") == [("d1", 1), ("d1", 1), ("d2", 2)]
+    assert night.sql("select doc_id, rank from latest_rankings order by all") == [("d1", 1), ("d2", 2)]
+
+
+def test_a_failed_candidate_leaves_the_ranks(night: Any) -> None:
+    night.sql("insert into ranking_candidates values ('q1', 'd1'), ('q1', 'd2')")
+    night.run("ranking", score({"d1": 0.75, "d2": 0.5}))
+    night.sql("update documents set body = null where doc_id = 'd1'")
+    night.run("ranking", score({}))
+    assert night.sql("select doc_id, rank, status from latest_rankings order by all") == [
+        ("d1", None, "error"),
+        ("d2", 1, "ok"),
+    ]
+    assert night.sql("select doc_id, rank from rankings where status = 'ok' and doc_id = 'd2'") == [("d2", 1)]
+
+
+def test_a_reference_with_another_row_count_is_refused(night: Any) -> None:
+    run = night.prepare()
+    run.tokens = ArtifactRef(path=run.tokens.path, num_rows=run.tokens.num_rows + 1, digest=run.tokens.digest)
+    with pytest.raises(ArtifactError, match="has 3 rows, expected 4"):
+        run.write()
+
+
+def test_a_lock_is_waited_for(night: Any) -> None:
+    run = night.prepare()
+    program = f"import duckdb, time; c = duckdb.connect({str(night.path)!r}); print(1, flush=True); time.sleep(1.5)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        started = time.monotonic()
+        assert run.write().num_ok == 3
+        assert time.monotonic() - started > 0.5
+
+
+def test_a_workload_that_shares_an_output_table(night: Any) -> None:
+    run = night.run()
+    other = replace(run.workload, name="longer", decoding=replace(run.workload.decoding, max_new_tokens=99))
+    night.run(other, lambda row: {"answer": "longer", "finish_reason": "eos"})
+    assert night.sql("select distinct snippet from latest_snippets") == [("longer",)]
+    assert night.sql("select workload from run_summary") == [("longer",), ("snippets",)]
