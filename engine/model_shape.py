@@ -1,0 +1,88 @@
+"""What a decoder-only transformer computes and keeps per token, read from its config.json; no weights are needed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder with gated feed-forward layers (Llama, Mistral, Qwen) and of its number format.
+
+    Attributes:
+        value_bytes: of one weight and of one number in the KV cache.
+        has_tied_embeddings: the output layer is the embedding table.
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    has_tied_embeddings: bool
+    value_bytes: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, value_bytes: int) -> "ModelShape":
+        """Reads the keys that transformers writes.
+
+        Raises:
+            ModelError: a size is missing or no positive whole number, or the feed-forward layers are routed (experts).
+        """
+        values = config.get("text_config", config)
+        if not isinstance(values, Mapping):
+            raise ModelError(f"config.json: text_config must be an object, got {values!r}")
+        for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+            if values.get(name):
+                raise ModelError(f"config.json: models with experts have no cost model here, got {name}={values[name]}")
+        num_q_heads = _size(values, "num_attention_heads")
+        hidden_size = _size(values, "hidden_size")
+        return cls(
+            num_layers=_size(values, "num_hidden_layers"),
+            hidden_size=hidden_size,
+            intermediate_size=_size(values, "intermediate_size"),
+            num_q_heads=num_q_heads,
+            num_kv_heads=_size(values, "num_key_value_heads", num_q_heads),
+            head_dim=_size(values, "head_dim", hidden_size // num_q_heads),
+            vocab_size=_size(values, "vocab_size"),
+            has_tied_embeddings=bool(values.get("tie_word_embeddings", False)),
+            value_bytes=value_bytes,
+        )
+
+    @property
+    def num_layer_weights(self) -> int:
+        """Weights of all layers' matrices, each used once per token; norms and biases are too small to count."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_q_heads + 2 * self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def num_head_weights(self) -> int:
+        """Weights of the output layer, used once per row whose next token is drawn."""
+        return self.hidden_size * self.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take."""
+        num_tables = 1 if self.has_tied_embeddings else 2
+        return (self.num_layer_weights + num_tables * self.num_head_weights) * self.value_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.value_bytes
+
+    @property
+    def flops_per_attention_pair(self) -> int:
+        """Of one query token meeting one key token, in all layers: a product for the score and one for the value."""
+        return 4 * self.num_layers * self.num_q_heads * self.head_dim
+
+
+def _size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = values.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json: {name} must be a positive whole number, got {value!r}")
+    return value

@@ -1,0 +1,157 @@
+"""Fixtures that every test may use: a private environment, tiny checkpoints of each family, the demo's model."""
+
+import atexit
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Prefect and the model cache read these when they are imported, so they are set before anything else is.
+_PRIVATE = tempfile.TemporaryDirectory(prefix="batchloom-tests-")
+os.environ.update(
+    BATCHLOOM_CACHE=f"{_PRIVATE.name}/cache",
+    PREFECT_HOME=f"{_PRIVATE.name}/prefect",
+    PREFECT_LOCAL_STORAGE_PATH=f"{_PRIVATE.name}/prefect/storage",
+    PREFECT_SERVER_ANALYTICS_ENABLED="false",
+    PREFECT_CLI_PROMPT="false",
+    DO_NOT_TRACK="1",
+    HF_HUB_OFFLINE="1",
+)
+
+
+@atexit.register
+def _close_stderr() -> None:
+    """Registered first, so called last: after it, DuckDB's bindings list as leaks what the test session still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+# The same examples on every machine where failures are to be compared, new ones where somebody looks for them.
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "search")
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+VOCAB_SIZE = 512
+MAX_POSITIONS = 1024
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOKENIZER_TEXT = (
+    "A night watchman walks around the house and writes down what he has seen.",
+    "The first query asks for the author of the document; the second asks when it was written.",
+    "Answer the question with words from the text. Is this document about the question? Answer yes or no.",
+    "Rows come in, rows go out: 0 1 2 3 4 5 6 7 8 9, each one once, in the order of their keys.",
+    "Ein Wächter geht nachts um das Haus. Le veilleur écrit ce qu'il a vu. 夜警は見たことを書く。",
+    "def answer(question):\n    return {'text': question.strip(), 'score': 0.5}\n",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_environment() -> Iterator[None]:
+    """Removes the private folders when the last test has run."""
+    yield
+    _PRIVATE.cleanup()
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the checkpoint folder of a family ("llama", "mistral", "qwen2", "qwen3"), made once a session.
+
+    Random float32 weights from a fixed seed in safetensors, a byte-level BPE tokenizer, a chat template; grouped query
+    heads everywhere. Norms and biases are random too, so that one left out shows.
+    """
+    folders: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in folders:
+            folder = tmp_path_factory.mktemp(f"tiny-{family}")
+            _save_model(family, folder)
+            _save_tokenizer(folder)
+            folders[family] = folder
+        return folders[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    """The folder of a tiny Llama, for tests that any model serves."""
+    return tiny_checkpoint("llama")
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The demo's model as a GGUF file; `make test` puts it where it is looked for, and its absence is a failure."""
+    from flows.demo import find_demo_model
+
+    return find_demo_model()
+
+
+def _save_model(family: str, folder: Path) -> None:
+    import torch
+    import transformers
+
+    shape = {
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": MAX_POSITIONS,
+        "num_hidden_layers": 2,
+        "intermediate_size": 160,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    configs = {
+        "llama": transformers.LlamaConfig(
+            **shape, hidden_size=96, num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True
+        ),
+        "mistral": transformers.MistralConfig(
+            **shape, hidden_size=64, num_attention_heads=4, num_key_value_heads=1, sliding_window=None
+        ),
+        "qwen2": transformers.Qwen2Config(
+            **shape, hidden_size=96, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False
+        ),
+        "qwen3": transformers.Qwen3Config(
+            **shape, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True
+        ),
+    }
+    if family not in configs:
+        raise ValueError(f"no tiny checkpoint of family {family!r}; there are {FAMILIES}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(FAMILIES.index(family) + 1)
+        model = transformers.AutoModelForCausalLM.from_config(configs[family], dtype=torch.float32)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                is_norm = name.endswith("norm.weight")
+                parameter.normal_(mean=1.0 if is_norm else 0.0, std=0.2 if is_norm else 0.12)
+    model.save_pretrained(folder)
+
+
+def _save_tokenizer(folder: Path) -> None:
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(CONTROL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TOKENIZER_TEXT, trainer)
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=CONTROL_TOKENS[0],
+        eos_token=CONTROL_TOKENS[2],
+        pad_token=CONTROL_TOKENS[0],
+        additional_special_tokens=list(CONTROL_TOKENS),
+        model_max_length=MAX_POSITIONS,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.save_pretrained(folder)
