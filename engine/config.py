@@ -33,7 +33,7 @@ class EngineConfig:
     block_size: int = 16
     chunk_tokens: int = 1024
     kv_memory_bytes: int | Literal["auto"] = "auto"
-    memory_fraction: float = 0.5
+    memory_fraction: float = 0.8
     max_model_len: int | Literal["auto"] = "auto"
     output_reserve: float = 1.0
     compile: Literal["auto", "always", "never"] = "auto"
