@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from engine.prefix_groups import PrefixGroup, rebuild_groups
 from engine.request import Request
@@ -77,7 +77,7 @@ def read_planned_rows(tokens: ArtifactRef, plan: ArtifactRef) -> PlannedRows:
 
 def make_requests(rows: PlannedRows, workload: Workload, checkpoint: Path) -> list[Request]:
     """A request for each row, as the workload asks it; only the tokenizer of the checkpoint is read."""
-    settings: dict[str, object] = asdict(workload.decoding)
+    settings: dict[str, Any] = asdict(workload.decoding)
     if workload.mode == "score":
         codec = TextCodec.load(checkpoint)
         settings = {"labels": tuple(encode_labels(workload.labels, build_prompt_format(workload.prompt, codec), codec))}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engine.step_record import StepRecord
 
@@ -92,14 +92,13 @@ def watch_progress(run_folder: str | Path, title: str, num_rows: int, stream: IO
 
 
 def _draw(run_folder: Path, title: str, num_rows: int, console: Console, has_ended: threading.Event) -> None:
-    columns = (
+    columns = (  # within 80 characters for a million rows
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=10),
         MofNCompleteColumn(),
-        TextColumn("rows · {task.fields[tokens]:,} tokens · {task.fields[rate]:,.0f} tokens/s ·"),
-        TimeElapsedColumn(),
-        TextColumn("· left"),
+        TextColumn("rows {task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
         TimeRemainingColumn(),
+        TextColumn("left"),
     )
     started = time.monotonic()
     with Progress(*columns, console=console) as bar:

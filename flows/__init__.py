@@ -1,0 +1,1 @@
+"""What runs: each flow reads like the picture of what it does."""

@@ -1,0 +1,98 @@
+"""The command line of the explain flow: the nightly flow's options and a device; a page for people or JSON."""
+
+import argparse
+import atexit
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow
+from pydantic import ValidationError
+from rich.console import Console
+
+from engine.device import DEVICES
+from engine.errors import BatchloomError
+from flows.cli import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    _add_settings,
+    _close_stderr,
+    _option,
+    _plain_log,
+    _quiet_prefect,
+    _terminate,
+)
+from flows.explain_page import show_forecast
+from flows.settings import EngineSettings, PlanSettings
+
+
+def main(explain: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
+    """Run the flow with the options in `arguments` (the process's own if None); returns the exit code."""
+    options = {name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None}
+    as_json, device = options.pop("json"), options.pop("device")
+    try:
+        settings = {name: options.pop(name) for name in EngineSettings.model_fields if name in options}
+        engine = EngineSettings.model_validate(settings)
+        planning = PlanSettings.model_validate({name: options.pop(name) for name in PlanSettings.model_fields})
+    except ValidationError as error:
+        return _fail("; ".join(f"{_option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
+    atexit.register(_close_stderr)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with _plain_log(), _quiet_prefect(options["database"]):
+            for handler in logging.getLogger("batchloom").handlers:
+                if isinstance(handler, logging.StreamHandler):
+                    handler.setStream(sys.stderr)  # standard output is the answer's
+            forecasts = explain(**options, device=device, engine=engine, planning=planning)
+    except (BatchloomError, OSError) as error:
+        return _fail(" ".join(str(error).split()), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _fail("stopped", EXIT_INTERRUPTED)
+    if as_json:
+        print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1))
+    else:
+        for forecast in forecasts:
+            show_forecast(forecast, Console())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.explain",
+        description="Say what the nightly flow would do and how long it would take, without loading the model.",
+        conflict_handler="resolve",
+    )
+    parser.add_argument("--database", type=Path, required=True, help="DuckDB file")
+    parser.add_argument("--model", required=True, help="checkpoint folder, GGUF file or hub id")
+    parser.add_argument(
+        "--workload",
+        dest="workloads",
+        action="append",
+        metavar="NAME",
+        help="shipped workload by name or a TOML file by its path; again for more; default: snippets, then ranking",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a page")
+    parser.add_argument("--full", action="store_true", help="explain every row, not only what is new or changed")
+    parser.add_argument(
+        "--lock-timeout-seconds", type=float, metavar="VALUE", help="to wait for a locked database (default: 30)"
+    )
+    for settings in (EngineSettings, PlanSettings):
+        _add_settings(parser, settings)
+    parser.add_argument(  # in place of the engine's own, which only knows what this machine has
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help=f"{', '.join(DEVICES)}; cpu or cuda: of this machine; auto: its GPU, else its CPU (default: auto)",
+    )
+    return parser
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"explain: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,137 @@
+"""A forecast as a page for people."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from engine.sharing_shape import Quantiles
+from tasks.forecast import Forecast, Prediction
+
+
+def show_forecast(forecast: Forecast, console: Console) -> None:
+    """Prints everything that is known of one workload."""
+    console.rule(f"{forecast.workload}: {forecast.label}, no model was loaded", align="left", style="none")
+    if forecast.shape is None:
+        console.print(f"Nothing new to do; {forecast.num_already_done:,} rows were answered before.\n")
+        return
+    console.print(_facts(_work_facts(forecast)))
+    console.print(_policies(forecast))
+    if forecast.field_orders:
+        console.print(_orders(forecast))
+    if forecast.prediction is not None:
+        console.print(_facts(_run_facts(forecast.prediction)))
+        console.print(_what_ifs(forecast.prediction))
+    for sentence in forecast.advice or ("Nothing that was tried would help by 5% or more.",):
+        console.print(f"- {sentence}", markup=False, highlight=False)
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in forecast.seconds.items())
+    console.print(f"\nExplained in {sum(forecast.seconds.values()):.1f} s: {stages}.\n", highlight=False)
+
+
+def _work_facts(forecast: Forecast) -> list[tuple[str, str]]:
+    shape = forecast.shape
+    assert shape is not None
+    return [
+        ("rows to answer", f"{forecast.num_rows:,} ({forecast.num_already_done:,} answered before)"),
+        ("of these", f"{forecast.num_duplicates:,} duplicates, {forecast.num_error_rows:,} with an error"),
+        ("prompt tokens", f"{forecast.num_prompt_tokens:,}"),
+        (
+            "groups",
+            f"{shape.num_groups:,}, of which {shape.num_sharing_groups:,} share a prefix, "
+            f"in {forecast.num_partitions:,} partitions",
+        ),
+        ("prefix tree", f"{shape.num_tree_nodes:,} shared beginnings; levels above a prompt: {_spread(shape.levels)}"),
+        ("share degree", f"{_spread(shape.share_degree)} prompts"),
+        ("prefix length", f"{_spread(shape.prefix_tokens)} tokens"),
+    ]
+
+
+def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
+    device, run, kv = prediction.device, prediction.run, prediction.kv
+    answer = prediction.answer
+    source = f"the mean of {answer.num_earlier_answers:,} earlier ones" if answer.num_earlier_answers else "the most"
+    shares = ", ".join(
+        f"{name} {seconds / run.seconds:.0%}" for name, seconds in run.seconds_by_resource.items() if seconds
+    )
+    facts = [
+        ("device", f"{device.name}: {device.title}"),
+        (
+            "assumed",
+            f"{device.flops_per_second(prediction.dtype) / 1e12:,.3g} TFLOP/s in {prediction.dtype}, "
+            f"{device.bytes_per_second / 1e9:,.4g} GB/s; {device.source}, "
+            f"times {device.compute_efficiency:g} and {device.memory_efficiency:g}; "
+            f"{device.host_s_per_layer * 1e3:g} ms of the host a layer and step",
+        ),
+        ("predicted time", f"{_duration(run.seconds)}, bound by {run.bound} ({shares})"),
+        ("cool-down", f"{run.cool_down_seconds / run.seconds:.0%} of the time in steps with nothing left to start"),
+        (
+            "steps",
+            f"{run.num_steps:,} for {run.num_prompt_tokens:,} prompt and {run.num_decode_tokens:,} decode tokens",
+        ),
+        ("running", f"at most {run.peak_running_requests:,} requests after a step"),
+        ("KV memory", f"at most {_size(kv.peak_bytes)} of {_size(kv.budget_bytes)}"),
+        ("weights", _size(prediction.weight_bytes)),
+        ("preemptions", f"{run.num_preempted_requests:,}"),
+    ]
+    if answer.num_tokens > 1 or answer.num_earlier_answers:
+        facts.insert(2, ("answer length", f"{answer.num_tokens} tokens, {source}"))
+    return facts
+
+
+def _policies(forecast: Forecast) -> Table:
+    table = _table("Prompt tokens that each way of sharing saves", "sharing", "computed", "saved", "of the best")
+    best = forecast.best_saving_ratio
+    for policy in forecast.policies:
+        reached = f"{policy.token_saving_ratio / best:.1%}" if best else "-"
+        saved = f"{policy.token_saving_ratio:.1%}"
+        table.add_row(policy.name, f"{policy.num_processed_tokens:,}", saved, reached)
+    num_best = round(forecast.num_prompt_tokens * (1 - best))
+    table.add_row("the best any could reach", f"{num_best:,}", f"{best:.1%}", "100.0%" if best else "-")
+    return table
+
+
+def _orders(forecast: Forecast) -> Table:
+    table = _table("Orders of the template's fields, by text that whole fields share", "order", "saved", "")
+    for order in forecast.field_orders:
+        mark = "as it is" if order.is_current else ""
+        table.add_row(escape(", ".join(order.fields)), f"{order.saving_ratio:.1%}", mark)
+    return table
+
+
+def _what_ifs(prediction: Prediction) -> Table:
+    table = _table("Settings tried on some partitions", "option", "time", "partitions")
+    for what_if in prediction.what_ifs:
+        table.add_row(what_if.option, f"{what_if.time_ratio - 1:+.1%}", f"{what_if.num_partitions}")
+    return table
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in facts:
+        table.add_row(name, escape(value))
+    return table
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _spread(values: Quantiles) -> str:
+    return f"{values.low:,} / {values.median:,} / {values.high:,} (10% / 50% / 90%), at most {values.largest:,}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if hours < 2 else f"{hours:.1f} h"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.2f} MB"

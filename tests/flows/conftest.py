@@ -1,0 +1,104 @@
+"""A real Prefect server for the session, and a database file as a team might have it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from prefect.settings import PREFECT_API_URL
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.nightly import nightly
+from flows.settings import EngineSettings, PlanSettings
+from tasks.database import connect
+from tasks.run_folder import runs_folder
+from tasks.run_summary import RunSummary
+from tasks.schema import create_schema
+
+BODY = "The night watchman walks around house {} and writes down what he has seen. "
+ENGINE = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128)
+
+
+@dataclass
+class Nights:
+    """A database and the nights over it."""
+
+    path: Path
+    model: Path
+
+    @property
+    def runs(self) -> Path:
+        return runs_folder(self.path)
+
+    def sql(self, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        with duckdb.connect(str(self.path)) as connection:
+            return connection.execute(query, parameters).fetchall()
+
+    def run(self, *workloads: str, partition_tokens: int = 1500, **parameters: Any) -> list[RunSummary]:
+        """One night, with the real flow."""
+        return nightly(
+            database=self.path,
+            model=str(self.model),
+            workloads=workloads or ("snippets", "ranking"),
+            engine=parameters.pop("engine", ENGINE),
+            planning=PlanSettings(partition_tokens=partition_tokens),
+            **parameters,
+        )
+
+    def answers(self) -> dict[tuple[str, str], tuple[Any, ...]]:
+        """What an analyst sees: (doc_id, query_id) to (status, snippet, error)."""
+        rows = self.sql("select doc_id, query_id, status, snippet, error from latest_snippets")
+        return {(doc_id, query_id): rest for doc_id, query_id, *rest in rows}
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[str]:
+    """The URL of a server that all flows of this process use from here on."""
+    with prefect_test_harness(server_startup_timeout=60):
+        yield str(PREFECT_API_URL.value())
+
+
+@pytest.fixture
+def nights(tmp_path: Path, tiny_llama: Path) -> Nights:
+    """Four documents of which each three queries ask, all fine; six candidates to rank. Nothing answered."""
+    nights = Nights(tmp_path / "team.duckdb", tiny_llama)
+    with connect(nights.path, create=True) as connection:
+        create_schema(connection)
+    documents = [(f"d{i}", f"House {i}", BODY.format(i) * (2 + i)) for i in range(4)]
+    queries = [(f"q{i}", f"what did he see in house {i}?") for i in range(3)]
+    with duckdb.connect(str(nights.path)) as connection:
+        connection.executemany("insert into documents values (?, ?, ?)", documents)
+        connection.executemany("insert into queries values (?, ?)", queries)
+        connection.execute("insert into snippet_requests select doc_id, query_id from documents, queries")
+        connection.execute("insert into ranking_candidates select query_id, doc_id from documents, queries limit 6")
+    return nights
+
+
+@pytest.fixture
+def add_bad_rows() -> Callable[[Nights], dict[tuple[str | None, str | None], str]]:
+    return _add_bad_rows
+
+
+def _add_bad_rows(nights: Nights) -> dict[tuple[str | None, str | None], str]:
+    """Requests that cannot be answered, each with a part of the reason that its row must give."""
+    with duckdb.connect(str(nights.path)) as connection:
+        connection.execute("alter table documents alter body type blob using encode(body)")
+        connection.execute("insert into documents values ('d-bytes', 'Bytes', ?)", [b"ab\xff\xfe"])
+        connection.executemany(
+            "insert into documents values (?, 'Bad', ?)",
+            [("d-null", None), ("d-empty", b"  \n"), ("d-long", BODY.format("x").encode() * 100)],
+        )
+        connection.execute("insert into queries values ('q-empty', '')")
+        reasons: dict[tuple[str | None, str | None], str] = {
+            ("d-bytes", "q0"): "UTF-8",
+            ("d-null", "q0"): "body is NULL",
+            ("d-empty", "q0"): "body is empty",
+            ("d-long", "q0"): "the limit is 976: 1024 of the model less 48 for the answer",
+            ("d0", "q-empty"): "query_text is empty",
+            ("d-gone", "q0"): "'d-gone' is not in documents",
+            (None, "q0"): "doc_id",
+        }
+        connection.executemany("insert into snippet_requests values (?, ?)", list(reasons))
+    return reasons

@@ -1,0 +1,226 @@
+"""`python -m flows.nightly` as a process: exit codes, one line for an error, Ctrl-C, SIGTERM, kill -9."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from flows.nightly import nightly
+
+ROOT = Path(__file__).parents[2]
+STOPPED = "nightly: stopped; finished partitions are kept, and the next run does the rest"
+OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128")
+
+
+@dataclass
+class Command:
+    """One call of the command line. It writes to files: a child that outlives it must not keep a pipe open."""
+
+    process: "subprocess.Popen[bytes]"
+    folder: Path
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def errors(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def wait(self, seconds: float = 120.0) -> int:
+        return self.process.wait(seconds)
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(nights: Any, prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts the command line on the database, in a process group of its own.
+
+    Its Prefect server is the session's, to save the time of starting one, or with ``own_server=True`` a temporary one,
+    as on a machine without any.
+    """
+    commands = []
+
+    def begin(*options: str, own_server: bool = False, **streams: Any) -> Command:
+        arguments = [
+            sys.executable,
+            "-m",
+            "flows.nightly",
+            "--database",
+            str(nights.path),
+            "--model",
+            str(nights.model),
+        ]
+        environment = os.environ | ({} if own_server else {"PREFECT_API_URL": prefect_server})
+        folder = tmp_path_factory.mktemp("command")
+        with open(folder / "stdout", "wb") as stdout, open(folder / "stderr", "wb") as stderr:
+            process = subprocess.Popen(
+                [*arguments, *OPTIONS, *options],
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+                **({"stdout": stdout, "stderr": stderr} | streams),
+            )
+        commands.append(Command(process, folder))
+        return commands[-1]
+
+    yield begin
+    for command in commands:
+        with suppress(ProcessLookupError):
+            os.killpg(command.process.pid, signal.SIGKILL)
+        command.wait()
+
+
+def wait_for(condition: Callable[[], Any], command: Command, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert command.process.poll() is None, command.errors
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
+def many_documents(nights: Any, count: int) -> None:
+    """One prefix group each, so that they become partitions of their own."""
+    nights.sql(
+        "insert into documents select 'm' || i, 'Tower ' || i, i || ' towers stand in the night. ' || repeat('So ', i)"
+        " from range(?) as numbers (i)",
+        [count],
+    )
+    nights.sql("insert into snippet_requests select doc_id, query_id from documents, queries where doc_id like 'm%'")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--database", "{tmp}/none.duckdb"), "no database at {tmp}/none.duckdb: no such file"),
+        (("--database", "{tmp}/text.duckdb"), "{tmp}/text.duckdb cannot be opened"),
+        (("--model", "{tmp}/nothing"), "model '{tmp}/nothing': no such file or folder"),
+        (("--workload", "nonsense"), "no workload 'nonsense'"),
+        (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
+        (("--chunk-tokens", "0"), "--chunk-tokens: Input should be greater than or equal to 1"),
+        (("--kv-memory", "much"), "--kv-memory: String should match pattern"),
+        (("--method", "best"), "--method: Input should be 'exact' or 'paper'"),
+    ],
+)
+@pytest.mark.usefixtures("prefect_server")
+def test_a_mistake_is_one_line(
+    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, str], message: str
+) -> None:
+    (tmp_path / "text.duckdb").write_text("this is no database, whatever its name says\n" * 100)
+    (tmp_path / "broken.toml").write_text("name = ")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    given = [option.format(tmp=tmp_path) for option in options]
+    arguments = ["--database", str(nights.path), "--model", str(nights.model), *given]
+    capfd.readouterr()
+    assert main(nightly, arguments) in (1, 2)
+    errors = capfd.readouterr().err.splitlines()
+    assert len(errors) == 1, errors
+    assert message.format(tmp=tmp_path) in errors[0]
+    assert errors[0].startswith("nightly: ")
+    tables = nights.sql("select count(*) from snippets union all select count(*) from runs")
+    assert tables == [(0,), (0,)]
+    after = {path.name for path in tmp_path.iterdir()} - {f"{nights.path.name}.runs"}
+    assert sorted(after) == before
+
+
+def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start) -> None:
+    hold = (
+        f"import duckdb, time; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        command = start("--lock-timeout-seconds", "1")
+        assert command.wait() == 1
+        holder.kill()
+    assert (command.output, len(command.errors.splitlines())) == ("", 1)
+    assert f"is locked by process {holder.pid}" in command.errors
+
+
+@pytest.mark.slow
+def test_a_whole_night_and_one_with_nothing_new(nights: Any, start: Start) -> None:
+    command = start(own_server=True)
+    assert (command.wait(), command.errors) == (0, "")
+    assert "snippets: 12 rows to answer" in command.output
+    assert "snippets: completed: 12 rows answered, 0 failed" in command.output
+    assert "ranking: completed: 6 rows answered" in command.output
+    started = time.monotonic()
+    command = start(own_server=True)
+    assert (command.wait(), command.errors) == (0, "")
+    assert command.output.splitlines() == [
+        "snippets: nothing new to do; 12 rows were answered before",
+        "ranking: nothing new to do; 6 rows were answered before",
+    ]
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_night_with_nothing_new_does_not_import_what_computes(nights: Any) -> None:
+    nights.run()
+    check = (
+        "import sys; from pathlib import Path; from flows.nightly import nightly;"
+        f"summaries = nightly(Path({str(nights.path)!r}), {str(nights.model)!r}, engine={{'dtype': 'float32'}});"
+        "assert [summary.num_rows for summary in summaries] == [0, 0];"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
+def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
+    many_documents(nights, 40)
+    ((num_requests,),) = nights.sql("select count(*) from snippet_requests")
+    command = start("--workload", "snippets", "--partition-tokens", "1", own_server=how == "ctrl-c")
+    wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)
+    if how == "ctrl-c":  # as a terminal sends it: to every process of the job, its Prefect server included
+        os.killpg(command.process.pid, signal.SIGINT)
+    else:
+        command.process.send_signal(signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
+    assert command.wait(15) == exit_code
+    if how == "kill":
+        assert nights.sql("select count(*) from snippets") == [(0,)]
+    else:
+        assert command.errors.splitlines() == [STOPPED] * (how == "ctrl-c")
+        assert "snippets: interrupted: " in command.output
+        ((status, num_ok, num_unanswered),) = nights.sql("select status, num_ok, num_unanswered from runs")
+        assert (status, num_ok + num_unanswered) == ("interrupted", num_requests)
+        assert nights.sql("select count(*) from snippets where status = 'ok'") == [(num_ok,)]
+
+    nights.run("snippets")
+    first, second = nights.sql("select status, num_rows, num_ok, num_already_done from runs order by started_at")
+    assert first[:2] == ("interrupted", num_requests)
+    assert 6 <= first[2] < num_requests
+    assert second == ("completed", num_requests - first[2], num_requests - first[2], first[2])
+    num_answers = "select count(*), count(distinct (doc_id, query_id)) from snippets where status = 'ok'"
+    assert nights.sql(num_answers) == [(num_requests, num_requests)]
+    assert not list(nights.runs.glob("*/parts"))
+
+
+def test_a_terminal_shows_a_bar(nights: Any, start: Start) -> None:
+    controller, terminal = pty.openpty()
+    command = start("--workload", "snippets", stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # which is how reading ends when the other side is closed
+        while block := os.read(controller, 4096):
+            shown += block
+    os.close(controller)
+    assert command.wait() == 0
+    lines = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode().replace("\r", "\n").splitlines()
+    assert any(re.search(r"snippets .* 12/12 rows [1-9][\d,]* tokens [1-9][\d,]*/s .*left", line) for line in lines), (
+        lines
+    )

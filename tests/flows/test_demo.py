@@ -1,0 +1,51 @@
+"""The demo as `make demo` runs it, with a tiny model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.database import connect
+
+
+def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flows.demo", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_path: Path) -> None:
+    first = run_demo(tmp_path, "--model", str(tiny_llama))
+    assert first.returncode == 0, first.stderr
+    assert "Built demo.duckdb: 37 documents" in first.stdout
+    for title in ("A few answers", "A few searches", "What sharing saved", "Look around with SQL"):
+        assert title in first.stdout
+    assert "Traceback" not in first.stderr
+    with connect(tmp_path / "demo.duckdb", read_only=True) as connection:
+        asked = connection.execute("select count(*) from snippet_requests").fetchone()
+        statuses = connection.execute("select count(*), count_if(status = 'ok') > 0 from latest_snippets").fetchone()
+        errors = connection.execute("select distinct finish_reason from failed_rows").fetchall()
+        ranked = connection.execute("select count(*) from latest_rankings").fetchone()
+    assert asked is not None
+    assert statuses == (*asked, True)
+    assert errors in ([], [("invalid",)])  # the tiny model's context is too short for the longest documents
+    assert ranked == (264,)
+
+    second = run_demo(tmp_path, "--model", str(tiny_llama))
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.count("nothing new to do") == 2
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    result = run_demo(tmp_path, "--model", str(tmp_path / "none.gguf"))
+    assert result.returncode != 0
+    assert "none.gguf" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
