@@ -1,0 +1,305 @@
+"""What the attention kernel needs on each architecture, compiled without a driver: shared memory, registers, spills.
+
+    python -m benchmarks.resources [--architecture sm_90 ...] [--every {shipped,default,variants}] [--json FILE]
+
+NVIDIA's figures are read from the cubin with the cuobjdump that Triton carries, AMD's from the code object's metadata.
+A register spilled to memory shows as a stack frame (NVIDIA) or as private segment and vgpr spills (AMD). AMD's compiler
+may also keep scalar registers in unused lanes of vector ones (sgpr_lanes): that touches no memory.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.kernels import fused, merge, write_kv
+from engine.kernels.tuned import CONFIG_FOLDER, Launch, load_tuned
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorLimits:
+    """Of one processor (SM or CU); a program may take all of program_shared_bytes."""
+
+    program_shared_bytes: int
+    shared_bytes: int
+    reserved_shared_bytes: int
+    registers: int
+    warps: int
+
+
+LIMITS = {
+    "sm_80": ProcessorLimits(
+        program_shared_bytes=163 * 1024, shared_bytes=164 * 1024, reserved_shared_bytes=1024, registers=65536, warps=64
+    ),
+    "sm_90": ProcessorLimits(
+        program_shared_bytes=227 * 1024, shared_bytes=228 * 1024, reserved_shared_bytes=1024, registers=65536, warps=64
+    ),
+    # Four SIMDs of 512 vector registers a lane, 64 lanes.
+    "gfx90a": ProcessorLimits(
+        program_shared_bytes=64 * 1024,
+        shared_bytes=64 * 1024,
+        reserved_shared_bytes=0,
+        registers=4 * 512 * 64,
+        warps=32,
+    ),
+    "gfx942": ProcessorLimits(
+        program_shared_bytes=64 * 1024,
+        shared_bytes=64 * 1024,
+        reserved_shared_bytes=0,
+        registers=4 * 512 * 64,
+        warps=32,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one compiled kernel takes.
+
+    Attributes:
+        registers: per thread (on AMD vector registers, accumulation registers included).
+        spilled_bytes: of memory per thread that holds spilled registers.
+        sgpr_lanes: AMD only: scalar registers kept in lanes of vector ones.
+        programs_per_processor: that fit at once.
+        matrix_instructions: by name, how often they occur in the code.
+    """
+
+    kernel: str
+    architecture: str
+    shared_bytes: int
+    registers: int
+    spilled_bytes: int
+    sgpr_lanes: int
+    programs_per_processor: int
+    matrix_instructions: Mapping[str, int]
+
+    def violations(self) -> list[str]:
+        """What of it does not fit the architecture, in words."""
+        limits = LIMITS[self.architecture]
+        found = []
+        if self.shared_bytes > limits.program_shared_bytes:
+            found.append(f"{self.shared_bytes} bytes of shared memory, limit {limits.program_shared_bytes}")
+        if self.spilled_bytes:
+            found.append(f"{self.spilled_bytes} bytes spilled per thread")
+        if not self.programs_per_processor:
+            found.append("does not fit a processor")
+        return found
+
+
+def compile_kernel(
+    kernel: Any,
+    architecture: str,
+    *,
+    dtypes: Mapping[str, str],
+    constants: Mapping[str, Any],
+    num_warps: int,
+    num_stages: int,
+    options: Mapping[str, Any],
+) -> Any:
+    """Compiles a jit function as its launcher would have it compiled: pointers, strides and offsets in units of 16.
+
+    Args:
+        dtypes: of the arguments that are neither strides nor constants, "*bf16" for a pointer.
+    """
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        is_step = name.startswith("stride") or name.endswith("_at")
+        signature[name] = "i32" if is_step else dtypes[name]
+        if is_step or signature[name].startswith("*"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, dict(constants), attributes)
+    chosen = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True, **options}
+    return triton.compile(source, target=TARGETS[architecture], options=chosen)
+
+
+def compile_attention(
+    architecture: str,
+    launch: Launch,
+    *,
+    element: str = "bf16",
+    head_dim: int,
+    group_size: int = 4,
+    block_size: int = 16,
+    has_window: bool = False,
+    has_cap: bool = False,
+    is_merging: bool = True,
+) -> Any:
+    """The attention kernel of one launch, as Triton's compiled object."""
+    tensors = dict.fromkeys(("out", "query", "key_cache", "value_cache"), f"*{element}")
+    others = {"work": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "counters": "*i32"}
+    return compile_kernel(
+        fused._attention_kernel,
+        architecture,
+        dtypes=tensors | others | {"scale": "fp32", "cap": "fp32", "window": "i32"},
+        constants={
+            "NUM_KV_HEADS": 8,
+            "GROUP_SIZE": group_size,
+            "HEAD_DIM": head_dim,
+            "HEAD_DIM_PADDED": triton.next_power_of_2(head_dim),
+            "BLOCK_SIZE": block_size,
+            "NARROW_M": launch.narrow.rows,
+            "NARROW_N": launch.narrow.tokens,
+            "WIDE_M": launch.wide.rows if launch.wide else 0,
+            "WIDE_N": launch.wide.tokens if launch.wide else 0,
+            "HAS_WINDOW": has_window,
+            "HAS_CAP": has_cap,
+            "WIDENS_DOT": False,
+            "IS_MERGING": is_merging,
+            "IS_AMD": TARGETS[architecture].backend == "hip",
+        },
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        options=launch.options,
+    )
+
+
+def compile_merge(architecture: str) -> Any:
+    """Relay's merge kernel."""
+    pointers = {"out": "*bf16", "partial_out": "*fp32", "partial_lse": "*fp32", "rows": "*i32", "num_pairs": "i32"}
+    constants = {"NUM_Q_HEADS": 32, "HEAD_DIM": 128, "M": 16}
+    return compile_kernel(
+        merge._merge_kernel, architecture, dtypes=pointers, constants=constants, num_warps=4, num_stages=2, options={}
+    )
+
+
+def compile_write_kv(architecture: str) -> Any:
+    """The kernel that writes keys and values."""
+    pointers = dict.fromkeys(("key", "value", "key_cache", "value_cache"), "*bf16")
+    constants = {
+        "NUM_KV_HEADS": 8, "NUM_KV_HEADS_PADDED": 8, "HEAD_DIM": 128, "HEAD_DIM_PADDED": 128, "BLOCK_SIZE": 16,
+    }  # fmt: skip
+    return compile_kernel(
+        write_kv._write_kv_kernel, architecture, dtypes=pointers | {"slots": "*i64"}, constants=constants,
+        num_warps=4, num_stages=2, options={},
+    )  # fmt: skip
+
+
+def resources_of(name: str, architecture: str, compiled: Any) -> Resources:
+    """Reads a compiled kernel's figures out of its machine code."""
+    shared_bytes = int(compiled.metadata.shared)
+    num_warps = int(compiled.metadata.num_warps)
+    limits = LIMITS[architecture]
+    if architecture.startswith("sm_"):
+        usage = _cubin_usage(compiled.asm["cubin"])
+        registers, spilled_bytes, sgpr_lanes = usage["REG"], usage["STACK"] + usage["LOCAL"], 0
+        registers_of_program = -(-registers // 8) * 8 * 32 * num_warps
+        text, patterns = compiled.asm["ptx"], (r"wgmma\.mma_async", r"mma\.sync", r"cp\.async\.c[ag]")
+    else:
+        text = compiled.asm["amdgcn"]
+        registers, sgpr_lanes = _amd_figure(text, "vgpr_count"), _amd_figure(text, "sgpr_spill_count")
+        spilled_bytes = _amd_figure(text, "private_segment_fixed_size") + 4 * _amd_figure(text, "vgpr_spill_count")
+        registers_of_program = -(-registers // 8) * 8 * 64 * num_warps
+        patterns = (r"v_mfma",)
+    by_shared = limits.shared_bytes // max(shared_bytes + limits.reserved_shared_bytes, 1)
+    return Resources(
+        kernel=name,
+        architecture=architecture,
+        shared_bytes=shared_bytes,
+        registers=registers,
+        spilled_bytes=spilled_bytes,
+        sgpr_lanes=sgpr_lanes,
+        programs_per_processor=min(by_shared, limits.registers // registers_of_program, limits.warps // num_warps),
+        matrix_instructions={pattern.replace("\\", ""): len(re.findall(pattern, text)) for pattern in patterns},
+    )
+
+
+def _cubin_usage(cubin: bytes) -> dict[str, int]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report)}
+
+
+def _amd_figure(text: str, name: str) -> int:
+    found = re.search(rf"\.{name}:\s+(\d+)", text)
+    if found is None:
+        raise ValueError(f"the code object's metadata has no {name}")
+    return int(found.group(1))
+
+
+def shipped_launches(configuration: str) -> Iterator[tuple[str, int, int, Launch]]:
+    """Every launch of a shipped configuration: its name, element bits, head dim, the launch."""
+    document = json.loads((CONFIG_FOLDER / f"{configuration}.json").read_text())
+    for entry in document["entries"]:
+        bits, head_dim = entry["element_bits"], entry["head_dim"]
+        for launch in load_tuned(configuration, element_bits=bits, head_dim=head_dim).launches:
+            yield f"attention {bits}-bit {head_dim} {launch.name}", bits, head_dim, launch
+
+
+def report(architecture: str, every: str) -> Iterator[Resources]:
+    """Compiles for an architecture and reads: every launch shipped for it, every launch of the default configuration,
+    or variants of one launch that flags, head counts and block sizes make."""
+    if every != "variants":
+        configuration = architecture if every == "shipped" else every
+        for name, bits, head_dim, launch in shipped_launches(configuration):
+            element = "bf16" if bits == 16 else "fp32"
+            compiled = compile_attention(architecture, launch, element=element, head_dim=head_dim)
+            yield resources_of(name, architecture, compiled)
+        yield resources_of("merge", architecture, compile_merge(architecture))
+        yield resources_of("write_kv", architecture, compile_write_kv(architecture))
+        return
+    decode, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
+    for name, launch, variant in (
+        ("fp16, head dim 96, group of 7", mixed, {"element": "fp16", "head_dim": 96, "group_size": 7}),
+        ("window, block of 64", mixed, {"head_dim": 128, "has_window": True, "block_size": 64}),
+        ("soft cap, group of 1", mixed, {"head_dim": 128, "has_cap": True, "group_size": 1}),
+        (
+            "window, soft cap, block of 128",
+            decode,
+            {"head_dim": 128, "has_window": True, "has_cap": True, "block_size": 128},
+        ),
+        ("group of 16, block of 32", decode, {"head_dim": 128, "group_size": 16, "block_size": 32}),
+        ("partials only", mixed, {"head_dim": 128, "is_merging": False}),
+    ):
+        yield resources_of(name, architecture, compile_attention(architecture, launch, **variant))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--architecture", action="append", choices=sorted(TARGETS))
+    parser.add_argument("--every", choices=("shipped", "default", "variants"), default="shipped")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        found = []
+        for architecture in arguments.architecture or TARGETS:
+            for resources in report(architecture, arguments.every):
+                found.append(resources)
+                broken = "; ".join(resources.violations()) or "fits"
+                print(
+                    f"{architecture:8} {resources.kernel:36} shared {resources.shared_bytes:6}  registers "
+                    f"{resources.registers:3}  spilled {resources.spilled_bytes}  programs/processor "
+                    f"{resources.programs_per_processor}  {broken}",
+                    flush=True,
+                )
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(resources) for resources in found], indent=2) + "\n")
+    return int(any(resources.violations() for resources in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
