@@ -1,0 +1,190 @@
+"""A plan run without a model: the real scheduler and block pool, answers of an expected length, a step's cost computed.
+
+Which tokens a step computes does not depend on what the model says, apart from where an answer ends. So a simulation
+with the lengths of a real run has the same steps, token counts, preemptions and KV blocks; only the time is predicted.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.block_pool import BlockPool
+from engine.prefix_groups import PrefixGroup
+from engine.prefix_node import PrefixNode
+from engine.request import Request
+from engine.roofline import Roofline, StepCost, StepWork
+from engine.scheduled_group import schedule_groups
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, most_extra_tokens
+from engine.step import Step
+from engine.step_record import StepRecord
+
+Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """One step.
+
+    Attributes:
+        record: as a real run has it; duration_ms is predicted.
+        cost: what the prediction is made of.
+        is_held_back: requests were waiting and the step had room for their tokens, but there was no KV memory for them.
+        is_cool_down: no request was waiting any more and the step had room left (what TECD leaves out, BatchLLM
+            section 6.2).
+    """
+
+    record: StepRecord
+    cost: StepCost
+    is_held_back: bool
+    is_cool_down: bool
+
+    @property
+    def resource(self) -> Resource:
+        """What more of would have made the run shorter here.
+
+        A step that is bound by anything but compute takes hardly longer with more tokens in it, so where requests were
+        held back, memory for their KV is what lacked.
+        """
+        cost = self.cost
+        longest = max(cost.compute_s, cost.memory_s, cost.host_s)
+        if cost.compute_s == longest:
+            return "compute"
+        if self.is_held_back:
+            return "KV capacity"
+        return "memory bandwidth" if cost.memory_s == longest else "host"
+
+
+def simulate_plan(
+    requests: Sequences[Request],
+    groups: Sequences[PrefixGroup],
+    *,
+    num_answer_tokens: int,
+    num_kv_blocks: int,
+    block_size: int,
+    chunk_tokens: int,
+    output_reserve: float,
+    roofline: Roofline,
+) -> Iterator[SimulatedStep]:
+    """Runs a plan as `Engine.run_plan` does; requests that the memory cannot hold even alone are left out.
+
+    Args:
+        requests: both modes may be mixed.
+        groups: their members' request_indices point into `requests`.
+        num_answer_tokens: at which every answer ends, or at its request's max_new_tokens where that is less; >= 1.
+        num_kv_blocks: size of the block pool.
+        block_size, chunk_tokens, output_reserve: as in `EngineConfig`.
+    """
+    pool = BlockPool(num_kv_blocks)
+    scheduler = Scheduler(
+        schedule_groups(requests, groups, find_oversized(requests, block_size, num_kv_blocks), block_size),
+        pool=pool,
+        block_size=block_size,
+        chunk_tokens=chunk_tokens,
+        output_reserve=output_reserve,
+    )
+    number = 0
+    while not (step := scheduler.next_step()).is_empty:
+        num_blocks_used = pool.num_used
+        # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
+        num_waiting = scheduler.num_unfinished - scheduler.num_running
+        is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes
+        is_cool_down = step.room > 0 and num_waiting == 0
+        work = _measure_work(step)
+        completed = [
+            sequence
+            for sequence, count in (*step.decodes, *step.suffixes)
+            if count == sequence.length - sequence.num_computed
+        ]
+        scheduler.complete_step(step)
+        num_finished = sum(_book_answer(scheduler, sequence, num_answer_tokens) for sequence in completed)
+        cost = roofline.cost(work)
+        yield SimulatedStep(
+            record=StepRecord(
+                step=number,
+                num_decode_tokens=sum(count for _, count in step.decodes),
+                num_suffix_tokens=sum(count for _, count in step.suffixes),
+                num_prefix_tokens=sum(step.prefixes.values()),
+                num_kv_blocks_used=num_blocks_used,
+                num_kv_blocks_total=pool.num_blocks,
+                num_running_requests=scheduler.num_running,
+                num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
+                num_finished_requests=num_finished,
+                num_preempted_requests=step.num_preempted,
+                duration_ms=cost.seconds * 1e3,
+            ),
+            cost=cost,
+            is_held_back=is_held_back,
+            is_cool_down=is_cool_down,
+        )
+        number += 1
+    assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
+
+
+def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
+    """Indices of requests that the block pool cannot hold even alone; the engine answers them with an error.
+
+    A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
+    """
+    most_tokens = (num_kv_blocks - 1) * block_size
+    return {
+        index
+        for index, request in enumerate(requests)
+        if len(request.token_ids) + most_extra_tokens(request) + 1 > most_tokens
+    }
+
+
+def _measure_work(step: Step) -> StepWork:
+    """Counts what the step's rows attend to. Called before the step is completed."""
+    num_rows = num_output_rows = num_pairs = num_read = 0
+    nodes: set[PrefixNode] = set()
+    for sequence, count in (*step.decodes, *step.suffixes):
+        earlier = sequence.num_computed
+        num_rows += count
+        num_pairs += count * (sequence.prefix_length + earlier) + count * (count + 1) // 2
+        num_read += earlier + count
+        if sequence.node is not None:
+            nodes.add(sequence.node)
+        if sequence.request.mode == "generate":
+            num_output_rows += count == sequence.length - earlier
+        elif sequence.label >= 0 and earlier >= sequence.num_suffix:
+            num_output_rows += count  # a label's rows are normalised over the vocabulary; its first token's need not be
+    num_read += sum(node.end for node in nodes)
+    for node, count in step.prefixes.items():
+        position = node.start + node.num_computed
+        num_rows += count
+        num_pairs += count * position + count * (count + 1) // 2
+        num_read += position + count
+    return StepWork(
+        num_rows=num_rows,
+        num_output_rows=num_output_rows,
+        num_attention_pairs=num_pairs,
+        num_kv_tokens_read=num_read,
+    )
+
+
+def _book_answer(scheduler: Scheduler, sequence: Sequence, num_answer_tokens: int) -> int:
+    """Goes on with a sequence whose known tokens are computed, or ends it; returns the number of requests answered."""
+    if sequence.request.mode == "score":
+        is_finished = not _start_next_label(sequence)
+        if is_finished:
+            sequence.length = sequence.num_suffix
+    else:
+        sequence.append(0)
+        is_finished = sequence.num_output_tokens >= min(num_answer_tokens, sequence.request.max_new_tokens)
+    if is_finished:
+        scheduler.finish(sequence)
+        return len(sequence.owners)
+    scheduler.continue_decoding(sequence)
+    return 0
+
+
+def _start_next_label(sequence: Sequence) -> bool:
+    """The next label of several tokens becomes what the sequence computes; False where all are scored."""
+    labels = sequence.request.labels
+    first = max(sequence.label, 0) if sequence.num_computed == sequence.num_suffix else sequence.label + 1
+    index = next((index for index in range(first, len(labels)) if len(labels[index]) > 1), None)
+    if index is not None:
+        sequence.start_label(index)
+    return index is not None

@@ -1,0 +1,110 @@
+"""Explain the nightly job before it runs: read, tokenize and plan as the night does, then simulate instead of infer.
+
+DuckDB tables --read--> requests --tokenize (cached)--> tokens --plan_prefix (cached)--> plan --explain--> forecast
+"""
+
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+from prefect import flow
+from pydantic import Field
+
+from engine.checkpoint import checkpoint_digest, resolve_checkpoint
+from flows.settings import EngineSettings, PlanSettings
+from tasks.artifact_cache import protect_result_storage, prune_cache
+from tasks.database import connect
+from tasks.explain import ExplainJob
+from tasks.explain import explain as explain_plan
+from tasks.forecast import Forecast
+from tasks.hardware import choose_hardware
+from tasks.plan_prefix import plan_prefix_once
+from tasks.read import read
+from tasks.tokenize import read_max_model_len, tokenize_once
+from tasks.workload import Workload, load_workload
+
+LOGGER = logging.getLogger("batchloom")
+
+
+@flow(name="explain", flow_run_name="explain-{database.stem}", retries=0, persist_result=False)
+def explain(
+    database: Annotated[Path, Field(description="DuckDB file with the inputs; nothing in it is changed")],
+    model: Annotated[str, Field(description="checkpoint folder, GGUF file or hub id; its weights are not loaded")],
+    workloads: Annotated[
+        tuple[str, ...], Field(min_length=1, description="shipped ones by name, others by the path of their TOML file")
+    ] = ("snippets", "ranking"),
+    device: Annotated[
+        str, Field(description="a100, h100, h200, mi250 or mi300x; cpu or cuda: of this machine; auto: what it has")
+    ] = "auto",
+    full: Annotated[bool, Field(description="explain every row, not only what is new or changed")] = False,
+    engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
+    planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
+    lock_timeout_seconds: Annotated[
+        float, Field(ge=0, description="how long to wait while another process has the database open")
+    ] = 30.0,
+) -> list[Forecast]:
+    """Say what the nightly flow would do with the same parameters, and how long it would take on a device.
+
+    Tokens and plan are kept where the nightly flow looks for them, so the night does not make them again.
+
+    Returns:
+        a forecast for each workload, in order; everything in it is simulated.
+    Raises:
+        BatchloomError: a parameter names nothing usable; the message says what and where.
+    """
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass  # a wrong path ends here, before anything is made beside it
+    protect_result_storage()
+    prune_cache(database)
+    checkpoint = resolve_checkpoint(model)
+    config = engine.to_config()
+    job = ExplainJob(
+        database=str(database),
+        model=model,
+        checkpoint=str(checkpoint),
+        engine=config,
+        hardware=choose_hardware(device, checkpoint, config),
+        method=planning.method,
+    )
+    digest, max_model_len = checkpoint_digest(checkpoint), read_max_model_len(checkpoint, config.max_model_len)
+    jobs = [load_workload(name) for name in workloads]
+    return [explain_workload(workload, job, planning, digest, max_model_len, full) for workload in jobs]
+
+
+def explain_workload(
+    workload: Workload, job: ExplainJob, planning: PlanSettings, model_digest: str, max_model_len: int, full: bool
+) -> Forecast:
+    """One workload, from table to forecast. The texts of the rows are on disk only meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
+        found = read(job.database, workload, model_digest, folder, full)
+        if not found.num_selected:
+            return explain_plan(workload, found, None, None, job, {"read": found.seconds})
+        LOGGER.info("%s: %s rows to tokenize", workload.name, f"{found.num_selected:,}")
+        started = time.perf_counter()
+        tokens = tokenize_once(
+            job.database, found.requests, workload, Path(job.checkpoint), model_digest, max_model_len
+        )
+        LOGGER.info("%s: planning and simulating", workload.name)
+        tokenized = time.perf_counter()
+        plan = plan_prefix_once(
+            job.database,
+            tokens,
+            planning.method,
+            planning.partition_tokens,
+            workload.decoding.max_new_tokens if workload.mode == "generate" else 1,
+        )
+        seconds = {
+            "read": found.seconds,
+            "tokenize": tokenized - started,
+            "plan": time.perf_counter() - tokenized,
+        }
+        return explain_plan(workload, found, tokens, plan, job, seconds)
+
+
+if __name__ == "__main__":
+    from flows.explain_cli import main
+
+    sys.exit(main(explain))

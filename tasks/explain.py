@@ -1,0 +1,219 @@
+"""Explain a workload before its model is loaded: what there is to do, what sharing saves, how long it would take."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from engine.config import EngineConfig
+from engine.plan import PlanMethod, plan_prefix_groups
+from engine.prefix_groups import PrefixGroup
+from engine.prefix_tree import build_prefix_tree
+from engine.shared_runs import plan_shared_runs
+from engine.sharing_shape import measure_shape
+from sql import statement
+from tasks.advice import advise
+from tasks.artifact import ArtifactRef, open_parquet
+from tasks.database import connect, fill_identifiers
+from tasks.field_orders import MOST_FIELDS, FieldColumn, FieldOrder, compare_field_orders
+from tasks.forecast import AnswerLength, Forecast, Prediction, SharingPolicy
+from tasks.hardware import Hardware
+from tasks.planned_rows import PlannedRows, make_requests, read_planned_rows
+from tasks.prediction import predict
+from tasks.read import ReadResult
+from tasks.schema import list_relations
+from tasks.workload import Workload
+
+LABEL = "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainJob:
+    """What all workloads have in common.
+
+    Attributes:
+        database: path of the DuckDB file; earlier answers in it tell how long answers are.
+        model: as the user named it.
+        checkpoint: its folder; config.json and the tokenizer are read.
+        device: whose times are predicted.
+        method: of the plans.
+    """
+
+    database: str
+    model: str
+    checkpoint: str
+    engine: EngineConfig
+    hardware: Hardware
+    method: PlanMethod
+
+
+@task(name="explain", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def explain(
+    workload: Workload,
+    found: ReadResult,
+    tokens: ArtifactRef | None,
+    plan: ArtifactRef | None,
+    job: ExplainJob,
+    seconds: dict[str, float],
+) -> Forecast:
+    """Everything known of one workload.
+
+    Args:
+        tokens, plan: of the rows found; None where there are none.
+        seconds: that the stages before took.
+    Raises:
+        ArtifactError: a file is not what its reference says.
+        CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
+    """
+    watch = _Watch(dict(seconds))
+    if tokens is None or plan is None:
+        return _nothing_to_do(workload, found, job)
+    with watch.stage("share"):
+        rows = read_planned_rows(tokens, plan)
+        tree = build_prefix_tree(rows.prompts)
+        groups = rows.groups()
+        policies = _compare_policies(rows, groups, int(tree.leaf_lens.sum()), job)
+        shape = measure_shape(tree, groups)
+    with watch.stage("order fields"):
+        orders = order_fields(found.requests, rows, workload)
+    prediction = None
+    if len(rows.row_ids):
+        with watch.stage("simulate"):
+            answer = read_answer_length(job.database, workload)
+            requests = make_requests(rows, workload, Path(job.checkpoint))
+            prediction = predict(rows, requests, job.engine, job.hardware, answer)
+        policies = (*policies, _as_scheduled(policies[0], prediction, rows.num_partitions))
+    best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
+    return Forecast(
+        label=LABEL,
+        workload=workload.name,
+        mode=workload.mode,
+        model=job.model,
+        num_rows=found.num_selected,
+        num_already_done=found.num_already_done,
+        num_error_rows=found.num_selected - len(rows.row_ids),
+        num_duplicates=len(rows.row_ids) - tree.num_leaves,
+        num_prompt_tokens=tree.num_logical_tokens,
+        num_partitions=rows.num_partitions,
+        shape=shape,
+        policies=policies,
+        best_saving_ratio=best,
+        field_orders=tuple(orders),
+        prediction=prediction,
+        advice=advise(policies, best, orders, prediction),
+        seconds=watch.seconds,
+    )
+
+
+def read_answer_length(database: str, workload: Workload) -> AnswerLength:
+    """The mean of the workload's earlier answers, rounded, else its max_new_tokens."""
+    if workload.mode == "score":
+        return AnswerLength(num_tokens=1, num_earlier_answers=0)
+    with connect(database, read_only=True) as connection:
+        if workload.output.table.lower() in list_relations(connection):
+            query = fill_identifiers(statement("mean_answer_tokens"), table=workload.output.table)
+            mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
+            if mean is not None:
+                num_tokens = min(max(1, round(mean)), workload.decoding.max_new_tokens)
+                return AnswerLength(num_tokens=num_tokens, num_earlier_answers=num_answers)
+    return AnswerLength(num_tokens=workload.decoding.max_new_tokens, num_earlier_answers=0)
+
+
+def order_fields(requests: ArtifactRef, rows: PlannedRows, workload: Workload) -> list[FieldOrder]:
+    """Orders of the template's fields over the planned rows; none where it has one field, or too many."""
+    segments = [(literal, field) for literal, field in workload.prompt.segments if field is not None]
+    if not 2 <= len(segments) <= MOST_FIELDS:
+        return []
+    wanted = pa.array(np.sort(rows.row_ids))
+    with open_parquet(requests) as file:
+        table = file.read(columns=list(workload.prompt.fields)).take(wanted)
+    columns = []
+    for literal, field in segments:
+        values = table.column(field).combine_chunks().fill_null("")
+        encoded = values.dictionary_encode()
+        columns.append(
+            FieldColumn(
+                name=field,
+                codes=encoded.indices.to_numpy().astype(np.int64),
+                num_bytes=pc.binary_length(values).to_numpy().astype(np.int64) + len(literal.encode()),
+            )
+        )
+    tail = "".join(literal for literal, field in workload.prompt.segments if field is None)
+    return compare_field_orders(columns, len(workload.prompt.system.encode()), len(tail.encode()))
+
+
+def _compare_policies(
+    rows: PlannedRows, groups: Sequence[PrefixGroup], num_distinct_tokens: int, job: ExplainJob
+) -> tuple[SharingPolicy, ...]:
+    """From no sharing to the plan's own with shared runs on its paths."""
+    other: PlanMethod = "paper" if job.method == "exact" else "exact"
+    num_logical = sum(map(len, rows.prompts))
+    processed = {
+        job.method: sum(group.num_tokens for group in groups),
+        other: sum(group.num_tokens for group in plan_prefix_groups(rows.prompts, method=other)),
+    }
+    num_saved = plan_shared_runs(groups, job.engine.block_size).num_saved_tokens
+    counts = {
+        "none": num_logical,
+        "identical prompts once": num_distinct_tokens,
+        "one level, paper": processed["paper"],
+        "one level, exact": processed["exact"],
+        f"{job.method}, with shared runs on paths": processed[job.method] - num_saved,
+    }
+    return tuple(_policy(name, count, num_logical) for name, count in counts.items())
+
+
+def _as_scheduled(none: SharingPolicy, prediction: Prediction, num_partitions: int) -> SharingPolicy:
+    """What the simulated run computed: partitions share nothing with each other, and preempted work comes twice."""
+    name = "as run, in one partition" if num_partitions == 1 else f"as run, in {num_partitions:,} partitions"
+    if prediction.num_oversized_rows:
+        name += ", without rows that do not fit"
+    return _policy(name, prediction.run.num_prompt_tokens, none.num_processed_tokens)
+
+
+def _policy(name: str, num_processed: int, num_logical: int) -> SharingPolicy:
+    ratio = 1.0 - num_processed / num_logical if num_logical else 0.0
+    return SharingPolicy(name=name, num_processed_tokens=num_processed, token_saving_ratio=ratio)
+
+
+def _nothing_to_do(workload: Workload, found: ReadResult, job: ExplainJob) -> Forecast:
+    return Forecast(
+        label=LABEL,
+        workload=workload.name,
+        mode=workload.mode,
+        model=job.model,
+        num_rows=0,
+        num_already_done=found.num_already_done,
+        num_error_rows=0,
+        num_duplicates=0,
+        num_prompt_tokens=0,
+        num_partitions=0,
+        shape=None,
+        policies=(),
+        best_saving_ratio=0.0,
+        field_orders=(),
+        prediction=None,
+        advice=(),
+        seconds={},
+    )
+
+
+class _Watch:
+    """Wall seconds by stage."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started

@@ -1,0 +1,213 @@
+"""The explain flow against the night that follows it: the same rows, groups, steps and tokens, before any model."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from engine.errors import CapacityError, ConfigError, DatabaseError, ModelError, WorkloadError
+from flows.explain import explain
+from flows.explain_cli import main
+from flows.explain_page import show_forecast
+from flows.settings import EngineSettings, PlanSettings
+from tasks.field_orders import FieldColumn, compare_field_orders
+from tasks.forecast import Forecast
+from tasks.run_folder import runs_folder
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+# As the night of the fixture computes: tests/flows/conftest.py.
+ENGINE = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128)
+
+
+def run_explain(nights: Any, *workloads: str, device: str = "h200", **parameters: Any) -> list[Forecast]:
+    return explain(
+        database=nights.path,
+        model=str(nights.model),
+        workloads=workloads or ("snippets", "ranking"),
+        device=device,
+        engine=parameters.pop("engine", ENGINE),
+        planning=PlanSettings(partition_tokens=parameters.pop("partition_tokens", 1500)),
+        **parameters,
+    )
+
+
+def test_a_forecast_foretells_the_night(nights: Any, add_bad_rows: Any) -> None:
+    reasons = add_bad_rows(nights)
+    nights.sql("insert into documents select 'd-twin', title, body from documents where doc_id = 'd1'")
+    nights.sql("insert into snippet_requests values ('d-twin', 'q1')")
+    snippets, ranking = run_explain(nights)
+    assert not nights.sql("select * from runs")
+    assert [forecast.label for forecast in (snippets, ranking)] == ["simulated", "simulated"]
+    assert (snippets.num_rows, snippets.num_error_rows, snippets.num_duplicates) == (20, len(reasons), 1)
+    assert (ranking.num_rows, ranking.num_error_rows, ranking.num_duplicates) == (6, 0, 0)
+
+    cached = sorted((runs_folder(nights.path) / "cache").iterdir())
+    nights.run()
+    assert sorted((runs_folder(nights.path) / "cache").iterdir()) == cached, "the night made something again"
+    for forecast in (snippets, ranking):
+        ((num_prompt_tokens, best, num_partitions, peak_blocks, num_suffix_and_prefix),) = nights.sql(
+            "select any_value(num_prompt_tokens), any_value(best_token_saving_ratio), count(distinct partition),"
+            " max(num_kv_blocks_used), sum(num_suffix_tokens + num_prefix_tokens)"
+            " from runs join steps using (run_id) where workload = $workload",
+            {"workload": forecast.workload},
+        )
+        assert forecast.prediction is not None
+        assert forecast.num_prompt_tokens == num_prompt_tokens
+        assert forecast.best_saving_ratio == pytest.approx(best)
+        assert forecast.num_partitions == num_partitions
+        assert forecast.prediction.run.num_prompt_tokens == num_suffix_and_prefix
+        # The night's answers may end early, which frees their memory early; what is set aside for them is the same.
+        block_bytes = 16 * 2 * 2 * 2 * 16 * 4
+        if forecast.mode == "score":
+            assert forecast.prediction.kv.peak_bytes == peak_blocks * block_bytes
+        else:
+            assert forecast.prediction.kv.peak_bytes >= peak_blocks * block_bytes
+    ((num_steps,),) = nights.sql("select num_steps from runs where workload = 'ranking'")
+    assert ranking.prediction is not None
+    assert ranking.prediction.run.num_steps == num_steps
+
+
+def test_policies_go_from_no_sharing_to_the_best(nights: Any) -> None:
+    nights.sql("insert into documents select 'd-twin', title, body from documents where doc_id = 'd1'")
+    nights.sql("insert into snippet_requests values ('d-twin', 'q1')")
+    (forecast,) = run_explain(nights, "snippets", partition_tokens=10**6)
+    ratios = {policy.name: policy.token_saving_ratio for policy in forecast.policies}
+    ordered = [
+        "none", "identical prompts once", "one level, paper", "one level, exact",
+        "exact, with shared runs on paths",
+    ]  # fmt: skip
+    assert list(ratios) == [*ordered, "as run, in one partition"]
+    assert ratios["none"] == 0 < ratios["identical prompts once"]
+    found = [ratios[name] for name in ordered]
+    assert found == sorted(found)
+    assert ratios["as run, in one partition"] == pytest.approx(ratios["exact, with shared runs on paths"], abs=0.01)
+    assert found[-1] < forecast.best_saving_ratio < 1
+    assert forecast.shape is not None
+    assert forecast.shape.num_sharing_groups == 4
+    assert forecast.shape.share_degree.largest == 3
+    by_fields = {order.fields: order for order in forecast.field_orders}
+    assert by_fields["title", "body", "query_text"].is_current
+    assert forecast.field_orders[0].fields == ("title", "body", "query_text")
+    assert by_fields["query_text", "title", "body"].saving_ratio < by_fields["title", "body", "query_text"].saving_ratio
+
+
+def test_earlier_answers_say_how_long_the_next_ones_are(nights: Any) -> None:
+    first, _ = run_explain(nights)
+    assert first.prediction is not None
+    assert dataclasses.astuple(first.prediction.answer) == (48, 0)
+    nights.run("snippets")
+    nights.sql("update snippets set num_output_tokens = 7")
+    (done,) = run_explain(nights, "snippets")
+    assert (done.num_rows, done.num_already_done, done.prediction) == (0, 12, None)
+    (again,) = run_explain(nights, "snippets", full=True)
+    assert again.prediction is not None
+    assert dataclasses.astuple(again.prediction.answer) == (7, 12)
+    assert again.prediction.run.num_decode_tokens == 12 * 6 < first.prediction.run.num_decode_tokens
+
+
+def test_a_template_in_a_poor_order_is_noticed(nights: Any, tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[2] / "workloads" / "snippets.toml"
+    text = shipped.read_text()
+    document, question = "Document: {title}\n\n{body}\n\n", "Question: {query_text}\n"
+    assert document + question in text
+    poor = tmp_path / "poor.toml"
+    poor.write_text(text.replace(document + question, question + document).replace('"snippets"', '"poor"'))
+    (forecast,) = run_explain(nights, str(poor))
+    assert forecast.field_orders[0].fields == ("title", "body", "query_text")
+    assert forecast.advice[0].startswith("Put the template's fields in the order title, body, query_text: about ")
+    (better,) = run_explain(nights, "snippets")
+    assert better.best_saving_ratio > forecast.best_saving_ratio
+    # Whole fields are a lower bound of what prompts share, a close one where they begin differently.
+    poor_order = next(order for order in forecast.field_orders if order.is_current)
+    assert poor_order.saving_ratio < forecast.best_saving_ratio
+    assert forecast.field_orders[0].saving_ratio == pytest.approx(better.best_saving_ratio, abs=0.05)
+
+
+def test_orders_are_compared_as_by_hand() -> None:
+    # Two documents of 100 bytes, each with three questions of 10 that all documents share.
+    document = FieldColumn(name="d", codes=np.array([0, 0, 0, 1, 1, 1]), num_bytes=np.full(6, 100))
+    question = FieldColumn(name="q", codes=np.array([0, 1, 2, 0, 1, 2]), num_bytes=np.full(6, 10))
+    total, fixed = 6 * 117, 5 + 6 * 2
+    found = compare_field_orders([question, document], 5, 2)
+    assert [(order.fields, order.is_current) for order in found] == [(("d", "q"), False), (("q", "d"), True)]
+    assert found[0].saving_ratio == pytest.approx(1 - (fixed + 2 * 100 + 6 * 10) / total)
+    assert found[1].saving_ratio == pytest.approx(1 - (fixed + 3 * 10 + 6 * 100) / total)
+    assert compare_field_orders([], 5, 2) == []
+    with pytest.raises(WorkloadError, match="9 fields"):
+        compare_field_orders([question] * 9, 0, 0)
+
+
+def test_memory_decides_what_is_advised(nights: Any) -> None:
+    small = EngineSettings(dtype="float32", kv_memory="128KiB", chunk_tokens=128)
+    (forecast,) = run_explain(nights, "snippets", engine=small, partition_tokens=10**6)
+    assert forecast.prediction is not None
+    assert forecast.prediction.run.bound == "KV capacity"
+    assert forecast.prediction.what_ifs[0].time_ratio < 0.95
+    assert any(sentence.startswith("--kv-memory ") for sentence in forecast.advice)
+    (ample,) = run_explain(nights, "snippets", partition_tokens=10**6)
+    assert ample.prediction is not None
+    assert ample.prediction.run.seconds < forecast.prediction.run.seconds
+
+
+def test_advice_names_what_is_lost_between_the_best_the_plan_and_the_run(nights: Any) -> None:
+    (forecast,) = run_explain(nights, "snippets", partition_tokens=1)
+    assert forecast.num_partitions == 4
+    planned, run = (policy.token_saving_ratio for policy in forecast.policies[-2:])
+    assert planned - run > 0.05
+    assert any(sentence.endswith("raise --partition-tokens.") for sentence in forecast.advice)
+    coarse = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128, block_size=128)
+    (forecast,) = run_explain(nights, "snippets", engine=coarse, partition_tokens=10**6)
+    assert forecast.best_saving_ratio - forecast.policies[-2].token_saving_ratio > 0.05
+    assert any("--block-size" in sentence for sentence in forecast.advice)
+
+
+def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no device 'h900'; there are a100, h100"):
+        run_explain(nights, device="h900")
+    with pytest.raises(CapacityError, match="a KV budget of 1,000"):
+        run_explain(nights, engine=EngineSettings(kv_memory="1TB"))
+    (tmp_path / "broken").mkdir()
+    for file in nights.model.iterdir():
+        (tmp_path / "broken" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "broken" / "config.json").write_text('{"max_position_embeddings": 10}')
+    nights.model = tmp_path / "broken"
+    with pytest.raises(ModelError, match="num_attention_heads must be a positive whole number"):
+        run_explain(nights)
+    nights.path = tmp_path / "gone.duckdb"
+    with pytest.raises(DatabaseError, match="no such file"):
+        run_explain(nights)
+    assert not runs_folder(nights.path).exists()
+
+
+def test_the_command_line_prints_a_page_or_json(nights: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--database", str(nights.path), "--model", str(nights.model), "--workload", "snippets"]
+    options += ["--device", "a100", "--dtype", "float32", "--kv-memory", "8MiB"]
+    assert main(explain, [*options, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["label"], found["num_rows"], found["prediction"]["device"]["name"]) == ("simulated", 12, "a100")
+    assert main(explain, options) == 0
+    page = capsys.readouterr().out
+    assert "simulated" in page
+    assert "NVIDIA A100 data sheet" in page
+    assert main(explain, [*options, "--chunk-tokens", "0"]) == 2
+    assert "--chunk-tokens" in capsys.readouterr().err
+    assert main(explain, [*options[:2], "--model", "/no/such"]) == 1
+    assert capsys.readouterr().err == "explain: model '/no/such': no such file or folder\n"
+
+
+def test_a_page_says_everything_once(nights: Any) -> None:
+    (forecast,) = run_explain(nights, "snippets")
+    console = Console(width=160, file=io.StringIO())
+    show_forecast(forecast, console)
+    page = console.file.getvalue()
+    for expected in (
+        "12 (0 answered before)", "0 duplicates, 0 with an error", "share degree", "exact, with shared runs on paths",
+        "the best any could reach", "title, body, query_text", "bound by", "KV memory", "48 tokens, the most",
+    ):  # fmt: skip
+        assert expected in page, expected
