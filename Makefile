@@ -14,11 +14,11 @@ export OMP_WAIT_POLICY ?= passive
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test browser lint format clean
 
 help:
 	@echo "make demo     install, build $(DEMO_DATABASE) from Python's own reference, answer it with a small model"
-	@echo "make test     install what tests need and run them"
+	@echo "make test     install what tests need, Chromium included, and run them"
 	@echo "make lint     style, types, layers"
 	@echo "make format   put the code into the style that lint asks for"
 	@echo "make clean    remove $(DEMO_DATABASE), its runs and caches (.venv stays)"
@@ -30,8 +30,15 @@ demo: $(VENV)/.installed $(DEMO_MODEL)/.installed
 	@mkdir -p $(PREFECT_HOME)
 	$(RUN) -m flows.demo --database $(DEMO_DATABASE)
 
-test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed
+test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed browser
 	$(RUN) -m pytest
+
+# Pages are tested in a real browser.
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	  echo "The tests of pages need Chromium: installing it with apt-get."; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } || { \
+	  echo "Chromium could not be installed; as root: apt-get install chromium"; exit 1; }
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .

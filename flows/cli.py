@@ -108,7 +108,6 @@ def _plain_log() -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("batchloom")
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
         yield

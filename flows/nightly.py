@@ -16,6 +16,7 @@ from pydantic import Field
 
 from engine.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.config import EngineConfig
+from flows.report import report_run
 from flows.settings import EngineSettings, PlanSettings
 from tasks.artifact import ArtifactRef
 from tasks.artifact_cache import protect_result_storage, prune_cache
@@ -33,6 +34,7 @@ from tasks.tokenize import read_max_model_len, tokenize_once
 from tasks.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
+LOGGER.setLevel(logging.INFO)  # else what a night says would not reach Prefect's console and log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +53,28 @@ class Night:
 
 @flow(name="nightly", flow_run_name="nightly-{database.stem}", retries=0, persist_result=False)
 def nightly(
-    database: Annotated[Path, Field(description="DuckDB file with the inputs; the answers go there, too")],
-    model: Annotated[str, Field(description="checkpoint folder, GGUF file or hub id of a causal language model")],
-    workloads: Annotated[
-        tuple[str, ...], Field(min_length=1, description="shipped ones by name, others by the path of their TOML file")
-    ] = ("snippets", "ranking"),
-    full: Annotated[bool, Field(description="answer every row again, not only what is new or changed")] = False,
+    database: Path,
+    model: str,
+    workloads: Annotated[tuple[str, ...], Field(min_length=1)] = ("snippets", "ranking"),
+    full: bool = False,
     engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
     planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
-    lock_timeout_seconds: Annotated[
-        float, Field(ge=0, description="how long to wait while another process has the database open")
-    ] = 30.0,
+    lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
     """Answer what has no answer yet: for each workload read, tokenize, plan, infer, write.
 
+    Args:
+        database: DuckDB file with the inputs; the answers go there, too.
+        model: checkpoint folder, GGUF file or hub id of a causal language model.
+        workloads: shipped ones by name, others by the path of their TOML file.
+        full: answer every row again, not only what is new or changed.
+        engine: how the model computes.
+        planning: how prompts are grouped, and how much work is one unit.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+
     Returns:
         a summary for each workload, in order.
+
     Raises:
         BatchloomError: a parameter names nothing usable, or the work cannot be done; the message says what and where.
             Finished partitions are in the tables all the same.
@@ -118,6 +126,8 @@ def run_workload(night: Night, workload: Workload) -> RunSummary:
         raise
     summary = run.complete()
     LOGGER.info(summary.text)
+    if summary.num_rows:
+        report_run(night.database, summary.run_id, run.plan)
     return summary
 
 

@@ -1,4 +1,4 @@
--- purpose: why rows of a run have no answer; texts in quotes and numbers are left out of a reason, so that like goes to like
+-- purpose: why rows of a run have no answer; what is quoted and numbers are left out of a reason
 -- grain:   one row a reason, most frequent first, at most $num_rows
 -- inputs:  the workload's output table
 -- identifiers: {table}
@@ -6,7 +6,7 @@
 
 with reasons as (
     select
-        regexp_replace(regexp_replace(error, '''[^'']*''', '…', 'g'), '\d[\d,.]*', '#', 'g') as reason,
+        regexp_replace(regexp_replace(error, '(^|[\s(,=])''.*''', '\1…', 'gs'), '\d[\d,.]*', '#', 'g') as reason,
         finish_reason,
         error
     from {table}

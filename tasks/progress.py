@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -69,20 +71,23 @@ def read_counts(run_folder: str | Path) -> Counts:
 
 
 @contextmanager
-def watch_progress(run_folder: str | Path, title: str, num_rows: int, stream: IO[str] | None = None) -> Iterator[None]:
+def watch_progress(
+    run_folder: str | Path, title: str, num_rows: int, stream: IO[str] | None = None, log_seconds: float = LOG_SECONDS
+) -> Iterator[None]:
     """Show how far a run is for the length of the block: a bar on a terminal, else a log line now and then.
 
     Args:
         title: in front of each line.
         num_rows: that the workers will answer.
-        stream: where a bar goes; standard error if None.
+        stream: where a bar goes, if it is a terminal; standard error if None.
+        log_seconds: between two log lines.
     """
     console = Console(file=stream or sys.stderr)
     has_ended = threading.Event()
-    watch = _draw if console.is_terminal else _log
-    thread = threading.Thread(
-        target=watch, args=(Path(run_folder), title, num_rows, console, has_ended), name="progress", daemon=True
-    )
+    watch = partial(_draw, console=console) if console.is_terminal else partial(_log, log_seconds=log_seconds)
+    context = copy_context()  # so that log lines find the flow run they belong to
+    arguments = (watch, Path(run_folder), title, num_rows, has_ended)
+    thread = threading.Thread(target=context.run, args=arguments, daemon=True)
     thread.start()
     try:
         yield
@@ -91,7 +96,7 @@ def watch_progress(run_folder: str | Path, title: str, num_rows: int, stream: IO
         thread.join()
 
 
-def _draw(run_folder: Path, title: str, num_rows: int, console: Console, has_ended: threading.Event) -> None:
+def _draw(run_folder: Path, title: str, num_rows: int, has_ended: threading.Event, console: Console) -> None:
     columns = (  # within 80 characters for a million rows
         TextColumn("{task.description}"),
         BarColumn(bar_width=10),
@@ -111,9 +116,9 @@ def _draw(run_folder: Path, title: str, num_rows: int, console: Console, has_end
             bar.update(task, completed=counts.num_rows, tokens=counts.num_tokens, rate=rate)
 
 
-def _log(run_folder: Path, title: str, num_rows: int, console: Console, has_ended: threading.Event) -> None:
+def _log(run_folder: Path, title: str, num_rows: int, has_ended: threading.Event, log_seconds: float) -> None:
     started = time.monotonic()
-    while not has_ended.wait(LOG_SECONDS):
+    while not has_ended.wait(log_seconds):
         counts, seconds = read_counts(run_folder), time.monotonic() - started
         left = seconds * (num_rows - counts.num_rows) / counts.num_rows if counts.num_rows else math.nan
         LOGGER.info(

@@ -75,6 +75,11 @@ class Run:
     def folder(self) -> str:
         return self._manifest.folder
 
+    @property
+    def plan(self) -> ArtifactRef | None:
+        """The plan, once there is one."""
+        return self._manifest.artifacts.get("plan")
+
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         """Keep the wall time of the block in the record under the stage's name, however the block ends."""

@@ -164,7 +164,12 @@ def finish_run_folder(folder: str | Path, **changes: Any) -> Manifest:
     """
     manifest = load_manifest(folder)
     manifest = save_manifest(
-        replace(manifest, record=replace(manifest.record, **changes), artifacts={}, is_written=True)
+        replace(
+            manifest,
+            record=replace(manifest.record, **changes),
+            artifacts={name: ref for name, ref in manifest.artifacts.items() if name == "plan"},
+            is_written=True,
+        )
     )
     shutil.rmtree(Path(folder) / "parts", ignore_errors=True)
     for path in (*Path(folder).glob("*.parquet"), *Path(folder).rglob("*.tmp")):

@@ -35,7 +35,14 @@ class Chart:
 
     @classmethod
     def sized(
-        cls, slug: str, x_high: float, y_high: float, x_label: str, y_label: str, *, width: float = WIDE,
+        cls,
+        slug: str,
+        x_high: float,
+        y_high: float,
+        x_label: str,
+        y_label: str,
+        *,
+        width: float = WIDE,
         has_x_ticks: bool = True,
     ) -> "Chart":
         """A chart of a width for values up to `x_high` and `y_high`, with a little room above."""
@@ -105,7 +112,7 @@ class Chart:
     def shade(self, low: float, high: float, text: str) -> Markup:
         """A stretch of x with something in common, named where there is room."""
         left, right = self.x.at(low), self.x.at(high)
-        label = element("text", text, x=(left + right) / 2, y=TOP + 14, class_="tick middle")
+        label = element("text", text, x=(left + right) / 2, y=TOP + 34, class_="tick middle")
         return element(
             "g",
             element("rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="shade"),

@@ -32,22 +32,23 @@ NUM_REASONS = 20
 Row = TypeVar("Row")
 
 
-def read_run_facts(
-    connection: duckdb.DuckDBPyConnection, run_id: str | None = None, plan: ArtifactRef | None = None
-) -> RunFacts:
-    """Everything the page of a run shows; makes temporary tables in the connection, changes nothing in the database.
-
-    Args:
-        run_id: None is the newest run.
-        plan: its plan artifact, where it is known; one that is gone or damaged counts as unknown.
+def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -> RunRow:
+    """A run as a whole; None is the newest.
 
     Raises:
         DatabaseError: there is no such run. DuckDB's errors pass through; `connect` translates them.
     """
-    runs = _read(connection, RunRow, "report_run", {"run_id": run_id})
-    if not runs:
-        raise DatabaseError("no run in table runs yet" if run_id is None else f"no run {run_id!r} in table runs")
-    (run,) = runs
+    for run in _read(connection, RunRow, "report_run", {"run_id": run_id}):
+        return run
+    raise DatabaseError("no run in table runs yet" if run_id is None else f"no run {run_id!r} in table runs")
+
+
+def read_run_facts(connection: duckdb.DuckDBPyConnection, run: RunRow, plan: ArtifactRef | None = None) -> RunFacts:
+    """Everything the page of a run shows; makes temporary tables in the connection, changes nothing in the database.
+
+    Args:
+        plan: its plan artifact, where it is known; one that is gone or damaged counts as unknown.
+    """
     connection.execute(statement("report_timeline"), {"run_id": run.run_id})
     connection.execute(statement("report_nice_width"))
     (totals,) = _read(connection, StepTotals, "report_step_totals")
@@ -73,7 +74,9 @@ def _read_answers(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[st
     """What the rows of the output table say; nothing where no table holds a row of this run."""
     this_run = {"run_id": run_id}
     for (table,) in connection.execute(statement("report_answer_tables")).fetchall():
-        if connection.execute(fill_identifiers(statement("report_has_answers"), table=table), this_run).fetchall()[0][0]:
+        if connection.execute(fill_identifiers(statement("report_has_answers"), table=table), this_run).fetchall()[0][
+            0
+        ]:
             lengths = this_run | {"num_bins": NUM_LENGTH_BINS}
             reasons = this_run | {"num_rows": NUM_REASONS}
             return {
@@ -94,9 +97,7 @@ def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) 
     file = {"plan": plan.path}
     return {
         "share_degrees": _read(connection, ShareDegreeBin, "report_share_degrees", file),
-        "prefix_lengths": _read(
-            connection, LengthBin, "report_prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}
-        ),
+        "prefix_lengths": _read(connection, LengthBin, "report_prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
     }
 
 

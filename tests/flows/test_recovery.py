@@ -1,0 +1,143 @@
+"""Runs that end before they are through: stopped from outside, killed, damaged, or kept from the database."""
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from tasks.engine_host import PROCESS_HOST
+from tasks.infer import InferJob, infer
+from tasks.plan_prefix import plan_prefix
+from tasks.read import read_requests
+from tasks.run import Run, recover_runs
+from tasks.run_folder import list_unfinished_runs
+from tasks.stop_request import StopRequest
+from tasks.tokenize import read_max_model_len, tokenize
+from tasks.workload import load_workload
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def test_a_stop_request_ends_a_night_as_ctrl_c_does(nights: Any) -> None:
+    def request() -> None:
+        while not (parts := list(nights.runs.glob("*/parts/part-00000.parquet"))):
+            time.sleep(0.001)
+        StopRequest(parts[0].parents[1]).make()
+
+    stopper = threading.Thread(target=request)
+    stopper.start()
+    with pytest.raises(KeyboardInterrupt):
+        nights.run("snippets", partition_tokens=1)
+    stopper.join()
+    ((status, num_ok, num_unanswered),) = nights.sql("select status, num_ok, num_unanswered from runs")
+    assert (status, num_ok + num_unanswered) == ("interrupted", 12)
+    assert 3 <= num_ok < 12
+    (rest,) = nights.run("snippets")
+    assert (rest.num_ok, rest.num_already_done) == (num_unanswered, num_ok)
+
+
+def begin_run(nights: Any, source: str = "snippets") -> Run:
+    """A run that has read its requests, of which its process does no more."""
+    workload = load_workload(source)
+    run = Run.begin(nights.path, workload, "tiny", "digest", {})
+    run.note({"requests": read_requests(nights.path, workload, "digest", run.folder).requests})
+    return run
+
+
+def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
+    run = Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
+    recover_runs(nights.path)
+    assert not Path(run.folder).exists()
+    assert nights.sql("select count(*) from runs") == [(0,)]
+
+
+def test_a_run_whose_process_died_is_interrupted(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
+    run = begin_run(nights)
+    with caplog.at_level(logging.INFO, "batchloom"):
+        recover_runs(nights.path)
+    assert nights.sql("select status, error, num_unanswered from runs") == [
+        ("interrupted", "its process ended", 12),
+    ]
+    assert f"recovered run {Path(run.folder).name}" in caplog.text
+    assert list_unfinished_runs(nights.path) == []
+
+
+def test_a_damaged_run_is_dropped_and_does_not_keep_the_night(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
+    run = begin_run(nights)
+    path = Path(run.folder) / "requests.parquet"
+    path.write_bytes(path.read_bytes()[:-7])
+    (summary,) = nights.run("snippets")
+    assert summary.num_ok == 12
+    assert not Path(run.folder).exists()
+    assert "will be answered again" in caplog.text
+    assert nights.sql("select count(*) from runs") == [(1,)]
+
+
+def test_a_run_of_a_lost_workload_stays_and_does_not_keep_the_night(
+    nights: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "mine.toml"
+    text = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
+    source.write_text(text)
+    run = begin_run(nights, str(source))
+    source.unlink()
+    (summary,) = nights.run("snippets")
+    assert summary.num_ok == 12
+    assert f"its answers stay in {run.folder}" in caplog.text
+    assert Path(run.folder).exists()
+    source.write_text(text)
+    recover_runs(nights.path)
+    assert [manifest.record.run_id for manifest in list_unfinished_runs(nights.path)] == []
+
+
+def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
+    run = begin_run(nights)
+    hold = (
+        f"import duckdb, time; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert run.stop(KeyboardInterrupt()) is None
+        holder.kill()
+    assert "the next run will write what this one finished" in caplog.text
+    (summary,) = nights.run("snippets")
+    assert summary.num_ok == 12
+    assert nights.sql("select status, error from runs order by started_at") == [
+        ("interrupted", "told to stop"),
+        ("completed", None),
+    ]
+
+
+def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> None:
+    run = begin_run(nights)
+    model_len = read_max_model_len(nights.model, "auto")
+    requests = list_unfinished_runs(nights.path)[0].artifacts["requests"]
+    tokens = tokenize.fn(requests, str(tmp_path / "tokens.parquet"), "snippets", str(nights.model), model_len)
+    plan = plan_prefix.fn(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
+    job = InferJob(
+        run_folder=run.folder,
+        tokens=tokens,
+        plan=plan,
+        workload_source="snippets",
+        checkpoint=str(nights.model),
+        model_digest="digest",
+        engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20),
+    )
+    part = infer.fn(0, job)
+    assert part is not None
+    assert part.num_rows == 12
+    without_model = replace(job, checkpoint=str(tmp_path / "gone"), model_digest="other")
+    assert infer.fn(0, without_model) == part
+    damaged = Path(part.path)
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert infer.fn(0, job) == part
+    assert damaged.stat().st_size > 0
+    PROCESS_HOST.release()

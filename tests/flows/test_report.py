@@ -1,0 +1,477 @@
+"""The page of a run in a real browser: what is drawn, that nothing is loaded, that text stays text."""
+
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.runtime import flow_run
+
+from flows.report import main, report_run
+from flows.settings import EngineSettings
+from tasks.artifact import describe_parquet
+from tasks.report import report, write_report
+from tasks.run_folder import load_manifest, runs_folder
+
+ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+)
+VOID_TAGS = frozenset(("meta", "br", "hr", "img", "link", "input"))
+ATTACK = "<script>document.title='broken'</script>"
+ATTACKS = (
+    ATTACK,
+    "'\"><img src=x onerror=\"document.title='broken'\">",
+    "</style></svg></title>" + ATTACK,
+    "&lt;b&gt; \x07",
+)
+
+
+@dataclass
+class Node:
+    """An element of a page as the browser has it."""
+
+    tag: str
+    attributes: dict[str, str]
+    children: list["Node | str"] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+
+    @property
+    def classes(self) -> list[str]:
+        return self.attributes.get("class", "").split()
+
+    def walk(self) -> Iterator["Node"]:
+        yield self
+        for child in self.children:
+            if isinstance(child, Node):
+                yield from child.walk()
+
+    def all(self, tag: str, kind: str | None = None) -> list["Node"]:
+        return [node for node in self.walk() if node.tag == tag and (kind is None or kind in node.classes)]
+
+    def by_id(self, name: str) -> "Node":
+        (found,) = (node for node in self.walk() if node.attributes.get("id") == name)
+        return found
+
+    def cells(self) -> list[list[str]]:
+        """The body of the first table in it."""
+        body = self.all("tbody")[0]
+        return [[cell.text for cell in row.children if isinstance(cell, Node)] for row in body.all("tr")]
+
+
+class TreeBuilder(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Node("document", {})
+        self.open = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(node)
+        if tag not in VOID_TAGS:
+            self.open.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+@dataclass
+class Browser:
+    """A real browser without a window; each call is a process and a profile of its own."""
+
+    program: str
+    folder: Path
+
+    def run(self, page: Path, *options: str) -> tuple[str, list[str]]:
+        """Its standard output, and what the page wrote to the console, errors of scripts and policies included."""
+        profile = self.folder / f"profile-{len(list(self.folder.glob('profile-*')))}"
+        command = [self.program, *OPTIONS, f"--user-data-dir={profile}", *options, page.as_uri()]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            output, log = process.communicate(timeout=90)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        assert process.returncode == 0, log
+        return output, [line for line in log.splitlines() if "CONSOLE" in line]
+
+    def open(self, page: Path) -> tuple[Node, list[str]]:
+        """The page after its scripts have run, and its console."""
+        output, console = self.run(page, "--dump-dom")
+        builder = TreeBuilder()
+        builder.feed(output)
+        builder.close()
+        return builder.root, console
+
+    def take_picture(self, page: Path, *options: str) -> bytes:
+        picture = self.folder / "picture.png"
+        self.run(page, "--window-size=800,600", f"--screenshot={picture}", *options)
+        return picture.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    for name in BROWSERS:
+        if program := shutil.which(name):
+            return Browser(program, tmp_path_factory.mktemp("browser"))
+    pytest.fail(f"these tests need a browser, one of {', '.join(BROWSERS)}; on Debian: apt-get install chromium")
+
+
+@pytest.fixture
+def open_report(nights: Any, browser: Browser, tmp_path: Path) -> Callable[..., Node]:
+    """Writes the page of a run and opens it; nothing may be written to the console."""
+
+    def open_page(run_id: str | None = None, **options: Any) -> Node:
+        page, _ = write_report(nights.path, run_id, tmp_path / "page.html", **options)
+        root, console = browser.open(page)
+        assert console == []
+        return root
+
+    return open_page
+
+
+def plan_of(nights: Any) -> Any:
+    """A reference to the one plan in the cache."""
+    (path,) = (nights.runs / "cache").glob("plan-*.parquet")
+    return describe_parquet(path)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open_report: Callable[..., Node]) -> None:
+    add_bad_rows(nights)
+    nights.run(
+        "snippets", partition_tokens=700, engine=EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=64)
+    )
+    page = open_report(plan=plan_of(nights))
+    (run,) = nights.sql(
+        "select run_id, num_ok, num_errors, num_rows, num_cached_tokens / num_prompt_tokens, best_token_saving_ratio"
+        " from runs"
+    )
+    run_id, num_ok, num_errors, num_rows, saved, best = run
+    tiles = {node.all("dt")[0].text: node.all("dd")[0].text for node in page.all("dl", "tiles")[0].children}
+    assert tiles["rows answered"] == f"{num_ok}of {num_rows}; 0 answered before"
+    assert tiles["rows failed"].startswith(f"{num_errors}0 left")
+    assert tiles["prompt tokens saved"] == f"{saved:.1%}at best {best:.1%}"
+    assert run_id in page.all("dl", "facts")[0].text
+
+    steps = nights.sql(
+        "select num_decode_tokens, num_suffix_tokens, num_prefix_tokens, num_kv_blocks_used, num_running_requests"
+        " from steps order by partition, step"
+    )
+    assert 10 < len(steps) <= 240, "each step is a place of its own in the picture"
+    tokens = page.by_id("tokens")
+    pixels = {}
+    for position, kind in enumerate(("decode", "suffix", "prefix")):
+        heights = [float(bar.attributes["height"]) for bar in tokens.all("rect", kind)]
+        counts = [step[position] for step in steps if step[position]]
+        assert len(heights) == len(counts) > 0
+        pixels |= {kind: [height / num_tokens for height, num_tokens in zip(heights, counts, strict=True)]}
+    (scale,) = {round(size, 1) for sizes in pixels.values() for size in sizes}
+    assert scale == pytest.approx((270 - 44 - 22) / (64 * 1.06), abs=0.05), "the chunk size reaches the top"
+    assert [row[1:4] for row in tokens.cells()] == [[f"{number:,}" for number in step[:3]] for step in steps]
+    assert len(tokens.all("rect", "target")) == len(steps)
+    assert [row[4] for row in page.by_id("kv-memory").cells()] == [f"{step[3]:,}" for step in steps]
+    assert [row[2] for row in page.by_id("requests").cells()] == [f"{step[4]:,}" for step in steps]
+
+    degrees = page.by_id("share-degrees").cells()
+    assert sum(int(row[3]) for row in degrees) == num_ok
+    assert [row[0] for row in degrees] == ["3"], "three queries ask of each document"
+    for name in ("prompt-lengths", "output-lengths", "computed-lengths"):
+        assert sum(int(row[1]) for row in page.by_id(name).cells()) == num_ok
+    errors = {row[0]: int(row[3]) for row in page.by_id("errors").cells()}
+    assert sum(errors.values()) == num_errors
+    assert errors["body is NULL"] == 1
+    num_partitions = len(nights.sql("select distinct partition from steps"))
+    assert len(page.by_id("slowest-partitions").cells()) == num_partitions > 1
+    assert "chunk_tokens" in page.by_id("settings").text
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_every_picture_has_a_name_and_a_table(nights: Any, open_report: Callable[..., Node]) -> None:
+    nights.run("ranking")
+    page = open_report()
+    ids = [node.attributes["id"] for node in page.walk() if "id" in node.attributes]
+    assert len(ids) == len(set(ids))
+    figures = page.all("figure")
+    assert {figure.attributes["id"] for figure in figures} >= {
+        "stages", "tokens", "kv-memory", "requests", "savings", "cached-shares", "utilisation", "slowest-steps",
+    }  # fmt: skip
+    for figure in figures:
+        assert figure.cells(), figure.attributes["id"]
+        assert figure.all("caption")[0].text
+        assert "-- purpose:" in figure.all("pre")[0].text
+        for picture in figure.all("svg"):
+            assert picture.attributes["role"] == "img"
+            assert page.by_id(picture.attributes["aria-labelledby"]).text
+            assert page.by_id(picture.attributes["aria-describedby"]).text
+    assert page.all("html")[0].attributes["lang"] == "en"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_page_needs_nothing_else_and_may_load_nothing(nights: Any, open_report: Callable[..., Node]) -> None:
+    nights.run("ranking")
+    page = open_report()
+    for node in page.walk():
+        assert not {"src", "href", "xlink:href", "action", "background", "srcset"} & set(node.attributes), node.tag
+        assert not [name for name in node.attributes if name.startswith("on")], node.tag
+    assert not re.search(
+        r"url\(|@import|https?:", "".join(node.text for node in page.all("style") + page.all("script"))
+    )
+    (policy,) = (node for node in page.all("meta") if node.attributes.get("http-equiv") == "Content-Security-Policy")
+    assert policy.attributes["content"].startswith("default-src 'none'; script-src 'sha256-")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_text_of_the_database_is_inert(nights: Any, open_report: Callable[..., Node]) -> None:
+    for number, attack in enumerate(ATTACKS):
+        nights.sql("insert into documents values (?, ?, ?)", [f"{number}{attack}", attack, f"{attack} {attack}"])
+        nights.sql("insert into snippet_requests values (?, 'q0'), (?, 'q1')", [f"{number}{attack}", f"gone {attack}"])
+    nights.run("snippets")
+    all_attacks = " | ".join(ATTACKS)
+    nights.sql("update runs set workload = $1, model = $1, status = 'failed', error = $1, run_id = $1", [all_attacks])
+    nights.sql("update snippets set run_id = $1, error = error || chr(10) || $1 where error is not null", [all_attacks])
+    nights.sql("update steps set run_id = $1", [all_attacks])
+    nights.sql(
+        "update runs set config = json_object($1, json_object($1, $1)), versions = json_object($1, $1)", [all_attacks]
+    )
+    page = open_report()
+    assert page.all("title")[0].text.startswith(ATTACK), "the title is the workload's name, no script has changed it"
+    assert len(page.all("script")) == 1
+    assert not [node.tag for node in page.walk() if node.tag in ("img", "b")]
+    shown = all_attacks.replace("\x07", "\N{REPLACEMENT CHARACTER}")
+    assert page.all("h1")[0].text == f"{shown} failed"
+    facts = [node.text for node in page.all("dd")]
+    assert facts[:2] == [shown, shown]
+    assert any(shown in row[2] for row in page.by_id("errors").cells())
+    assert [shown] * 2 in [[row[0].removeprefix("version of "), row[1]] for row in page.by_id("settings").cells()]
+
+
+def test_the_browser_would_tell(browser: Browser, tmp_path: Path) -> None:
+    """What the other tests rely on: errors of scripts, and what a policy forbids, are seen."""
+    page = tmp_path / "bad.html"
+    page.write_text("<!doctype html><title>x</title><script>nothing.at.all</script>")
+    assert "nothing is not defined" in browser.open(page)[1][0]
+    policy = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\">"
+    page.write_text(f"<!doctype html>{policy}<title>x</title>{ATTACK}<img src=http://127.0.0.1:9/x>")
+    root, console = browser.open(page)
+    assert len(console) == 2
+    assert root.all("title")[0].text == "x"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_pointer_brings_numbers(nights: Any, browser: Browser, tmp_path: Path) -> None:
+    nights.run("ranking")
+    page, _ = write_report(nights.path, page=tmp_path / "page.html")
+    move = (
+        "<script>document.querySelector('#tokens .target')"
+        ".dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: 9, clientY: 9}))</script>"
+    )
+    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text()).replace("</body>", f"{move}</body>")
+    page.write_text(text)
+    root, console = browser.open(page)
+    tip = root.by_id("tip")
+    ((suffix, prefix),) = nights.sql(
+        "select num_suffix_tokens, num_prefix_tokens from steps where partition = 0 and step = 0"
+    )
+    assert console == []
+    assert tip.text == f"step 0, 0 ms: decode 0, suffix {suffix}, prefix {prefix}"
+    assert "hidden" not in tip.attributes
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_it_is_readable_by_day_and_by_night(nights: Any, browser: Browser, tmp_path: Path) -> None:
+    nights.run("ranking")
+    page, _ = write_report(nights.path, page=tmp_path / "page.html")
+    by_day = browser.take_picture(page, "--blink-settings=preferredColorScheme=1")
+    by_night = browser.take_picture(page, "--blink-settings=preferredColorScheme=0")
+    assert first_pixel(by_day) == (245, 246, 249)
+    assert first_pixel(by_night) == (17, 20, 27)
+
+
+def first_pixel(png: bytes) -> tuple[int, ...]:
+    """Red, green and blue at the top left, where every filter of PNG leaves them as they are."""
+    data, position = b"", 8
+    while position < len(png):
+        length = int.from_bytes(png[position : position + 4], "big")
+        if png[position + 4 : position + 8] == b"IDAT":
+            data += png[position + 8 : position + 8 + length]
+        position += length + 12
+    return tuple(zlib.decompress(data)[1:4])
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report: Callable[..., Node]) -> None:
+    (summary,) = nights.run("snippets")
+    nights.sql("delete from steps")
+    nights.sql(
+        "insert into steps select $1, 0, i, if(i = 30_000, 1, 120), 0, 0, 50, 100, 9, if(i < 49_000, 5, 0), 1,"
+        " if(i = 40_000, 1, 0), 2.0 from range(50_000) as steps (i)",
+        [summary.run_id],
+    )
+    page = open_report()
+    tokens = page.by_id("tokens")
+    assert len(tokens.all("rect", "decode")) == 240
+    assert len(tokens.all("path", "flag")) == 1
+    assert len(tokens.all("rect", "shade")) == 1
+    (line,) = (path for path in tokens.all("path", "line") if "ink" in path.classes)
+    levels = [float(level) for level in re.findall(r" ([\d.]+)H", line.attributes["d"])]
+    assert len(levels) == 240
+    assert sorted(set(levels)) == [pytest.approx(226 - 204 * share / 1.06, abs=0.02) for share in (120 / 128, 1 / 128)]
+    assert levels.index(max(levels)) == 30_000 * 240 // 50_000
+    size = len((nights.path.parent / "page.html").read_bytes())
+    assert size < 1_000_000, "however many steps"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_night_without_work_has_a_page_that_says_so(nights: Any, open_report: Callable[..., Node]) -> None:
+    nights.run("ranking")
+    nights.run("ranking")
+    page = open_report()
+    assert "nothing new to do: 6 rows had been answered before" in page.all("main")[0].text
+    assert [figure.attributes["id"] for figure in page.all("figure")] == ["stages", "settings"]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_prediction_is_compared_where_there_is_one(nights: Any, open_report: Callable[..., Node]) -> None:
+    (summary,) = nights.run("ranking")
+    ((num_steps, config),) = nights.sql("select num_steps, config from runs")
+    assert not [node for node in open_report().walk() if node.attributes.get("id") == "prediction"]
+    config = config[:-1] + f', "prediction": {{"num_steps": {num_steps * 2}, "step_seconds": 0.5, "unheard_of": 1}}}}'
+    nights.sql("update runs set config = ?::json", [config])
+    cells = open_report(summary.run_id).by_id("prediction").cells()
+    assert cells[0] == ["steps", str(num_steps * 2), str(num_steps), "0.50"]
+    assert [row[0] for row in cells] == ["steps", "time of all steps"]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any) -> None:
+    (summary,) = nights.run("ranking")
+    nights.sql("update runs set error = '<b>no</b> [link](http://x)'")
+
+    @flow(name="with-report", persist_result=False)
+    def with_report() -> tuple[str, str]:
+        return report(str(nights.path), summary.run_id, plan_of(nights)), flow_run.id
+
+    path, flow_run_id = with_report()
+    assert Path(path) == runs_folder(nights.path) / summary.run_id / "report.html"
+    with get_client(sync_client=True) as client:
+        wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+        artifacts = {artifact.key: artifact.data for artifact in client.read_artifacts(artifact_filter=wanted)}
+    assert set(artifacts) == {"report-ranking", "numbers-ranking"}
+    assert f"[Report of {summary.run_id}]({Path(path).as_uri()})" == artifacts["report-ranking"]
+    assert "| rows answered | 6 | of 6; 0 answered before |" in artifacts["numbers-ranking"]
+    assert r"\<b\>no\</b\> \[link\]\(http://x\)" in artifacts["numbers-ranking"]
+    assert "Share degree" in Path(path).read_text()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_report_that_fails_ends_no_night(nights: Any) -> None:
+    nights.run("ranking")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+
+    @flow(name="night-with-a-lost-run", persist_result=False)
+    def night() -> str:
+        report_run(nights.path, "nonsense", None)
+        return "went on"
+
+    logger = logging.getLogger("batchloom")
+    logger.addHandler(handler)
+    try:
+        assert night() == "went on"
+    finally:
+        logger.removeHandler(handler)
+    (record,) = (record for record in records if record.levelno == logging.WARNING)
+    assert record.getMessage().startswith("run nonsense has no report: ")
+    assert "no run 'nonsense' in table runs" in record.getMessage()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_command_line(nights: Any, tmp_path: Path) -> None:
+    summaries = nights.run()
+
+    def run(*options: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "flows.report", "--database", str(nights.path), *options]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    result = run()
+    page = runs_folder(nights.path) / summaries[-1].run_id / "report.html"
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{page}\n", "")
+    assert page.stat().st_mode & 0o777 == 0o600
+    load_manifest(page.parent)
+    result = run("--run", summaries[0].run_id, "--out", str(tmp_path / "out.html"))
+    assert (result.returncode, result.stdout) == (0, f"{tmp_path}/out.html\n")
+    assert summaries[0].run_id in (tmp_path / "out.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--database", "{tmp}/none.duckdb"), "no database at {tmp}/none.duckdb: no such file"),
+        (("--run", "nonsense"), "no run 'nonsense' in table runs"),
+        ((), "no run in table runs yet"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    given = [option.format(tmp=tmp_path) for option in options]
+    assert main(["--database", str(nights.path), *given]) == 1
+    assert capsys.readouterr() == ("", f"report: {message.format(tmp=tmp_path)}\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_page_that_cannot_be_written_is_one_line(
+    nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights.run("ranking")
+    capsys.readouterr()
+    assert main(["--database", str(nights.path), "--out", f"{tmp_path}/no/such/page.html"]) == 1
+    assert capsys.readouterr().err.startswith(f"report: {tmp_path}/no/such/page.html cannot be written: ")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_nightly_flow_leaves_a_page_for_each_workload_with_work(nights: Any) -> None:
+    for summary in nights.run():
+        page = runs_folder(nights.path) / summary.run_id / "report.html"
+        assert "Share degree" in page.read_text()
+        page.unlink()
+        write_report(nights.path, summary.run_id)
+        assert "Share degree" in page.read_text(), "the plan is found again, as long as the cache has it"
+    for summary in nights.run():
+        assert not (runs_folder(nights.path) / summary.run_id / "report.html").exists()

@@ -1,0 +1,334 @@
+"""The numbers of the report, from SQL alone: cool-down and TECD, bins that keep valleys, histograms, reasons."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from engine.errors import DatabaseError
+from sql import statement
+from tasks.artifact import describe_parquet, write_parquet
+from tasks.database import connect
+from tasks.plan_prefix import PLAN_SCHEMA
+from tasks.report_page.fact_reader import read_run, read_run_facts
+from tasks.report_page.run_facts import RunFacts
+from tasks.workload import load_workload
+
+CHUNK = 100
+CONFIG = {"engine": {"chunk_tokens": CHUNK, "block_size": 16}}
+
+Step = tuple[int, int, int, float]
+"""(partition, tokens, requests waiting, milliseconds)"""
+
+
+def replace_steps(night: Any, run_id: str, steps: Sequence[Step], **same: int) -> None:
+    """Give a run these steps, numbered within their partition; all tokens decode, unless `same` says otherwise."""
+    numbers: dict[int, int] = {}
+    night.sql("delete from steps")
+    with connect(night.path) as connection:
+        for partition, num_tokens, num_waiting, duration_ms in steps:
+            step = numbers[partition] = numbers.get(partition, -1) + 1
+            row = {
+                "run_id": run_id,
+                "partition": partition,
+                "step": step,
+                "num_decode_tokens": num_tokens,
+                "num_suffix_tokens": 0,
+                "num_prefix_tokens": 0,
+                "num_kv_blocks_used": num_tokens,
+                "num_kv_blocks_total": 200,
+                "num_running_requests": 1,
+                "num_waiting_requests": num_waiting,
+                "num_finished_requests": 1,
+                "num_preempted_requests": 0,
+                "duration_ms": duration_ms,
+            } | same
+            names = ", ".join(f"${name}" for name in row)
+            connection.execute(f"insert into steps ({', '.join(row)}) values ({names})", row)
+
+
+def read_facts(night: Any, run_id: str | None = None, plan: Path | None = None) -> RunFacts:
+    with connect(night.path, read_only=True) as connection:
+        return read_run_facts(connection, read_run(connection, run_id), describe_parquet(plan) if plan else None)
+
+
+@pytest.fixture
+def make_run(night: Any) -> Callable[..., str]:
+    """Makes a run of three rows and gives it steps; returns its id."""
+
+    def make(steps: Sequence[Step] = (), config: Any = CONFIG, **same: int) -> str:
+        run_id = night.run(config=config).record.run_id
+        replace_steps(night, run_id, steps, **same)
+        return str(run_id)
+
+    return make
+
+
+def test_cool_down_begins_after_the_last_step_that_is_full_or_leaves_requests_waiting(
+    night: Any, make_run: Callable[..., str]
+) -> None:
+    make_run(
+        [
+            (0, 100, 5, 10.0),
+            (0, 40, 3, 20.0),  # a valley: not full, though requests wait
+            (0, 100, 0, 30.0),
+            (0, 60, 0, 40.0),
+            (0, 10, 0, 50.0),
+            (1, 30, 0, 60.0),  # not full, but a later step of its partition is
+            (1, 100, 0, 70.0),
+            (1, 20, 0, 80.0),
+            (1, 5, 0, 90.0),
+        ]
+    )
+    facts = read_facts(night)
+    assert [each.is_cool_down for each in facts.bins] == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2
+    totals = facts.totals
+    assert (totals.num_steps, totals.num_partitions, totals.chunk_tokens) == (9, 2, CHUNK)
+    assert totals.step_seconds == pytest.approx(0.450)
+    assert totals.partition_cool_down_seconds == pytest.approx(0.040 + 0.050 + 0.080 + 0.090)
+    assert totals.tecd_seconds == pytest.approx(0.450 - 0.080 - 0.090), "only the run's own cool-down is left out"
+    assert totals.num_tecd_steps == 7
+    assert totals.utilisation == pytest.approx(465 / 900)
+    assert totals.tecd_utilisation == pytest.approx(440 / 700)
+    assert (totals.num_valley_steps, totals.valley_seconds) == (2, pytest.approx(0.080))
+    assert [(each.partition, each.cool_down_seconds) for each in facts.partitions] == [
+        (1, pytest.approx(0.170)),
+        (0, pytest.approx(0.090)),
+    ]
+    assert [each.duration_ms for each in facts.slow_steps] == [90, 80, 70, 60, 50, 40, 30, 20, 10]
+
+
+def test_time_goes_on_through_partitions(night: Any, make_run: Callable[..., str]) -> None:
+    make_run([(0, 1, 0, 250.0), (0, 2, 0, 500.0), (3, 3, 0, 125.0)])
+    assert [(each.started_seconds, each.ended_seconds) for each in read_facts(night).bins] == [
+        (0.0, 0.25),
+        (0.25, 0.75),
+        (0.75, 0.875),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "tecd_ms"),
+    [
+        ([(0, 3, 0, 8.0), (0, 1, 0, 4.0)], 0.0),  # never full, never waiting: all of it is cool-down
+        ([(0, 3, 1, 8.0), (0, 1, 0, 4.0)], 8.0),
+        ([(0, 100, 0, 8.0), (0, 100, 0, 4.0)], 12.0),  # full to the end: none
+    ],
+)
+def test_tecd_at_its_ends(night: Any, make_run: Callable[..., str], steps: list[Step], tecd_ms: float) -> None:
+    make_run(steps)
+    assert read_facts(night).totals.tecd_seconds * 1000 == pytest.approx(tecd_ms)
+
+
+@pytest.mark.parametrize("config", [{}, {"engine": {"chunk_tokens": "auto"}}])
+def test_without_a_chunk_size_the_largest_step_stands_in(
+    night: Any, make_run: Callable[..., str], config: dict[str, Any]
+) -> None:
+    make_run([(0, 30, 1, 1.0), (0, 60, 0, 1.0)], config=config)
+    totals = read_facts(night).totals
+    assert (totals.chunk_tokens, totals.utilisation) == (60, pytest.approx(0.75))
+
+
+def test_bins_cover_every_step_once_and_keep_the_valley(night: Any, make_run: Callable[..., str]) -> None:
+    num_steps, valley = 1003, 517
+    run_id = make_run([(step // 400, 7 if step == valley else 90 + step % 10, 1, 2.0) for step in range(num_steps)])
+    bins = read_facts(night).bins
+    assert len(bins) == 240
+    assert [bins[0].first_position, bins[-1].last_position] == [0, num_steps - 1]
+    assert all(left.last_position + 1 == right.first_position for left, right in pairwise(bins))
+    assert {each.last_position - each.first_position + 1 for each in bins} == {4, 5}
+    (low,) = (each for each in bins if each.min_tokens < 90)
+    assert low.first_position <= valley <= low.last_position
+    assert (low.min_tokens, low.min_kv_blocks) == (7, 7)
+    assert low.max_tokens >= 90
+    assert low.mean_decode_tokens > 60
+    counted = sum(each.mean_decode_tokens * (each.last_position - each.first_position + 1) for each in bins)
+    assert night.sql("select sum(num_decode_tokens) from steps where run_id = ?", [run_id]) == [(round(counted),)]
+
+
+def test_utilisation_counts_each_step_in_its_tenth(night: Any, make_run: Callable[..., str]) -> None:
+    make_run([(0, 100, 1, 1.0), (0, 90, 1, 2.0), (0, 89, 1, 4.0), (0, 10, 1, 8.0), (0, 9, 0, 16.0)])
+    tenths = read_facts(night).utilisation
+    assert [each.tenth for each in tenths] == list(range(10))
+    assert [each.num_steps for each in tenths] == [1, 1, 0, 0, 0, 0, 0, 0, 1, 2]
+    assert [round(each.seconds * 1000) for each in tenths] == [16, 8, 0, 0, 0, 0, 0, 0, 4, 3]
+    assert [round(each.cool_down_seconds * 1000) for each in tenths] == [16] + [0] * 9
+
+
+@pytest.fixture
+def scratch() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as connection:
+        connection.execute(statement("report_nice_width"))
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("longest", "width"),
+    [(0, 1), (9, 1), (10, 2), (19, 2), (20, 5), (49, 5), (50, 10), (1234, 200), (10**7, 2 * 10**6)],
+)
+def test_nice_widths_reach_past_the_longest(scratch: duckdb.DuckDBPyConnection, longest: int, width: int) -> None:
+    assert scratch.execute("select report_nice_width(?, 10)", [longest]).fetchall() == [(width,)]
+
+
+def test_lengths_and_cached_shares_count_every_answered_row(night: Any) -> None:
+    lengths = {("d1", "q1"): (100, 100, 0), ("d1", "q2"): (100, 99, 7), ("d2", "q1"): (37, 0, 48)}
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        prompt, cached, output = lengths[row["doc_id"], row["query_id"]]
+        counts = {"num_prompt_tokens": prompt, "num_cached_tokens": cached, "num_output_tokens": output}
+        return {"answer": "yes", "finish_reason": "eos", **counts}
+
+    night.sql("insert into snippet_requests values ('gone', 'q1')")
+    night.run(answer=answer)
+    facts = read_facts(night)
+    found = {
+        kind: [(each.low, each.high, each.num_rows) for each in facts.lengths if each.kind == kind and each.num_rows]
+        for kind in ("prompt", "computed", "output")
+    }
+    assert found == {
+        "prompt": [(30, 40, 1), (100, 110, 2)],
+        "computed": [(0, 5, 2), (35, 40, 1)],
+        "output": [(0, 5, 1), (5, 10, 1), (45, 50, 1)],
+    }
+    prompt = [each for each in facts.lengths if each.kind == "prompt"]
+    assert [each.low for each in prompt] == list(range(0, 110, 10)), "empty bins are there, too"
+    assert [each.num_rows for each in facts.cached_shares] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 2]
+
+
+def test_share_degrees_and_prefix_lengths_of_a_plan(night: Any, make_run: Callable[..., str], tmp_path: Path) -> None:
+    members = {0: (1, 0), 1: (3, 0), 2: (2, 50), 3: (8, 100), 4: (9, 100), 5: (16, 7), 6: (17, 30)}
+    rows = [
+        {"row_id": 0, "group_id": group, "member_id": member, "num_prefix_tokens": prefix, "partition": 0}
+        for group, (num_members, prefix) in members.items()
+        for member in range(num_members)
+        for _ in range(2 if (group, member) == (2, 1) else 1)  # one prompt is asked twice
+    ]
+    plan = tmp_path / "plan.parquet"
+    write_parquet(plan, PLAN_SCHEMA, [pa.RecordBatch.from_pylist(rows, schema=PLAN_SCHEMA)])
+    make_run()
+    facts = read_facts(night, plan=plan)
+    assert [
+        (each.low, each.high, each.num_groups, each.num_prompts, each.num_rows) for each in facts.share_degrees
+    ] == [
+        (1, 1, 4, 4, 4),  # without a prefix nothing is shared
+        (2, 2, 1, 2, 3),
+        (8, 8, 1, 8, 8),
+        (9, 16, 2, 25, 25),
+        (17, 32, 1, 17, 17),
+    ]
+    assert [(each.low, each.num_rows) for each in facts.prefix_lengths if each.num_rows] == [
+        (0, 1),
+        (30, 1),
+        (50, 1),
+        (100, 2),
+    ]
+
+
+def test_a_plan_that_is_damaged_counts_as_gone(night: Any, make_run: Callable[..., str], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.parquet"
+    row = {"row_id": 0, "group_id": 0, "member_id": 0, "num_prefix_tokens": 3, "partition": 0}
+    ref = write_parquet(plan, PLAN_SCHEMA, [pa.RecordBatch.from_pylist([row], schema=PLAN_SCHEMA)])
+    make_run()
+    with connect(night.path, read_only=True) as connection:
+        run = read_run(connection)
+        assert len(read_run_facts(connection, run, ref).share_degrees) == 1
+        plan.write_bytes(plan.read_bytes()[:-1] + b"x")
+        assert read_run_facts(connection, run, ref).share_degrees == ()
+
+
+def test_errors_are_counted_by_reason(night: Any) -> None:
+    night.sql("insert into snippet_requests values ('gone', 'q1'), ('o''ther', 'q1'), ('d1', 'no query')")
+    night.sql("update documents set body = null where doc_id = 'd2'")
+    night.run()
+    assert [(each.reason, each.num_rows, each.finish_reason) for each in read_facts(night).errors] == [
+        ("doc_id … is not in documents", 2, "invalid"),
+        ("body is NULL", 1, "invalid"),
+        ("query_id … is not in queries", 1, "invalid"),
+    ]
+
+
+def test_a_workload_of_ones_own_has_its_answers_found(night: Any, tmp_path: Path) -> None:
+    path = tmp_path / "topics.toml"
+    path.write_text(
+        """
+        name = "topics"
+        mode = "generate"
+        requests_sql = "topics.sql"
+        key = ["doc_id"]
+        [prompt]
+        template = "{body}"
+        chat = false
+        [decoding]
+        max_new_tokens = 4
+        [output]
+        table = "topics"
+        answer_column = "topic"
+        """
+    )
+    (tmp_path / "topics.sql").write_text("select doc_id, body, null as error from documents")
+    night.run()
+    night.run(load_workload(str(path)), lambda row: {"answer": row["body"], "finish_reason": "eos"})
+    facts = read_facts(night)
+    assert facts.run.workload == "topics"
+    assert sum(each.num_rows for each in facts.cached_shares) == 2
+
+
+def test_the_newest_run_unless_one_is_named(night: Any) -> None:
+    first = night.run().record.run_id
+    second = night.run(full=True).record.run_id
+    night.sql("update runs set started_at = '2999-01-01 00:00:00+00' where run_id = ?", [second])
+    assert read_facts(night).run.run_id == second
+    assert read_facts(night, first).run.run_id == first
+    assert read_facts(night).run.started_at_utc == "2999-01-01 00:00:00"
+    with pytest.raises(DatabaseError, match="no run 'nonsense' in table runs"):
+        read_facts(night, "nonsense")
+
+
+def test_a_run_that_found_nothing_to_do_has_no_steps_and_no_rows(night: Any) -> None:
+    run = night.prepare()
+    night.sql("delete from snippet_requests")
+    run = night.prepare()
+    run.steps.clear()
+    run.write()
+    facts = read_facts(night, run.record.run_id)
+    assert (facts.run.num_rows, facts.totals.num_steps, facts.totals.tecd_seconds) == (0, 0, 0.0)
+    assert facts.totals.utilisation is None
+    assert (list(facts.bins), list(facts.lengths), list(facts.errors)) == ([], [], [])
+
+
+def test_no_run_yet_and_no_tables_at_all(night: Any, tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="no run in table runs yet"):
+        read_facts(night)
+    other = tmp_path / "other.duckdb"
+    duckdb.connect(str(other)).close()
+    with pytest.raises(DatabaseError, match="no table or view 'runs'"), connect(other, read_only=True) as connection:
+        read_run(connection)
+
+
+def test_the_database_stays_as_it_is(night: Any, make_run: Callable[..., str]) -> None:
+    make_run([(0, 1, 1, 1.0)])
+    before = night.sql("select table_name from information_schema.tables order by all")
+    read_facts(night)
+    assert night.sql("select table_name from information_schema.tables order by all") == before
+
+
+def test_an_analyst_runs_the_same_statements(night: Any, make_run: Callable[..., str]) -> None:
+    """In a client of one's own: the timeline first, then any other."""
+    run_id = make_run([(0, 100, 0, 1.0), (0, 50, 0, 3.0)])
+    with duckdb.connect(str(night.path), read_only=True) as connection:
+        connection.execute(statement("report_timeline"), {"run_id": run_id})
+        totals = connection.sql(statement("report_step_totals")).fetchall()[0]
+        columns = connection.sql(statement("report_step_totals")).columns
+    assert dict(zip(columns, totals, strict=True))["tecd_seconds"] == pytest.approx(0.001)
+
+
+def test_a_prediction_is_what_the_config_holds(night: Any, make_run: Callable[..., str]) -> None:
+    make_run([(0, 1, 1, 1.0)])
+    assert read_facts(night).prediction == {}
+    night.sql("update runs set config = ?::json", [json.dumps(CONFIG | {"prediction": {"num_steps": 3}})])
+    assert read_facts(night).prediction == {"num_steps": 3}
