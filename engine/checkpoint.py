@@ -12,7 +12,17 @@ from pathlib import Path
 from engine.errors import ModelError
 
 _CONVERTER_VERSION = 1
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 
 
 def resolve_checkpoint(model: str | Path) -> Path:

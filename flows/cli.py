@@ -42,11 +42,11 @@ def main(nightly: Flow[..., Any], arguments: Sequence[str] | None = None) -> int
         engine = EngineSettings.model_validate({name: options.pop(name) for name in EngineSettings.model_fields})
         planning = PlanSettings.model_validate({name: options.pop(name) for name in PlanSettings.model_fields})
     except ValidationError as error:
-        return _fail("; ".join(f"{_option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
-    atexit.register(_close_stderr)
-    signal.signal(signal.SIGTERM, _terminate)
+        return _fail("; ".join(f"{option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
+    atexit.register(close_stderr)
+    signal.signal(signal.SIGTERM, terminate)
     try:
-        with _plain_log(), _quiet_prefect(options["database"]):
+        with plain_log(), quiet_prefect(options["database"]):
             nightly(**options, engine=engine, planning=planning)
     except (BatchloomError, OSError) as error:
         return _fail(" ".join(str(error).split()), EXIT_FAILED)
@@ -77,28 +77,28 @@ def _parser() -> argparse.ArgumentParser:
         help="to wait for a locked database (default: 30)",
     )
     for settings in (EngineSettings, PlanSettings):
-        _add_settings(parser, settings)
+        add_settings(parser, settings)
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser, settings: type[BaseModel]) -> None:
+def add_settings(parser: argparse.ArgumentParser, settings: type[BaseModel]) -> None:
     """An option for each field; its value is checked by the settings themselves."""
     group = parser.add_argument_group(str(settings.__doc__).splitlines()[0].split(";")[0].rstrip("."))
     for name, field in settings.model_fields.items():
         group.add_argument(
-            _option(name),
+            option(name),
             default=field.default,
             metavar="VALUE",
             help=f"{field.description} (default: {field.default})",
         )
 
 
-def _option(name: str) -> str:
+def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
 @contextmanager
-def _plain_log() -> Iterator[None]:
+def plain_log() -> Iterator[None]:
     """Our own log as plain lines on standard output; Prefect's, to the end, only where the environment asks for it."""
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
         for other in logging.getLogger().handlers:
@@ -117,7 +117,7 @@ def _plain_log() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_prefect(database: Path) -> Iterator[None]:
+def quiet_prefect(database: Path) -> Iterator[None]:
     """Prefect's results beside the runs of the database, no usage statistics, and patience with its temporary server
     where it needs one. What the environment sets stays as it is.
 
@@ -143,13 +143,13 @@ def _quiet_prefect(database: Path) -> Iterator[None]:
         yield
 
 
-def _close_stderr() -> None:
+def close_stderr() -> None:
     """The last thing at exit: after it, DuckDB's bindings report what Prefect keeps alive to the very end as leaks."""
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
+def terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM ends the process as an exception does, so that what must happen at exit happens."""
     sys.exit(EXIT_TERMINATED)
 

@@ -21,12 +21,12 @@ from flows.cli import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    _add_settings,
-    _close_stderr,
-    _option,
-    _plain_log,
-    _quiet_prefect,
-    _terminate,
+    add_settings,
+    close_stderr,
+    option,
+    plain_log,
+    quiet_prefect,
+    terminate,
 )
 from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
@@ -41,11 +41,11 @@ def main(explain: Flow[..., Any], arguments: Sequence[str] | None = None) -> int
         engine = EngineSettings.model_validate(settings)
         planning = PlanSettings.model_validate({name: options.pop(name) for name in PlanSettings.model_fields})
     except ValidationError as error:
-        return _fail("; ".join(f"{_option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
-    atexit.register(_close_stderr)
-    signal.signal(signal.SIGTERM, _terminate)
+        return _fail("; ".join(f"{option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
+    atexit.register(close_stderr)
+    signal.signal(signal.SIGTERM, terminate)
     try:
-        with _plain_log(), _quiet_prefect(options["database"]):
+        with plain_log(), quiet_prefect(options["database"]):
             for handler in logging.getLogger("batchloom").handlers:
                 if isinstance(handler, logging.StreamHandler):
                     handler.setStream(sys.stderr)  # standard output is the answer's
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--lock-timeout-seconds", type=float, metavar="VALUE", help="to wait for a locked database (default: 30)"
     )
     for settings in (EngineSettings, PlanSettings):
-        _add_settings(parser, settings)
+        add_settings(parser, settings)
     parser.add_argument(  # in place of the engine's own, which only knows what this machine has
         "--device",
         default="auto",

@@ -60,7 +60,7 @@ def plan_prefix(
         ArtifactError: the tokens are not what their reference says, or `target` cannot be written.
     """
     with open_parquet(tokens) as file:
-        row_ids, values, offsets = _read_token_table(file)
+        row_ids, values, offsets = read_token_table(file)
     table = plan_token_table(values, offsets, method=method)
     partitions = cut_partitions(table, np.diff(offsets), partition_tokens, num_answer_tokens)
     summary = PlanSummary(
@@ -122,7 +122,7 @@ def cut_partitions(
     return partitions[table.group_id] if len(partitions) else np.empty(0, dtype=np.int32)
 
 
-def _read_token_table(
+def read_token_table(
     file: pq.ParquetFile,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """Rows without error: row ids ``[n]``, their tokens end to end, offsets ``[n + 1]``."""

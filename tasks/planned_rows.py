@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engine.prefix_groups import PrefixGroup, rebuild_groups
 from engine.request import Request
 from tasks.artifact import ArtifactRef, open_parquet
-from tasks.plan_prefix import _read_token_table
+from tasks.plan_prefix import read_token_table
 from tasks.prompt import build_prompt_format, encode_labels
 from tasks.text_codec import TextCodec
 from tasks.workload import Workload
@@ -58,7 +58,7 @@ def read_planned_rows(tokens: ArtifactRef, plan: ArtifactRef) -> PlannedRows:
         ArtifactError: one of them is not what its reference says.
     """
     with open_parquet(tokens) as file:
-        row_ids, values, offsets = _read_token_table(file)
+        row_ids, values, offsets = read_token_table(file)
     with open_parquet(plan) as file:
         columns = {name: file.read(columns=[name]).column(0).to_numpy() for name in file.schema_arrow.names}
     positions = np.searchsorted(row_ids, columns["row_id"])

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
@@ -106,7 +105,12 @@ def tokenize_requests(
             errors[row] = _why_impossible(len(ids), max_model_len, num_answer_tokens)
             token_ids[row] = [] if errors[row] else ids
         yield pa.RecordBatch.from_arrays(
-            [batch.column("row_id"), _list_array(token_ids), pa.array(errors, pa.string())], schema=TOKENS_SCHEMA
+            [
+                batch.column("row_id"),
+                pa.array(token_ids, TOKENS_SCHEMA.field("token_ids").type),
+                pa.array(errors, pa.string()),
+            ],
+            schema=TOKENS_SCHEMA,
         )
 
 
@@ -130,10 +134,3 @@ def _why_impossible(num_tokens: int, max_model_len: int, num_answer_tokens: int)
             f"{max_model_len} of the model less {num_answer_tokens} for the answer"
         )
     return None if num_tokens else "the prompt has no tokens"
-
-
-def _list_array(token_ids: list[list[int]]) -> pa.ListArray:
-    lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    values = np.fromiter((token for ids in token_ids for token in ids), dtype=np.int32, count=int(offsets[-1]))
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=TOKENS_SCHEMA.field("token_ids").type)
