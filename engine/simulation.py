@@ -32,7 +32,7 @@ class SimulatedStep:
         cost: what the prediction is made of.
         is_held_back: requests were waiting and the step had room for their tokens, but there was no KV memory for them.
         is_cool_down: no request was waiting any more and the step had room left (what TECD leaves out, BatchLLM
-            section 6.2).
+            section 6.3.2).
     """
 
     record: StepRecord

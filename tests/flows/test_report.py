@@ -226,7 +226,7 @@ def test_every_picture_has_a_name_and_a_table(nights: Any, open_report: Callable
     assert len(ids) == len(set(ids))
     figures = page.all("figure")
     assert {figure.attributes["id"] for figure in figures} >= {
-        "stages", "tokens", "kv-memory", "requests", "savings", "cached-shares", "utilisation", "slowest-steps",
+        "stages", "tokens", "kv-memory", "requests", "savings", "share-degrees", "utilisation", "slowest-steps",
     }  # fmt: skip
     for figure in figures:
         assert figure.cells(), figure.attributes["id"]
