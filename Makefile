@@ -8,8 +8,6 @@ DEMO_MODEL := $(VENV)/share/demo-model
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
-# Idle threads sleep instead of spinning, which slows a run down several times where cores are shared.
-export OMP_WAIT_POLICY ?= passive
 # Prefect sends usage statistics unless told not to.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1

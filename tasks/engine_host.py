@@ -1,5 +1,6 @@
 """The engine of this process: loaded once, kept between partitions and workloads, one at a time."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,9 @@ class EngineHost:
         Raises:
             ModelError, CapacityError: as `Engine.load`.
         """
+        # OpenMP reads it when torch is imported: threads that spin for milliseconds while they wait for each other slow a
+        # run down several times where the cores are shared with other programs; tens of microseconds keep the gain.
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
         from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
 
         with self._lock:
