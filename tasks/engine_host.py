@@ -40,8 +40,8 @@ class EngineHost:
         Raises:
             ModelError, CapacityError: as `Engine.load`.
         """
-        # OpenMP reads it when torch is imported: threads that wait for each other spinning, for milliseconds, slow a run
-        # down several times where the cores are shared with other programs; tens of microseconds keep the gain.
+        # OpenMP reads it when torch is imported. Threads that spin for milliseconds while they wait for each other slow
+        # a run down several times where cores are shared with other programs; tens of microseconds keep the gain.
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
         from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
 
