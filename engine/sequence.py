@@ -68,11 +68,6 @@ class Sequence:
         return len(self.block_ids) > 0
 
     @property
-    def is_decoding(self) -> bool:
-        """Whether the prompt is computed, so that what comes next continues an answer or a label."""
-        return self.num_computed >= self.num_suffix and self.length > self.num_suffix
-
-    @property
     def next_tokens(self) -> npt.NDArray[np.int32]:
         """Known tokens that are not computed yet."""
         return self._tokens[self.num_computed : self.length]

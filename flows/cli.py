@@ -60,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m flows.nightly",
         description="Answer the rows of a database that have no answer yet, with a language model, into its tables.",
     )
+    add_inputs(parser, full="answer every row again, not only what is new or changed")
+    return parser
+
+
+def add_inputs(parser: argparse.ArgumentParser, *, full: str) -> None:
+    """The options of every flow over a database's workloads; `full` is the help of ``--full``."""
     parser.add_argument("--database", type=Path, required=True, help="DuckDB file")
     parser.add_argument("--model", required=True, help="checkpoint folder, GGUF file or hub id")
     parser.add_argument(
@@ -69,19 +75,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="shipped workload by name or a TOML file by its path; again for more; default: snippets, then ranking",
     )
-    parser.add_argument("--full", action="store_true", help="answer every row again, not only what is new or changed")
+    parser.add_argument("--full", action="store_true", help=full)
     parser.add_argument(
-        "--lock-timeout-seconds",
-        type=float,
-        metavar="VALUE",
-        help="to wait for a locked database (default: 30)",
+        "--lock-timeout-seconds", type=float, metavar="VALUE", help="to wait for a locked database (default: 30)"
     )
     for settings in (EngineSettings, PlanSettings):
-        add_settings(parser, settings)
-    return parser
+        _add_settings(parser, settings)
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: type[BaseModel]) -> None:
+def _add_settings(parser: argparse.ArgumentParser, settings: type[BaseModel]) -> None:
     """An option for each field; its value is checked by the settings themselves."""
     group = parser.add_argument_group(str(settings.__doc__).splitlines()[0].split(";")[0].rstrip("."))
     for name, field in settings.model_fields.items():

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from prefect import Flow
@@ -21,7 +20,7 @@ from flows.cli import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    add_settings,
+    add_inputs,
     close_stderr,
     option,
     plain_log,
@@ -68,22 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Say what the nightly flow would do and how long it would take, without loading the model.",
         conflict_handler="resolve",
     )
-    parser.add_argument("--database", type=Path, required=True, help="DuckDB file")
-    parser.add_argument("--model", required=True, help="checkpoint folder, GGUF file or hub id")
-    parser.add_argument(
-        "--workload",
-        dest="workloads",
-        action="append",
-        metavar="NAME",
-        help="shipped workload by name or a TOML file by its path; again for more; default: snippets, then ranking",
-    )
+    add_inputs(parser, full="explain every row, not only what is new or changed")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a page")
-    parser.add_argument("--full", action="store_true", help="explain every row, not only what is new or changed")
-    parser.add_argument(
-        "--lock-timeout-seconds", type=float, metavar="VALUE", help="to wait for a locked database (default: 30)"
-    )
-    for settings in (EngineSettings, PlanSettings):
-        add_settings(parser, settings)
     parser.add_argument(  # in place of the engine's own, which only knows what this machine has
         "--device",
         default="auto",
