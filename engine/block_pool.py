@@ -12,19 +12,29 @@ class BlockPool:
     """Free list of `num_blocks` KV blocks, kept as sorted extents (start, length).
 
     Invariants: extents are disjoint, never adjacent, and their lengths add up to `num_free`.
+
+    Attributes:
+        num_free: blocks that `allocate` could give now.
+        num_prefix_blocks: of those used, blocks of shared prefixes; booked by `PrefixNode`.
     """
 
-    __slots__ = ("_lengths", "_starts", "num_blocks", "num_free")
+    __slots__ = ("_lengths", "_starts", "num_blocks", "num_free", "num_prefix_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.num_prefix_blocks = 0
         self._starts = [0] if num_blocks else []
         self._lengths = [num_blocks] if num_blocks else []
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
+
+    @property
+    def num_idle(self) -> int:
+        """Free blocks whose contents are kept for whoever asks for them; none here."""
+        return 0
 
     def allocate(self, count: int) -> npt.NDArray[np.int32]:
         """Takes `count` blocks, from the tightest extent that holds them all, else from several.

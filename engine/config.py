@@ -1,61 +1,114 @@
 """Settings of one engine: few, frozen, checked when made."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin
 
 from engine.errors import ConfigError
+from engine.policies.batching import Batching
+from engine.policies.disaggregation import Disaggregation
+from engine.policies.order import Order
+from engine.policies.packing import Packing, Prefill
+from engine.policies.preemption import Preemption
+from engine.policies.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How an engine computes. Unknown keywords raise; values out of range raise `ConfigError`.
 
+    The policies change what is computed when, and how often, but no answer; their modules say what each value does.
+
     Args:
         dtype: of weights and KV; "auto" is bfloat16 where the device computes it natively, else float32.
         device: "auto" is the first GPU, else the CPU.
-        attention: "torch" on the CPU, the Triton kernel "fused" on a GPU, which "auto" means; "plain" (paged) and
-            "relay" (three launches) are there to compare with.
-        block_size: tokens in a KV block.
+        attention: on the CPU "native" (compiled on first use; "auto" where there is a C++ compiler) or "torch"; on a
+            GPU the Triton kernel "fused", which "auto" means there; "plain" (paged) and "relay" (three launches) are
+            there to compare with.
+        block_size: tokens in a KV block; "native" attention takes multiples of 32.
         chunk_tokens: most tokens in one token batch (S_chunk of BatchLLM section 4.3.3).
         kv_memory_bytes: KV budget (M_threshold); "auto" takes `memory_fraction` of the memory free after loading.
         memory_fraction: used where kv_memory_bytes is "auto".
         max_model_len: longest prompt plus answer, in tokens; "auto" is the checkpoint's own limit.
         output_reserve: share of an answer's expected length that is set aside in KV memory when a request starts.
             1 makes preemption rare; 0 admits by what is held now, as Algorithm 2 of BatchLLM does.
-        compile: whether torch.compile fuses the elementwise work of the model. "auto" does so in 16-bit formats where
-            a C++ compiler is installed and the plan is long enough to pay for the seconds it takes.
-        num_threads: of the CPU; 0 leaves torch's setting.
+        order: policy; which groups start first (`engine.policies.order`).
+        sharing: policy; which requests share KV: "path" and "group" by the plan, "lru" by a cache of blocks, "none".
+        max_running_requests: policy; most requests that hold KV at once; "memory" has no limit but the KV budget.
+        batching: policy; when requests may start (`engine.policies.batching`).
+        prefill: policy; "chunked" cuts prompts to fill each step and mixes them with decode tokens. "whole" computes
+            a prompt (its prefix and its own part each) in one step, in steps of prompts alone, before anything decodes;
+            a prompt longer than chunk_tokens has a step of its own.
+        packing: policy; which whole prompts share a step, padded or not (`engine.policies.packing`).
+        preemption: policy; what becomes of a request that loses its KV memory (`engine.policies.preemption`).
+        swap_memory_bytes: host memory for preemption "swap"; "auto" is as much as the KV budget, at most half of the
+            host memory that is free when the engine is loaded.
+        disaggregation: policy; which process computes prompts (`engine.policies.disaggregation`). "processes" needs a
+            checkpoint on disk, and each of the two processes has weights and KV memory as above; "auto" KV memory is
+            divided between them.
+        compile: whether torch.compile fuses the elementwise work of the model, where attention is not "native", which
+            has it fused already. "auto" does so in 16-bit formats where a C++ compiler is installed and the plan is
+            long enough to pay for the seconds it takes.
+        num_threads: of the CPU, in each process; 0 leaves torch's setting.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    attention: Literal["auto", "torch", "plain", "relay", "fused"] = "auto"
-    block_size: int = 16
-    chunk_tokens: int = 1024
+    attention: Literal["auto", "native", "torch", "plain", "relay", "fused"] = "auto"
+    block_size: int = 32
+    chunk_tokens: int = 2048
     kv_memory_bytes: int | Literal["auto"] = "auto"
     memory_fraction: float = 0.8
     max_model_len: int | Literal["auto"] = "auto"
     output_reserve: float = 1.0
+    order: Order = "ratio"
+    sharing: Sharing = "path"
+    max_running_requests: int | Literal["memory"] = "memory"
+    batching: Batching = "continuous"
+    prefill: Prefill = "chunked"
+    packing: Packing = "ragged"
+    preemption: Preemption = "recompute"
+    swap_memory_bytes: int | Literal["auto"] = "auto"
+    disaggregation: Disaggregation = "none"
     compile: Literal["auto", "always", "never"] = "auto"
     num_threads: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ConfigError(f"dtype must be 'auto', 'float32', 'bfloat16' or 'float16', got {self.dtype!r}")
-        if self.compile not in ("auto", "always", "never"):
-            raise ConfigError(f"compile must be 'auto', 'always' or 'never', got {self.compile!r}")
-        if self.attention not in ("auto", "torch", "plain", "relay", "fused"):
-            raise ConfigError(f"attention must be 'auto', 'torch', 'plain', 'relay' or 'fused', got {self.attention!r}")
+        for field in fields(self):
+            _check_choice(field.name, field.type, getattr(self, field.name))
         for name in ("block_size", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("kv_memory_bytes", "max_model_len"):
-            value = getattr(self, name)
-            if value != "auto" and not (isinstance(value, int) and value > 0):
-                raise ConfigError(f"{name} must be 'auto' or a positive whole number, got {value!r}")
         if not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}")
         if not 0.0 <= self.output_reserve <= 1.0:
             raise ConfigError(f"output_reserve must be from 0 to 1, got {self.output_reserve}")
         if self.num_threads < 0:
             raise ConfigError(f"num_threads must not be negative, got {self.num_threads}")
+        if self.packing != "ragged" and self.prefill != "whole":
+            raise ConfigError(
+                f"packing {self.packing!r} lays out whole prompts, and prefill is {self.prefill!r}, which cuts them to "
+                "the room that is left: set prefill to 'whole'"
+            )
+        if self.disaggregation != "none":
+            self._check_disaggregation()
+
+    def _check_disaggregation(self) -> None:
+        """Refuses policies that find KV in the process that decodes, where prompts are computed in another one."""
+        for name, value, others in (
+            ("sharing", "lru", "path, group or none"),
+            ("preemption", "swap", "recompute or kill"),
+        ):
+            if getattr(self, name) == value:
+                raise ConfigError(
+                    f"{name} {value!r} finds KV that only the process that decodes has, and with disaggregation "
+                    f"{self.disaggregation!r} another one computes prompts: set {name} to {others}"
+                )
+
+
+def _check_choice(name: str, kind: Any, value: object) -> None:
+    """Checks fields that have a list of words, or one word beside whole numbers."""
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, got {value!r}")
+    words = [get_args(part)[0] for part in get_args(kind) if get_origin(part) is Literal]
+    if words and value != words[0] and not (isinstance(value, int) and value > 0):
+        raise ConfigError(f"{name} must be {words[0]!r} or a positive whole number, got {value!r}")

@@ -3,29 +3,37 @@
 import os
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import transformers
 
+from engine.admission import make_pool
 from engine.attention import make_attention
-from engine.block_pool import BlockPool
+from engine.compute_ledger import ComputeLedger
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
-from engine.kv_cache import KVCache, free_memory_bytes
+from engine.kernels.native import NativeKernels
+from engine.kv_cache import KVCache, KVShape
 from engine.model import Model
 from engine.output import Decoder, OutputProcessor
+from engine.placement import find_device, find_dtype, find_prefill_device, kv_budget_bytes, swap_budget_bytes
 from engine.plan import PrefixGroup, plan_prefix_groups
+from engine.policies.packing import PADDED_PACKINGS
+from engine.policies.preemption import SwapSpace
+from engine.policies.sharing import schedule_groups
+from engine.prefill_client import PrefillClient, open_prefill_client, written_blocks
 from engine.request import Completion, Mode, Request
-from engine.scheduled_group import schedule_groups
+from engine.run_steps import ComputedSteps, DisaggregatedRun, run_here
 from engine.scheduler import Scheduler
+from engine.sequence import Sequence as RunningSequence
 from engine.sequence import most_extra_tokens
 from engine.step_record import StepRecord
-
-MOST_CPU_KV_BYTES = 4 * 1024**3
-"""On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
-
+from engine.token_batch import TokenBatch
 
 TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 """Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
@@ -34,25 +42,35 @@ TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 class Engine:
     """One model on one device. Between calls it holds weights and unused KV memory, no other state.
 
+    Under disaggregation there is a second process like that. It is started by the first call, and ends with the engine,
+    with this process however that ends, and with a call that is not run to its end.
+
     Made by `Engine.load`. Not thread-safe: one call at a time.
     """
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         self.config = config
         self._model = model
+        self._checkpoint = checkpoint
+        self._prefill_client: PrefillClient | None = None
+        is_cpu = model.device.type == "cpu"
         self._cache = KVCache(
             model.kv_shape,
             block_size=config.block_size,
-            budget_bytes=_kv_budget_bytes(config, model.device),
+            budget_bytes=kv_budget_bytes(config, model.device),
             device=model.device,
+            has_pad_block=config.packing in PADDED_PACKINGS,
         )
+        self._num_swap_blocks = swap_budget_bytes(config, self._cache) // self._cache.block_bytes
         self._backend = make_attention(
-            config.attention,
+            "torch" if config.attention == "auto" and is_cpu and not model.is_swiglu else config.attention,
             num_q_heads=model.num_q_heads,
             kv_shape=model.kv_shape,
             block_size=config.block_size,
             device=model.device,
         )
+        if isinstance(self._backend, NativeKernels):
+            model.use_native_layers(self._backend)
 
     @classmethod
     def load(cls, model: str | Path | transformers.PreTrainedModel, config: EngineConfig | None = None) -> "Engine":
@@ -62,14 +80,18 @@ class Engine:
             model: checkpoint folder, GGUF file, hub id, or a loaded causal LM (which is switched to our attention).
             config: defaults to `EngineConfig()`.
         Raises:
+            ConfigError: another process is to compute prompts, and the model is not a checkpoint that it could load.
             ModelError: not readable, or not an architecture that is computed exactly.
             CapacityError: the KV budget holds no block.
         """
         config = config or EngineConfig()
-        device = _device(config.device)
+        if config.disaggregation == "processes" and isinstance(model, transformers.PreTrainedModel):
+            raise ConfigError("disaggregation 'processes' needs a checkpoint that both load, got a loaded model")
+        device = find_device(config.device)
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
-        return cls(Model.load(model, dtype=_dtype(config.dtype, device), device=device), config)
+        loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device)
+        return cls(loaded, config, None if isinstance(model, transformers.PreTrainedModel) else str(model))
 
     @property
     def max_model_len(self) -> int:
@@ -114,7 +136,8 @@ class Engine:
     ) -> Iterator[Completion]:
         """Answers a plan, group by group; completions come as they are ready, in any order.
 
-        An impossible request yields a completion with an error, before the work on the others starts.
+        An impossible request yields a completion with an error, before the work on the others starts; so does, at
+        once, a request that preemption "kill" ends.
 
         Args:
             requests: both modes may be mixed.
@@ -136,44 +159,91 @@ class Engine:
                 error=reason,
             )
         block_size = self._cache.block_size
-        pool = BlockPool(self._cache.num_blocks)
+        pool = make_pool(self.config, self._cache.num_blocks)
         scheduler = Scheduler(
-            schedule_groups(requests, groups, impossible, block_size),
+            schedule_groups(requests, groups, impossible, block_size, self.config.sharing),
             pool=pool,
-            block_size=block_size,
-            chunk_tokens=self.config.chunk_tokens,
-            output_reserve=self.config.output_reserve,
+            config=self.config,
+            swap=SwapSpace(self._cache, self._num_swap_blocks),
         )
         if self._pays_to_compile(groups):
             self._model.compile_layers()
         outputs = OutputProcessor(requests, self._model, scheduler, decode)
-        number, started = 0, time.perf_counter()
-        while not (step := scheduler.next_step()).is_empty:
-            num_blocks_used = pool.num_used
-            batch, owners = step.lay_out(block_size)
-            hidden = self._model.forward(batch, self._cache, self._backend)
-            scheduler.complete_step(step)
-            completions = list(outputs.process(hidden, owners))
-            ended = time.perf_counter()
-            if on_step is not None:
-                on_step(
-                    StepRecord(
-                        step=number,
-                        num_decode_tokens=sum(count for _, count in step.decodes),
-                        num_suffix_tokens=sum(count for _, count in step.suffixes),
-                        num_prefix_tokens=sum(step.prefixes.values()),
-                        num_kv_blocks_used=num_blocks_used,
-                        num_kv_blocks_total=pool.num_blocks,
-                        num_running_requests=scheduler.num_running,
-                        num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
-                        num_finished_requests=len(completions),
-                        num_preempted_requests=step.num_preempted,
-                        duration_ms=(ended - started) * 1e3,
+        ledger = ComputeLedger()
+        started = time.perf_counter()
+        with closing(self._run(scheduler)) as computed:
+            for number, (scheduled, hidden) in enumerate(computed):
+                step = scheduled.step
+                finished = list(outputs.process(hidden, scheduled.owners))
+                ended = time.perf_counter()
+                duration_ms = (ended - started) * 1e3
+                ledger.book(step, duration_ms)
+                if on_step is not None:
+                    on_step(
+                        StepRecord(
+                            step=number,
+                            num_decode_tokens=sum(count for _, count in step.decodes),
+                            num_suffix_tokens=sum(count for _, count in step.suffixes),
+                            num_prefix_tokens=sum(step.prefixes.values()),
+                            num_kv_blocks_used=scheduled.num_blocks_used,
+                            num_prefix_kv_blocks=scheduled.num_prefix_blocks,
+                            num_request_kv_blocks=scheduled.num_request_blocks,
+                            num_cached_kv_blocks=scheduled.num_cached_blocks,
+                            num_kv_blocks_total=pool.num_blocks,
+                            num_running_requests=scheduler.num_running,
+                            num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
+                            num_finished_requests=sum(len(sequence.owners) for sequence, _ in finished),
+                            num_preempted_requests=step.num_preempted,
+                            duration_ms=duration_ms,
+                        )
                     )
-                )
-            number, started = number + 1, ended
-            yield from completions
+                started = ended
+                for sequence, reason in finished:
+                    yield from outputs.complete(sequence, reason, ledger.take(sequence))
+                for sequence in step.killed:
+                    yield from outputs.refuse(sequence, _why_killed(sequence), ledger.take(sequence))
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
+
+    def compute_prompts(self, batch: TokenBatch, *, is_compiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step of prompts for the process that schedules and decodes them.
+
+        Args:
+            batch: block ids are that process's; its memory and this one have as many.
+            is_compiled: whether that process has compiled its layers; then this one does so, too.
+        Returns:
+            in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step has written.
+        """
+        if is_compiled:
+            self._model.compile_layers()
+        hidden = self._forward(batch)
+        return hidden.cpu(), self._cache.read_blocks(written_blocks(batch))
+
+    def check_kv_shape(self, shape: KVShape) -> None:
+        """Raises `ConfigError` where KV of this shape cannot be exchanged with this engine."""
+        if shape != self._model.kv_shape:
+            raise ConfigError(f"the process that decodes has {shape}, the one for prompts {self._model.kv_shape}")
+
+    def _forward(self, batch: TokenBatch) -> torch.Tensor:
+        return self._model.forward(batch, self._cache, self._backend)
+
+    def _run(self, scheduler: Scheduler) -> ComputedSteps:
+        if self.config.disaggregation == "none":
+            yield from run_here(scheduler, self._forward, self._cache.block_size)
+            return
+        worker = self._open_prefill_client()
+        run = DisaggregatedRun(scheduler, self._forward, worker, self._cache, is_compiled=self._model.is_compiled)
+        try:
+            yield from run.steps()
+        except BaseException:
+            worker.abandon(self._cache)
+            raise
+
+    def _open_prefill_client(self) -> PrefillClient:
+        if self._prefill_client is None or self._prefill_client.is_closed:
+            config = replace(self.config, device=str(find_prefill_device(self._model.device)))
+            self._prefill_client = open_prefill_client(self._checkpoint, config, self._cache, self._model.kv_shape)
+            weakref.finalize(self, self._prefill_client.close)
+        return self._prefill_client
 
     def _pays_to_compile(self, groups: Sequence[PrefixGroup]) -> bool:
         if self.config.compile != "auto":
@@ -222,28 +292,12 @@ class Engine:
         return None
 
 
+def _why_killed(sequence: RunningSequence) -> str:
+    return (
+        f"KV memory ran out when {sequence.num_output_tokens} tokens of the answer had been generated, "
+        "and preemption 'kill' ends the request admitted last"
+    )
+
+
 def _has_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not known to torch") from error
-
-
-def _kv_budget_bytes(config: EngineConfig, device: torch.device) -> int:
-    if config.kv_memory_bytes != "auto":
-        return config.kv_memory_bytes
-    budget_bytes = int(config.memory_fraction * free_memory_bytes(device))
-    return min(budget_bytes, MOST_CPU_KV_BYTES) if device.type == "cpu" else budget_bytes
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-    is_native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if is_native else torch.float32

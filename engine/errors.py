@@ -39,3 +39,19 @@ class DatabaseError(BatchloomError, OSError):
 
 class WorkloadError(BatchloomError, ValueError):
     """A workload definition is incomplete or contradicts itself."""
+
+
+class DeviceError(BatchloomError, RuntimeError):
+    """The device is in a state in which nothing works any more until this process has ended."""
+
+
+class PrefillWorkerError(BatchloomError, RuntimeError):
+    """The process that computes prompts for this one has failed or is gone."""
+
+
+class WorkerError(BatchloomError, RuntimeError):
+    """Processes that are to answer rows end one after the other, or fail in a way that they cannot tell."""
+
+
+class FailureRateError(BatchloomError, RuntimeError):
+    """So many rows fail that the reason is hardly the rows."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.errors import CapacityError
@@ -27,23 +28,46 @@ class KVShape:
 class KVCache:
     """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_dim]``."""
 
-    __slots__ = ("block_size", "keys", "num_blocks", "values")
+    __slots__ = ("block_bytes", "block_size", "keys", "num_blocks", "values")
 
-    def __init__(self, shape: KVShape, *, block_size: int, budget_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: KVShape, *, block_size: int, budget_bytes: int, device: torch.device, has_pad_block: bool = False
+    ) -> None:
         """Allocates as many blocks as the budget holds.
 
+        Args:
+            has_pad_block: whether there is one block more, of index num_blocks, for KV that nobody reads.
         Raises:
             CapacityError: the budget does not hold a single block.
         """
         self.block_size = block_size
-        self.num_blocks = budget_bytes // (block_size * shape.bytes_per_token)
+        self.block_bytes = block_size * shape.bytes_per_token
+        self.num_blocks = budget_bytes // self.block_bytes
         if self.num_blocks < 1:
             raise CapacityError(
                 f"a KV budget of {budget_bytes} bytes holds no block of {block_size} x {shape.bytes_per_token} bytes"
             )
-        layout = (self.num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+        layout = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_dim)
         self.keys = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
         self.values = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
+        """A copy in host memory: ``[2 * num_layers, n, block_size, num_kv_heads, head_dim]``, all keys, then values."""
+        index = self._index(block_ids)
+        shape = (2 * len(self.keys), len(block_ids), *self.keys[0].shape[1:])
+        kv = torch.empty(shape, dtype=self.keys[0].dtype)
+        for copied, tensor in zip(kv, (*self.keys, *self.values), strict=True):
+            copied.copy_(tensor.index_select(0, index))
+        return kv
+
+    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: torch.Tensor) -> None:
+        """Writes what `read_blocks` gave into n blocks, of this memory or of another one like it."""
+        index = self._index(block_ids)
+        for tensor, saved in zip((*self.keys, *self.values), kv, strict=True):
+            tensor.index_copy_(0, index, saved.to(tensor.device))
+
+    def _index(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(block_ids.astype(np.int64)).to(self.keys[0].device)
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """A stock transformers causal LM with our attention underneath; what could not be exact is refused."""
 
+import copy
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from engine.attention import AttentionBackend
 from engine.checkpoint import no_progress_bars, resolve_checkpoint
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
+from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache, KVShape
+from engine.native_layer import NativeLayer, NativeStep, Rotation
 from engine.token_batch import TokenBatch
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -69,10 +72,13 @@ class Model:
 
     Attributes:
         max_positions: longest sequence that the checkpoint's positions allow.
+        is_swiglu: whether the layers' own products are silu(gate) * up without biases.
         eos_token_ids: tokens that end an answer.
     """
 
-    def __init__(self, language_model: transformers.PreTrainedModel, *, device: torch.device) -> None:
+    def __init__(
+        self, language_model: transformers.PreTrainedModel, *, device: torch.device, owns_weights: bool
+    ) -> None:
         config = language_model.config
         check_supported(config)
         self._base = language_model.base_model
@@ -89,8 +95,11 @@ class Model:
             head_dim=int(head_dim),
             dtype=self.dtype,
         )
+        self.is_swiglu = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
         self.eos_token_ids = _eos_token_ids(language_model)
         self.is_compiled = False
+        self._has_native_layers = False
+        self._owns_weights = owns_weights
         language_model.set_attn_implementation(_ATTENTION_NAME)
 
     @classmethod
@@ -103,7 +112,7 @@ class Model:
             ModelError: not readable, or of an architecture that has not been shown to be computed exactly.
         """
         if isinstance(model, transformers.PreTrainedModel):
-            return cls(model.to(device=device, dtype=dtype).eval(), device=device)
+            return cls(model.to(device=device, dtype=dtype).eval(), device=device, owns_weights=False)
         folder = resolve_checkpoint(model)
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -117,14 +126,35 @@ class Model:
                 )
         except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
             raise ModelError(f"model {str(model)!r}: the weights cannot be read: {error}") from error
-        return cls(loaded.eval(), device=device)
+        return cls(loaded.eval(), device=device, owns_weights=True)
+
+    @torch.inference_mode()
+    def use_native_layers(self, kernels: NativeKernels) -> None:
+        """Puts the CPU kernels' layers in the place of transformers' own; they take over the weights.
+
+        Raises:
+            ConfigError: the layers compute something else than silu(gate) * up.
+        """
+        if not self.is_swiglu:
+            raise ConfigError("attention 'native' needs layers of silu(gate) * up without biases")
+        # A caller's model keeps its own layers: the copy shares everything but the list of them.
+        self._base = copy.copy(self._base)
+        self._base._modules = dict(self._base._modules)
+        layers = self._base.layers
+        self._base.layers = nn.ModuleList(layers)
+        for index in range(len(layers)):
+            self._base.layers[index] = NativeLayer(self._base.layers[index], index, kernels)
+            if self._owns_weights:
+                layers[index] = nn.Identity()  # frees the layer's weights before the next one's are copied
+        self._has_native_layers = True
 
     def compile_layers(self) -> None:
         """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
 
-        All layers share the code, for any number of rows: one compilation of some ten seconds.
+        All layers share the code, for any number of rows: one compilation of some ten seconds. Native layers have
+        nothing left to fuse.
         """
-        if not self.is_compiled:
+        if not (self.is_compiled or self._has_native_layers):
             for layer in self._base.layers:
                 layer.compile(dynamic=True)
             self.is_compiled = True
@@ -135,13 +165,17 @@ class Model:
         self.is_compiled = False
 
     @torch.inference_mode()
-    def forward(self, batch: TokenBatch, cache: KVCache, backend: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: TokenBatch, cache: KVCache, backend: AttentionBackend | NativeKernels) -> torch.Tensor:
         """Runs one token batch and writes its KV.
 
         Returns:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
-        step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
+        step: AttentionStep | NativeStep
+        if isinstance(backend, NativeKernels):
+            step = NativeStep(cache=cache, work=backend.prepare(batch.attention), rotation=Rotation())
+        else:
+            step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
         inputs = {
             "input_ids": torch.from_numpy(batch.input_ids).to(self.device).unsqueeze(0),
             "position_ids": torch.from_numpy(batch.positions).to(self.device).unsqueeze(0),

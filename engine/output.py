@@ -31,8 +31,10 @@ class OutputProcessor:
         self._decode = decode
         self._label_columns: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
 
-    def process(self, hidden: torch.Tensor, outputs: Sequences[tuple[Sequence, int]]) -> Iterator[Completion]:
-        """Books what the model said.
+    def process(
+        self, hidden: torch.Tensor, outputs: Sequences[tuple[Sequence, int]]
+    ) -> Iterator[tuple[Sequence, FinishReason]]:
+        """Books what the model said; yields what is answered by it and why it ended, its memory freed.
 
         Args:
             hidden: ``[R, hidden]``, last hidden states of the output rows.
@@ -46,7 +48,41 @@ class OutputProcessor:
             if sequence.request.mode == "score":
                 yield from self._score(sequence, hidden[row : row + count])
 
-    def _sample(self, hidden: torch.Tensor, rows: Sequences[tuple[Sequence, int]]) -> Iterator[Completion]:
+    def complete(self, sequence: Sequence, reason: FinishReason, compute_ms: float) -> Iterator[Completion]:
+        """The answer of each request that owns a finished sequence; only the first one paid for it."""
+        token_ids = tuple(sequence.output_token_ids)
+        sums = sequence.label_sums
+        logprobs = tuple((sums - np.logaddexp.reduce(sums)).tolist()) if reason == "scored" else ()
+        for place, owner in enumerate(sequence.owners):
+            request = self._requests[owner]
+            num_prompt_tokens = len(request.token_ids)
+            num_cached = sequence.num_cached_tokens if place == 0 else num_prompt_tokens
+            yield Completion(
+                request_id=request.request_id,
+                finish_reason=reason,
+                token_ids=token_ids,
+                label_logprobs=logprobs,
+                num_prompt_tokens=num_prompt_tokens,
+                num_cached_tokens=num_cached,
+                num_output_tokens=len(token_ids),
+                compute_ms=compute_ms if place == 0 else 0.0,
+            )
+
+    def refuse(self, sequence: Sequence, error: str, compute_ms: float) -> Iterator[Completion]:
+        """The same error for each request that owns a sequence that is not answered; the first one paid for it."""
+        for place, owner in enumerate(sequence.owners):
+            request = self._requests[owner]
+            yield Completion(
+                request_id=request.request_id,
+                finish_reason="error",
+                num_prompt_tokens=len(request.token_ids),
+                compute_ms=compute_ms if place == 0 else 0.0,
+                error=error,
+            )
+
+    def _sample(
+        self, hidden: torch.Tensor, rows: Sequences[tuple[Sequence, int]]
+    ) -> Iterator[tuple[Sequence, FinishReason]]:
         sequences = [sequence for sequence, _ in rows]
         logits = self._model.logits(hidden[[row for _, row in rows]])
         tokens = sample(logits, [s.request for s in sequences], [s.num_output_tokens for s in sequences])
@@ -56,7 +92,8 @@ class OutputProcessor:
             if reason is None:
                 self._scheduler.continue_decoding(sequence)
             else:
-                yield from self._finish(sequence, reason)
+                self._scheduler.finish(sequence)
+                yield sequence, reason
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         request = sequence.request
@@ -70,7 +107,7 @@ class OutputProcessor:
                 return "stop"
         return "length" if sequence.num_output_tokens == request.max_new_tokens else None
 
-    def _score(self, sequence: Sequence, hidden: torch.Tensor) -> Iterator[Completion]:
+    def _score(self, sequence: Sequence, hidden: torch.Tensor) -> Iterator[tuple[Sequence, FinishReason]]:
         """First the labels' first tokens, from the prompt's last row; then the rest of each longer label in turn.
 
         The first tokens need only their own columns of the output layer: what normalises a row is common to all labels.
@@ -97,30 +134,9 @@ class OutputProcessor:
         longer = (index for index in range(next_label, len(labels)) if len(labels[index]) > 1)
         index = next(longer, None)
         if index is None:
-            yield from self._finish(sequence, "scored")
+            sequence.length = sequence.num_suffix
+            self._scheduler.finish(sequence)
+            yield sequence, "scored"
         else:
             sequence.start_label(index)
             self._scheduler.continue_decoding(sequence)
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> Iterator[Completion]:
-        """Frees the sequence's memory and answers each request that owns it; only the first one paid for the prompt."""
-        is_score = sequence.request.mode == "score"
-        if is_score:
-            sequence.length = sequence.num_suffix
-        token_ids = tuple(sequence.output_token_ids)
-        sums = sequence.label_sums
-        logprobs = tuple((sums - np.logaddexp.reduce(sums)).tolist()) if is_score else ()
-        self._scheduler.finish(sequence)
-        for place, owner in enumerate(sequence.owners):
-            request = self._requests[owner]
-            num_prompt_tokens = len(request.token_ids)
-            num_cached = sequence.prefix_length - sequence.num_charged if place == 0 else num_prompt_tokens
-            yield Completion(
-                request_id=request.request_id,
-                finish_reason=reason,
-                token_ids=token_ids,
-                label_logprobs=logprobs,
-                num_prompt_tokens=num_prompt_tokens,
-                num_cached_tokens=num_cached,
-                num_output_tokens=len(token_ids),
-            )

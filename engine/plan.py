@@ -31,6 +31,7 @@ __all__ = [
     "Prompt",
     "SharingStats",
     "plan_prefix_groups",
+    "plan_prompts",
     "plan_token_table",
 ]
 
@@ -78,7 +79,7 @@ def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exa
         ConfigError: the method is unknown.
     """
     prompts = [_token_array(sequence, index) for index, sequence in enumerate(sequences)]
-    table = _plan(prompts, method)
+    table = plan_prompts(prompts, method=method)
     order = np.lexsort((table.member_id, table.group_id)).tolist()
     return assemble_groups(prompts, order, table.group_id, table.member_id, table.num_prefix_tokens)
 
@@ -108,7 +109,7 @@ def plan_token_table(values: TokenArray, offsets: IndexArray, *, method: PlanMet
         if end <= start:
             raise RequestError(f"row {row}: the prompt must hold at least one token, got offsets {start} to {end}")
         prompts.append(values[start:end])
-    return _plan(prompts, method)
+    return plan_prompts(prompts, method=method)
 
 
 def _token_array(sequence: Prompt, index: int) -> TokenArray:
@@ -130,7 +131,12 @@ def _token_array(sequence: Prompt, index: int) -> TokenArray:
     return tokens
 
 
-def _plan(prompts: Sequence[TokenArray], method: PlanMethod) -> PlanTable:
+def plan_prompts(prompts: Sequence[TokenArray], *, method: PlanMethod = "exact") -> PlanTable:
+    """As `plan_token_table`, on contiguous int32 arrays, none of them empty; this is not checked.
+
+    Raises:
+        ConfigError: the method is unknown.
+    """
     if method not in get_args(PlanMethod):
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
     tree = build_prefix_tree(prompts)

@@ -70,15 +70,23 @@ class PrefixNode:
         """Blocks that acquire() would take."""
         return sum(-(-len(node.token_ids) // block_size) for node in self.chain() if not node.holds_blocks)
 
-    def acquire(self, pool: BlockPool, block_size: int) -> None:
-        """Takes blocks for every node of the chain that has none."""
+    def next_to_compute(self) -> "PrefixNode":
+        """The first node of a chain that is not complete."""
+        return next(node for node in self.chain() if node.num_computed < len(node.token_ids))
+
+    def acquire(self, pool: BlockPool, block_size: int) -> int:
+        """Takes blocks for every node of the chain that has none; returns the tokens that these are to hold."""
+        num_tokens = 0
         for node in self.chain():
             if not node.holds_blocks:
+                num_tokens += len(node.token_ids)
                 node.block_ids = pool.allocate(-(-len(node.token_ids) // block_size))
+                pool.num_prefix_blocks += len(node.block_ids)
                 above = _NO_BLOCKS if node.parent is None else node.parent.chain_block_ids
                 node.chain_block_ids = np.concatenate([above, node.block_ids])
                 if node.parent is not None:
                     node.parent.num_resident += 1
+        return num_tokens
 
     def release(self, pool: BlockPool) -> None:
         """Frees this node's blocks; they can be acquired and computed again."""
@@ -86,6 +94,7 @@ class PrefixNode:
         if not self.holds_blocks:
             return
         pool.free(self.block_ids)
+        pool.num_prefix_blocks -= len(self.block_ids)
         self.block_ids = self.chain_block_ids = _NO_BLOCKS
         self.num_computed = 0
         if self.parent is not None:

@@ -64,6 +64,14 @@ class PrefixTree:
         return int(node_tokens.sum() + (self.leaf_lens - self.node_depths[self.leaf_nodes]).sum())
 
 
+def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
+    """Number of leading tokens that two prompts, neither empty, have in common."""
+    num_comparable = min(len(left), len(right))
+    differs = left[:num_comparable] != right[:num_comparable]
+    first = int(differs.argmax())
+    return first if differs[first] else num_comparable
+
+
 def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
     """The compact prefix tree over ``prompts``: int32 arrays ``[num_tokens]``, contiguous, none empty. Not mutated.
 
@@ -105,11 +113,7 @@ def _neighbour_common_lens(prompts: Sequence[TokenArray], rows: Sequence[int]) -
     """Number of leading tokens that each sorted prompt has in common with the next one: int64 ``[num_rows - 1]``."""
     common_lens = np.zeros(max(len(rows) - 1, 0), dtype=np.int64)
     for i in range(len(common_lens)):
-        left, right = prompts[rows[i]], prompts[rows[i + 1]]
-        num_comparable = min(len(left), len(right))
-        differs = left[:num_comparable] != right[:num_comparable]
-        first = int(differs.argmax())
-        common_lens[i] = first if differs[first] else num_comparable
+        common_lens[i] = common_prefix_len(prompts[rows[i]], prompts[rows[i + 1]])
     return common_lens
 
 

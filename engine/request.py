@@ -1,7 +1,8 @@
 """What the engine is asked (`Request`) and what it answers (`Completion`). Token ids only; text is the caller's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,10 @@ class Request:
         stop: strings that end the answer; they need the caller's decoder (`Engine.generate(..., decode=...)`).
         ignore_eos: go on after an end-of-sequence token (benchmarks with fixed lengths).
         labels: score only; each label is a sequence of one or more token ids.
+        priority: larger ones start first under the order "priority"; any whole number. It never changes an answer.
+        expected_output_tokens: generate only; how long the answer will probably be, say the mean of earlier answers;
+            None expects max_new_tokens, and so does any estimate above it. It never changes an answer, only the order
+            of requests and the KV memory that is set aside for them.
 
     Raises:
         UnknownParameterError: for a keyword that is none of these.
@@ -46,6 +51,8 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     labels: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    expected_output_tokens: int | None = None
 
     def __new__(cls, **parameters: Any) -> "Request":
         known = [f.name for f in fields(cls)]
@@ -92,6 +99,11 @@ class Request:
             refuse(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.seed < 2**64:
             refuse(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
+        if not isinstance(self.priority, Integral):
+            refuse(f"priority must be a whole number, got {self.priority!r}")
+        expected = self.expected_output_tokens
+        if expected is not None and not (isinstance(expected, Integral) and expected >= 1):
+            refuse(f"expected_output_tokens must be None or a whole number from 1 on, got {expected!r}")
         if not all(isinstance(s, str) and s for s in self.stop):
             refuse(f"stop must hold non-empty strings, got {self.stop}")
 
@@ -112,6 +124,8 @@ class Completion:
         token_ids: generated tokens, the end-of-sequence token included; empty in mode "score".
         label_logprobs: score only; one natural-log probability per label, normalised over the labels.
         num_cached_tokens: prompt tokens that were not computed for this request (shared prefix or identical prompt).
+        compute_ms: its part of the steps' time, by the tokens that were computed for it; 0 where another request with
+            the same prompt paid. All completions' parts add up to the time of all steps. Not compared.
         error: why there is no answer; then finish_reason is "error" and the answer fields are empty.
     """
 
@@ -122,4 +136,5 @@ class Completion:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    compute_ms: float = field(default=0.0, compare=False)
     error: str | None = None

@@ -21,7 +21,9 @@ class Sequence:
         num_computed: own tokens whose KV is written.
         block_ids: int32, blocks of the own KV; may reach beyond `length`, for tokens still expected.
         admission: order in which it was given memory; the latest is the first to lose it.
-        num_charged: prompt tokens that were computed on account of this sequence.
+        num_charged: prefix tokens that were computed on account of this sequence.
+        num_reused: own prompt tokens that were never computed for it, because their blocks were in a `BlockCache`; all
+            of them as long as nothing has been computed.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores: logits of the labels' first tokens, once the prompt is computed.
         label_sums: natural-log scores of the labels, up to one common constant.
@@ -38,6 +40,7 @@ class Sequence:
         "node",
         "num_charged",
         "num_computed",
+        "num_reused",
         "num_suffix",
         "owners",
         "prefix_length",
@@ -57,6 +60,7 @@ class Sequence:
         self.block_ids = np.empty(0, dtype=np.int32)
         self.admission = -1
         self.num_charged = 0
+        self.num_reused = self.num_suffix
         self.label = -1
         self.first_scores = np.zeros(len(request.labels))
         self.label_sums = np.zeros(len(request.labels))
@@ -68,9 +72,32 @@ class Sequence:
         return len(self.block_ids) > 0
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the prefix that its tokens attend to is computed."""
+        return self.node is None or self.node.is_complete
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any of its tokens has ever been computed; the last one of a prompt is never reused."""
+        return self.num_reused < self.num_suffix
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed for it."""
+        return self.prefix_length - self.num_charged + self.num_reused
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.length - self.num_computed
+
+    @property
     def next_tokens(self) -> npt.NDArray[np.int32]:
         """Known tokens that are not computed yet."""
         return self._tokens[self.num_computed : self.length]
+
+    def own_tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """Known tokens by own position, a view."""
+        return self._tokens[start:end]
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -102,12 +129,16 @@ class Sequence:
                 self.node.num_resident += 1
             self.block_ids = np.concatenate([self.block_ids, pool.allocate(missing)])
 
-    def release(self, pool: BlockPool) -> None:
-        """Frees the own KV. What was generated is kept and computed again later; a label begun starts again."""
+    def free_blocks(self, pool: BlockPool) -> None:
+        """Gives the blocks back; where somebody keeps a copy of the KV, `num_computed` still says how far it goes."""
         if self.holds_kv and self.node is not None:
             self.node.num_resident -= 1
         pool.free(self.block_ids)
         self.block_ids = np.empty(0, dtype=np.int32)
+
+    def release(self, pool: BlockPool) -> None:
+        """Drops the own KV. What was generated is kept and computed again later; a label begun starts again."""
+        self.free_blocks(pool)
         self.num_computed = 0
         if self.request.mode == "score":
             self.length = self.num_suffix
@@ -118,3 +149,11 @@ def most_extra_tokens(request: Request) -> int:
     if request.mode == "score":
         return max(map(len, request.labels)) - 1
     return request.max_new_tokens - 1
+
+
+def expected_extra_tokens(request: Request) -> int:
+    """As `most_extra_tokens`, of an answer as long as the request's estimate of it."""
+    most = most_extra_tokens(request)
+    if request.mode == "score" or request.expected_output_tokens is None:
+        return most
+    return min(request.expected_output_tokens - 1, most)

@@ -9,12 +9,17 @@ from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.block_pool import BlockPool
+import numpy as np
+import numpy.typing as npt
+
+from engine.admission import make_pool
+from engine.config import EngineConfig
+from engine.policies.preemption import SwapSpace
+from engine.policies.sharing import schedule_groups
 from engine.prefix_groups import PrefixGroup
 from engine.prefix_node import PrefixNode
 from engine.request import Request
 from engine.roofline import Roofline, StepCost, StepWork
-from engine.scheduled_group import schedule_groups
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, most_extra_tokens
 from engine.step import Step
@@ -62,9 +67,7 @@ def simulate_plan(
     *,
     num_answer_tokens: int,
     num_kv_blocks: int,
-    block_size: int,
-    chunk_tokens: int,
-    output_reserve: float,
+    config: EngineConfig,
     roofline: Roofline,
 ) -> Iterator[SimulatedStep]:
     """Runs a plan as `Engine.run_plan` does; requests that the memory cannot hold even alone are left out.
@@ -74,22 +77,24 @@ def simulate_plan(
         groups: their members' request_indices point into `requests`.
         num_answer_tokens: at which every answer ends, or at its request's max_new_tokens where that is less; >= 1.
         num_kv_blocks: size of the block pool.
-        block_size, chunk_tokens, output_reserve: as in `EngineConfig`.
+        config: the policies, and the limits of a step. Host memory for swapped KV is taken to be ample, and the time of
+            its copies is not counted.
     """
-    pool = BlockPool(num_kv_blocks)
+    oversized = find_oversized(requests, config.block_size, num_kv_blocks)
+    pool = make_pool(config, num_kv_blocks)
     scheduler = Scheduler(
-        schedule_groups(requests, groups, find_oversized(requests, block_size, num_kv_blocks), block_size),
+        schedule_groups(requests, groups, oversized, config.block_size, config.sharing),
         pool=pool,
-        block_size=block_size,
-        chunk_tokens=chunk_tokens,
-        output_reserve=output_reserve,
+        config=config,
+        swap=SwapSpace(_NoMemory(), num_kv_blocks if config.preemption == "swap" else 0),
     )
     number = 0
     while not (step := scheduler.next_step()).is_empty:
-        num_blocks_used = pool.num_used
+        num_blocks_used, num_prefix_blocks = pool.num_used, scheduler.num_prefix_blocks
+        num_request_blocks, num_cached_blocks = scheduler.num_request_blocks, scheduler.num_cached_blocks
         # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
         num_waiting = scheduler.num_unfinished - scheduler.num_running
-        is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes
+        is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start
         is_cool_down = step.room > 0 and num_waiting == 0
         work = _measure_work(step)
         completed = [
@@ -107,6 +112,9 @@ def simulate_plan(
                 num_suffix_tokens=sum(count for _, count in step.suffixes),
                 num_prefix_tokens=sum(step.prefixes.values()),
                 num_kv_blocks_used=num_blocks_used,
+                num_prefix_kv_blocks=num_prefix_blocks,
+                num_request_kv_blocks=num_request_blocks,
+                num_cached_kv_blocks=num_cached_blocks,
                 num_kv_blocks_total=pool.num_blocks,
                 num_running_requests=scheduler.num_running,
                 num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
@@ -120,6 +128,16 @@ def simulate_plan(
         )
         number += 1
     assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
+
+
+class _NoMemory:
+    """KV memory of a simulation: blocks have numbers, but hold nothing."""
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> None:
+        pass
+
+    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: None) -> None:
+        pass
 
 
 def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
@@ -140,10 +158,10 @@ def _measure_work(step: Step) -> StepWork:
     num_rows = num_output_rows = num_pairs = num_read = 0
     nodes: set[PrefixNode] = set()
     for sequence, count in (*step.decodes, *step.suffixes):
-        earlier = sequence.num_computed
-        num_rows += count
-        num_pairs += count * (sequence.prefix_length + earlier) + count * (count + 1) // 2
-        num_read += earlier + count
+        earlier, rows = sequence.num_computed, count + step.num_padding(count)
+        num_rows += rows
+        num_pairs += rows * (sequence.prefix_length + earlier) + rows * (rows + 1) // 2
+        num_read += earlier + rows
         if sequence.node is not None:
             nodes.add(sequence.node)
         if sequence.request.mode == "generate":
@@ -152,10 +170,10 @@ def _measure_work(step: Step) -> StepWork:
             num_output_rows += count  # a label's rows are normalised over the vocabulary; its first token's need not be
     num_read += sum(node.end for node in nodes)
     for node, count in step.prefixes.items():
-        position = node.start + node.num_computed
-        num_rows += count
-        num_pairs += count * position + count * (count + 1) // 2
-        num_read += position + count
+        position, rows = node.start + node.num_computed, count + step.num_padding(count)
+        num_rows += rows
+        num_pairs += rows * position + rows * (rows + 1) // 2
+        num_read += position + rows
     return StepWork(
         num_rows=num_rows,
         num_output_rows=num_output_rows,

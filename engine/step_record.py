@@ -13,6 +13,9 @@ class StepRecord:
         num_suffix_tokens: rows of prompts' own parts; recomputed ones after a preemption count again.
         num_prefix_tokens: rows of shared prefixes.
         num_kv_blocks_used: blocks held when the step's memory was at its highest.
+        num_prefix_kv_blocks: of these, held by shared prefixes.
+        num_request_kv_blocks: of these, held by requests' own tokens.
+        num_cached_kv_blocks: beyond these, kept by the LRU cache (sharing "lru") until others need them.
         num_kv_blocks_total: the block pool's size.
         num_running_requests: requests that hold KV.
         num_waiting_requests: requests not started, or preempted.
@@ -26,6 +29,9 @@ class StepRecord:
     num_suffix_tokens: int
     num_prefix_tokens: int
     num_kv_blocks_used: int
+    num_prefix_kv_blocks: int
+    num_request_kv_blocks: int
+    num_cached_kv_blocks: int
     num_kv_blocks_total: int
     num_running_requests: int
     num_waiting_requests: int

@@ -26,7 +26,7 @@ from prefect.settings import (
 from pydantic import BaseModel, ValidationError
 
 from engine.errors import BatchloomError, ConfigError
-from flows.settings import EngineSettings, PlanSettings
+from flows.settings import EngineSettings, FailureSettings, PlanSettings, WorkerSettings
 from tasks.run_folder import runs_folder
 
 EXIT_FAILED = 1
@@ -41,13 +41,15 @@ def main(nightly: Flow[..., Any], arguments: Sequence[str] | None = None) -> int
     try:
         engine = EngineSettings.model_validate({name: options.pop(name) for name in EngineSettings.model_fields})
         planning = PlanSettings.model_validate({name: options.pop(name) for name in PlanSettings.model_fields})
+        failures = FailureSettings.model_validate({name: options.pop(name) for name in FailureSettings.model_fields})
+        machines = WorkerSettings.model_validate({name: options.pop(name) for name in WorkerSettings.model_fields})
     except ValidationError as error:
         return _fail("; ".join(f"{option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
     atexit.register(close_stderr)
     signal.signal(signal.SIGTERM, terminate)
     try:
         with plain_log(), quiet_prefect(options["database"]):
-            nightly(**options, engine=engine, planning=planning)
+            nightly(**options, engine=engine, planning=planning, failures=failures, machines=machines)
     except (BatchloomError, OSError) as error:
         return _fail(" ".join(str(error).split()), EXIT_FAILED)
     except KeyboardInterrupt:
@@ -61,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Answer the rows of a database that have no answer yet, with a language model, into its tables.",
     )
     add_inputs(parser, full="answer every row again, not only what is new or changed")
+    parser.add_argument("--publish", type=Path, metavar="FILE", help="at the end, put a copy for readers there")
+    _add_settings(parser, FailureSettings)
+    _add_settings(parser, WorkerSettings)
     return parser
 
 

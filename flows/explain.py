@@ -14,6 +14,7 @@ from prefect import flow
 from pydantic import Field
 
 from engine.checkpoint import checkpoint_digest, resolve_checkpoint
+from flows.explain_page import publish_forecast
 from flows.settings import EngineSettings, PlanSettings
 from tasks.artifact_cache import protect_result_storage, prune_cache
 from tasks.database import connect
@@ -31,27 +32,31 @@ LOGGER = logging.getLogger("batchloom")
 
 @flow(name="explain", flow_run_name="explain-{database.stem}", retries=0, persist_result=False)
 def explain(
-    database: Annotated[Path, Field(description="DuckDB file with the inputs; nothing in it is changed")],
-    model: Annotated[str, Field(description="checkpoint folder, GGUF file or hub id; its weights are not loaded")],
-    workloads: Annotated[
-        tuple[str, ...], Field(min_length=1, description="shipped ones by name, others by the path of their TOML file")
-    ] = ("snippets", "ranking"),
-    device: Annotated[
-        str, Field(description="a100, h100, h200, mi250 or mi300x; cpu or cuda: of this machine; auto: what it has")
-    ] = "auto",
-    full: Annotated[bool, Field(description="explain every row, not only what is new or changed")] = False,
+    database: Path,
+    model: str,
+    workloads: Annotated[tuple[str, ...], Field(min_length=1)] = ("snippets", "ranking"),
+    device: str = "auto",
+    full: bool = False,
     engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
     planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
-    lock_timeout_seconds: Annotated[
-        float, Field(ge=0, description="how long to wait while another process has the database open")
-    ] = 30.0,
+    lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[Forecast]:
     """Say what the nightly flow would do with the same parameters, and how long it would take on a device.
 
     Tokens and plan are kept where the nightly flow looks for them, so the night does not make them again.
 
+    Args:
+        database: DuckDB file with the inputs; nothing in it is changed.
+        model: checkpoint folder, GGUF file or hub id; its weights are not loaded.
+        workloads: shipped ones by name, others by the path of their TOML file.
+        device: a100, h100, h200, mi250 or mi300x; cpu or cuda is what this machine has; auto its GPU, else its CPU.
+        full: explain every row, not only what is new or changed.
+        engine: how the model computes.
+        planning: how prompts are grouped, and how much work is one unit.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+
     Returns:
-        a forecast for each workload, in order; everything in it is simulated.
+        a forecast for each workload, in order; everything in it is simulated. Each is an artifact of the flow run, too.
     Raises:
         BatchloomError: a parameter names nothing usable; the message says what and where.
     """
@@ -71,7 +76,10 @@ def explain(
     )
     digest, max_model_len = checkpoint_digest(checkpoint), read_max_model_len(checkpoint, config.max_model_len)
     jobs = [load_workload(name) for name in workloads]
-    return [explain_workload(workload, job, planning, digest, max_model_len, full) for workload in jobs]
+    forecasts = [explain_workload(workload, job, planning, digest, max_model_len, full) for workload in jobs]
+    for forecast in forecasts:
+        publish_forecast(forecast)
+    return forecasts
 
 
 def explain_workload(
@@ -81,7 +89,7 @@ def explain_workload(
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
         found = read(job.database, workload, model_digest, folder, full)
         if not found.num_selected:
-            return explain_plan(workload, found, None, None, job, {"read": found.seconds})
+            return explain_plan(workload, found, None, job, {"read": found.seconds})
         LOGGER.info("%s: %s rows to tokenize", workload.name, f"{found.num_selected:,}")
         started = time.perf_counter()
         tokens = tokenize_once(
@@ -101,7 +109,7 @@ def explain_workload(
             "tokenize": tokenized - started,
             "plan": time.perf_counter() - tokenized,
         }
-        return explain_plan(workload, found, tokens, plan, job, seconds)
+        return explain_plan(workload, found, plan, job, seconds)
 
 
 if __name__ == "__main__":

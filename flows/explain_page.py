@@ -1,7 +1,9 @@
-"""A forecast as a page for people."""
+"""A forecast as a page for people, on a terminal or as an artifact of its flow run."""
 
+import io
 from collections.abc import Sequence
 
+from prefect.artifacts import create_markdown_artifact
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -9,6 +11,9 @@ from rich.table import Table
 
 from engine.sharing_shape import Quantiles
 from tasks.forecast import Forecast, Prediction
+from tasks.report import artifact_key
+
+ARTIFACT_COLUMNS = 120
 
 
 def show_forecast(forecast: Forecast, console: Console) -> None:
@@ -28,6 +33,17 @@ def show_forecast(forecast: Forecast, console: Console) -> None:
         console.print(f"- {sentence}", markup=False, highlight=False)
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in forecast.seconds.items())
     console.print(f"\nExplained in {sum(forecast.seconds.values()):.1f} s: {stages}.\n", highlight=False)
+
+
+def publish_forecast(forecast: Forecast) -> None:
+    """Keeps the page as the artifact ``forecast-<workload>`` of the flow run that calls this."""
+    page = io.StringIO()
+    show_forecast(forecast, Console(width=ARTIFACT_COLUMNS, file=page, color_system=None))
+    create_markdown_artifact(
+        markdown=f"```\n{page.getvalue()}\n```",
+        key=artifact_key("forecast", forecast.workload),
+        description=f"Simulated: {forecast.workload}, {forecast.num_rows:,} rows",
+    )
 
 
 def _work_facts(forecast: Forecast) -> list[tuple[str, str]]:

@@ -10,26 +10,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from prefect import flow, unmapped
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect import flow
 from pydantic import Field
 
 from engine.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.config import EngineConfig
+from flows.publish import publish_night
 from flows.report import report_run
-from flows.settings import EngineSettings, PlanSettings
+from flows.settings import EngineSettings, FailureSettings, PlanSettings, WorkerSettings
+from flows.workers import Workers
+from tasks.answer_length import AnswerLength, read_answer_length
 from tasks.artifact import ArtifactRef
 from tasks.artifact_cache import protect_result_storage, prune_cache
 from tasks.database import connect
-from tasks.engine_host import PROCESS_HOST
-from tasks.infer import InferJob, infer
-from tasks.plan_prefix import plan_prefix_once, read_plan_summary
-from tasks.progress import watch_progress
+from tasks.database_lock import hold_database
+from tasks.failure_policy import FailurePolicy
+from tasks.infer_job import InferJob
+from tasks.night_artifacts import show_summaries
+from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, predict_run
+from tasks.part import count_reasons
+from tasks.plan_prefix import PlanSummary, plan_prefix_once, read_plan_summary
+from tasks.publish import check_target
 from tasks.read import read
 from tasks.run import Run, recover_runs
-from tasks.run_folder import hold_database
 from tasks.run_summary import RunSummary
-from tasks.stop_request import StopRequest
 from tasks.tokenize import read_max_model_len, tokenize_once
 from tasks.workload import Workload, load_workload
 
@@ -48,6 +52,9 @@ class Night:
     max_model_len: int
     engine: EngineConfig
     planning: PlanSettings
+    failures: FailurePolicy
+    machines: WorkerSettings
+    workers: Workers
     full: bool
 
 
@@ -59,6 +66,9 @@ def nightly(
     full: bool = False,
     engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
     planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
+    failures: FailureSettings = FailureSettings(),  # noqa: B008 - frozen
+    machines: WorkerSettings = WorkerSettings(),  # noqa: B008 - frozen
+    publish: Path | None = None,
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
     """Answer what has no answer yet: for each workload read, tokenize, plan, infer, write.
@@ -70,6 +80,9 @@ def nightly(
         full: answer every row again, not only what is new or changed.
         engine: how the model computes.
         planning: how prompts are grouped, and how much work is one unit.
+        failures: when to try again, and when to give up.
+        machines: which processes and machines compute.
+        publish: where to put a copy of the database for readers, at the end; none if not given.
         lock_timeout_seconds: how long to wait while another process has the database open.
 
     Returns:
@@ -81,6 +94,8 @@ def nightly(
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path ends here, before anything is made beside it
+    if publish is not None:
+        check_target(database, publish)
     with hold_database(database):
         protect_result_storage()
         recover_runs(database)
@@ -95,13 +110,24 @@ def nightly(
             max_model_len=read_max_model_len(checkpoint, config.max_model_len),
             engine=config,
             planning=planning,
+            failures=failures.to_policy(),
+            machines=machines,
+            workers=Workers(machines),
             full=full,
         )
         jobs = [load_workload(name) for name in workloads]
         try:
-            return [run_workload(night, workload) for workload in jobs]
+            summaries = [run_workload(night, workload) for workload in jobs]
+        except Exception:
+            if publish is not None:
+                publish_night(database, publish, is_lenient=True)
+            raise
         finally:
-            PROCESS_HOST.release()
+            night.workers.close()
+        show_summaries(summaries)
+        if publish is not None:
+            publish_night(database, publish)
+        return summaries
 
 
 def run_workload(night: Night, workload: Workload) -> RunSummary:
@@ -111,7 +137,14 @@ def run_workload(night: Night, workload: Workload) -> RunSummary:
         workload,
         night.model,
         night.model_digest,
-        {"engine": asdict(night.engine), "planning": night.planning.model_dump(), "full": night.full},
+        {
+            "engine": asdict(night.engine),
+            "planning": night.planning.model_dump(),
+            "failures": asdict(night.failures),
+            "machines": night.machines.model_dump(),
+            "workload": {"source": workload.source, "key": list(workload.key)},
+            "full": night.full,
+        },
     )
     try:
         with run.measure("read"):
@@ -162,31 +195,34 @@ def answer_requests(night: Night, run: Run, requests: ArtifactRef) -> None:
         f"{summary.num_groups:,}",
         f"{summary.num_partitions:,}",
     )
+    answer = read_answer_length(night.database, workload)
+    predict_night(night, run, plan, summary, answer)
     job = InferJob(
         run_folder=run.folder,
-        tokens=tokens,
         plan=plan,
         workload_source=workload.source,
         checkpoint=str(night.checkpoint),
         model_digest=night.model_digest,
         engine=night.engine,
+        failures=night.failures,
+        expected_output_tokens=answer.expected_output_tokens,
     )
     with run.measure("infer"):
-        infer_partitions(job, summary.num_partitions, workload.name, summary.num_rows)
+        parts = night.workers.infer_partitions(job, summary.handing_order, workload.name, summary.num_rows)
+    night.failures.check(count_reasons(parts), sum(part.num_rows for part in parts))
 
 
-def infer_partitions(job: InferJob, num_partitions: int, title: str, num_rows: int) -> None:
-    """Map `infer` over the partitions: one after the other, since they share one engine.
-
-    Raises what the first failing partition raised, and `KeyboardInterrupt` where somebody made a stop request; what is
-    finished by then stays.
-    """
-    runner: ThreadPoolTaskRunner[ArtifactRef | None] = ThreadPoolTaskRunner(max_workers=1)
-    stop = StopRequest(job.run_folder)
-    with runner as workers, watch_progress(job.run_folder, title, num_rows), stop.make_on_error():
-        parts = workers.map(infer, {"partition": list(range(num_partitions)), "job": unmapped(job)}).result()
-        if None in parts:
-            raise KeyboardInterrupt
+def predict_night(night: Night, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength) -> None:
+    """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without."""
+    if summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT:
+        return
+    state = predict_run(
+        plan, summary.partition_costs, run.workload, answer, night.checkpoint, night.engine, return_state=True
+    )
+    if state.is_completed():
+        run.note({}, config={**run.config, "prediction": state.result()})
+    else:
+        LOGGER.warning("%s: the run is not predicted: %s", run.workload.name, state.message)
 
 
 if __name__ == "__main__":

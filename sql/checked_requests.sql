@@ -1,17 +1,19 @@
 -- purpose: a workload's requests, checked: keys and prompt fields as text, a content key, the reason why a row cannot
---          be answered, and whether it is answered already (text is left out where no prompt will be made)
--- grain:   one row a row of the workload's query, in the order of its key
+--          be answered, and whether it is answered already (text is left out where no prompt will be made); in any
+--          order, with a sort_key whose bytes give that of the key: rows with their text are too wide for a sort here
+-- grain:   one row a row of the workload's query
 -- inputs:  newest_answers, macros bytes_of and problem_of
--- identifiers: {columns}: the key's, then the prompt's fields that are not among them
+-- identifiers: {columns}: the key's, then the prompt's fields that are not among them; {priority}
+--          (row_priority, which is null, where rows have none)
 -- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
 --          the fields), $workload_digest, $model_digest
 
 with requested as (
-    select {columns}, error
+    select {columns}, error, {priority} as row_priority
     from (
         from query($requests_sql)
         union all by name
-        select null::varchar as error where false
+        select null::varchar as error, null::bigint as row_priority where false
     )
 ),
 
@@ -20,7 +22,8 @@ prefixed as (
         decode(encode(columns($keys)::varchar), 'replace') as 'key_\0',
         bytes_of(columns($keys)) as 'id_\0',
         bytes_of(columns($fields)) as 'field_\0',
-        decode(encode(error::varchar), 'replace') as error
+        decode(encode(error::varchar), 'replace') as error,
+        coalesce(row_priority, 0)::bigint as row_priority
     from requested
 ),
 
@@ -29,6 +32,7 @@ judged as (
         columns('^key_.*$'),
         columns('^field_.*$'),
         error,
+        row_priority,
         coalesce(sha256(columns('^field_.*$')), '-') as 'hash_\0',
         problem_of(columns('^id_.*$')) as 'idproblem_\0',
         problem_of(columns('^field_.*$')) as 'fieldproblem_\0'
@@ -40,6 +44,7 @@ listed as (
         columns('^key_.*$'),
         columns('^field_.*$'),
         error,
+        row_priority,
         list_value(*columns('^key_.*$')) as request_key,
         list_value(*columns('^hash_.*$')) as hashes,
         list_value(*columns('^idproblem_.*$')) as problems_of_key,
@@ -52,6 +57,7 @@ reasoned as (
         columns('^key_.*$'),
         columns('^field_.*$'),
         request_key,
+        row_priority,
         hashes,
         coalesce(
             list_filter(list_zip($keys, problems_of_key), lambda pair: pair[2] is not null)[1],
@@ -71,6 +77,7 @@ keyed as (
         columns('^key_.*$'),
         columns('^field_.*$'),
         request_key,
+        row_priority,
         ltrim(concat_ws(' ', reason[1], reason[2])) as error,
         sha256(
             concat_ws(',', list_aggregate(hashes, 'string_agg', ','), reason[2], $workload_digest, $model_digest)
@@ -83,15 +90,13 @@ final as (
         columns('^key_.*$'),
         columns('^field_.*$'),
         keyed.request_key,
+        keyed.row_priority,
         keyed.content_key,
         nullif(keyed.error, '') as error,
-        exists (
-            select 1
-            from newest_answers
-            where newest_answers.request_key = keyed.request_key
-                and newest_answers.content_key = keyed.content_key
-        ) as is_done
+        newest_answers.content_key is not null as is_done
     from keyed
+    left join newest_answers  -- a correlated exists would keep every row with its text
+        on newest_answers.request_key = keyed.request_key and newest_answers.content_key = keyed.content_key
 )
 
 select
@@ -99,6 +104,7 @@ select
     case when error is null and not is_done then coalesce(decode(columns('^field_.*$')), '') end as 'text_\0',
     content_key,
     error,
-    is_done
+    row_priority,
+    is_done,
+    create_sort_key(request_key, 'asc nulls last', content_key, 'asc nulls last') as sort_key
 from final
-order by request_key, content_key

@@ -13,6 +13,8 @@ create table if not exists {table} (
     num_prompt_tokens integer,
     num_cached_tokens integer,
     num_output_tokens integer,
+    compute_ms double,
+    prefix_group bigint,
     model text,
     run_id text,
     created_at timestamptz,

@@ -18,8 +18,14 @@ parts as (
         finish_reason,
         num_prompt_tokens,
         num_cached_tokens,
-        num_output_tokens
-    from read_parquet($parts)
+        num_output_tokens,
+        compute_ms,
+        prefix_group
+    from (
+        from read_parquet($parts)
+        union all by name -- parts of a run that an earlier version began
+        select null::double as compute_ms, null::bigint as prefix_group where false
+    )
     order by row_id, error is not null, finish_reason
 )
 
@@ -32,6 +38,8 @@ select
     parts.num_prompt_tokens,
     parts.num_cached_tokens,
     parts.num_output_tokens,
+    parts.compute_ms,
+    parts.prefix_group,
     $model as model,
     $run_id as run_id,
     $created_at as created_at,

@@ -12,10 +12,21 @@ select
     num_suffix_tokens,
     num_prefix_tokens,
     num_kv_blocks_used,
+    num_prefix_kv_blocks,
+    num_request_kv_blocks,
+    num_cached_kv_blocks,
     num_kv_blocks_total,
     num_running_requests,
     num_waiting_requests,
     num_finished_requests,
     num_preempted_requests,
     duration_ms
-from read_parquet($steps)
+from (
+    from read_parquet($steps)
+    union all by name -- steps of a run that an earlier version began
+    select
+        null::bigint as num_prefix_kv_blocks,
+        null::bigint as num_request_kv_blocks,
+        null::bigint as num_cached_kv_blocks
+    where false
+)

@@ -24,6 +24,9 @@ counted as (
         num_prefix_tokens,
         num_decode_tokens + num_suffix_tokens + num_prefix_tokens as num_tokens,
         num_kv_blocks_used,
+        num_prefix_kv_blocks,
+        num_request_kv_blocks,
+        num_cached_kv_blocks,
         num_kv_blocks_total,
         num_running_requests,
         num_waiting_requests,
@@ -32,7 +35,15 @@ counted as (
         duration_ms,
         row_number() over (order by partition, step) - 1 as position,
         sum(duration_ms) over (order by partition, step) / 1000.0 as ended_seconds
-    from steps
+    from (
+        from steps
+        union all by name -- a table made by an earlier version
+        select
+            null::bigint as num_prefix_kv_blocks,
+            null::bigint as num_request_kv_blocks,
+            null::bigint as num_cached_kv_blocks
+        where false
+    )
     where run_id = $run_id
 ),
 
@@ -65,6 +76,9 @@ final as (
         chunk_tokens,
         num_tokens / chunk_tokens as utilisation,
         num_kv_blocks_used,
+        num_prefix_kv_blocks,
+        num_request_kv_blocks,
+        num_cached_kv_blocks,
         num_kv_blocks_total,
         num_running_requests,
         num_waiting_requests,

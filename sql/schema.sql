@@ -43,6 +43,8 @@ create table if not exists snippets (
     num_prompt_tokens integer,
     num_cached_tokens integer, -- prompt tokens that another row had computed already
     num_output_tokens integer,
+    compute_ms double,         -- its part of the steps' time, by the tokens computed for it; 0 where all of it was shared
+    prefix_group bigint,       -- in the run's plan: rows of a run with the same number have the same prefix
     model text,
     run_id text,
     created_at timestamptz,
@@ -63,6 +65,8 @@ create table if not exists rankings (
     num_prompt_tokens integer,
     num_cached_tokens integer,
     num_output_tokens integer,
+    compute_ms double,         -- its part of the steps' time, by the tokens computed for it; 0 where all of it was shared
+    prefix_group bigint,       -- in the run's plan: rows of a run with the same number have the same prefix
     model text,
     run_id text,
     created_at timestamptz,
@@ -111,6 +115,9 @@ create table if not exists steps (
     num_suffix_tokens bigint,
     num_prefix_tokens bigint,
     num_kv_blocks_used bigint,
+    num_prefix_kv_blocks bigint, -- of these, held by shared prefixes
+    num_request_kv_blocks bigint, -- of these, held by requests' own tokens
+    num_cached_kv_blocks bigint, -- beyond these, kept by the LRU cache until others need them
     num_kv_blocks_total bigint,
     num_running_requests bigint,
     num_waiting_requests bigint,
@@ -124,7 +131,7 @@ create or replace view latest_snippets as
 with newest as (
     select
         doc_id, query_id, snippet, status, error, finish_reason, num_prompt_tokens, num_cached_tokens,
-        num_output_tokens, model, run_id, created_at, content_key
+        num_output_tokens, compute_ms, prefix_group, model, run_id, created_at, content_key
     from snippets
     qualify row_number() over (
         partition by doc_id, query_id
@@ -141,7 +148,7 @@ requested as (
 
 select
     doc_id, query_id, snippet, status, error, finish_reason, num_prompt_tokens, num_cached_tokens,
-    num_output_tokens, model, run_id, created_at, content_key
+    num_output_tokens, compute_ms, prefix_group, model, run_id, created_at, content_key
 from newest
 where
     exists (
@@ -163,7 +170,7 @@ create or replace view latest_rankings as
 with newest as (
     select
         query_id, doc_id, score, label, label_logprobs, status, error, finish_reason, num_prompt_tokens,
-        num_cached_tokens, num_output_tokens, model, run_id, created_at, content_key
+        num_cached_tokens, num_output_tokens, compute_ms, prefix_group, model, run_id, created_at, content_key
     from rankings
     qualify row_number() over (
         partition by query_id, doc_id
@@ -181,7 +188,7 @@ requested as (
 current_answers as (
     select
         query_id, doc_id, score, label, label_logprobs, status, error, finish_reason, num_prompt_tokens,
-        num_cached_tokens, num_output_tokens, model, run_id, created_at, content_key
+        num_cached_tokens, num_output_tokens, compute_ms, prefix_group, model, run_id, created_at, content_key
     from newest
     where
         exists (
@@ -208,7 +215,7 @@ select
             then (row_number() over (partition by query_id, status order by score desc, doc_id))::integer
     end as rank,
     label, label_logprobs, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens,
-    model, run_id, created_at, content_key
+    compute_ms, prefix_group, model, run_id, created_at, content_key
 from current_answers;
 
 -- the ranked list of each query, readable: one row a query and document, best first

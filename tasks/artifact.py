@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.errors import ArtifactError
+from tasks.disk_space import describe_write_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,27 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
     Written under a temporary name beside `path` (mode 0600), fsynced, renamed, and the folder fsynced. An exception in
     the block removes the temporary file and leaves what was at `path` before.
+
+    Raises:
+        ArtifactError: the file cannot be written; the message says how much is free where the disk is full.
     """
     target = Path(path)
+    try:
+        with _written_beside(target) as file:
+            yield file
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(describe_write_error(target, error)) from error
+
+
+@contextmanager
+def _written_beside(target: Path) -> Iterator[BinaryIO]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -60,11 +80,6 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
@@ -81,10 +96,6 @@ def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.Reco
                 num_rows += batch.num_rows
     except (pa.ArrowException, ValueError) as error:
         raise ArtifactError(f"{path}: the batches do not fit the schema: {error}") from error
-    except OSError as error:
-        if isinstance(error, ArtifactError):
-            raise
-        raise ArtifactError(f"{path} cannot be written: {error}") from error
     return ArtifactRef(path=str(path), num_rows=num_rows, digest=_digest(path))
 
 
@@ -114,7 +125,7 @@ def describe_parquet(path: str | Path) -> ArtifactRef:
 
 def _open(path: str | Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, pre_buffer=False)  # else what was read stays in memory until the file is closed
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} is missing") from error
     except (pa.ArrowException, OSError) as error:

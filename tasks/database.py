@@ -1,5 +1,6 @@
 """A DuckDB file: opened with patience, its errors told plainly, its identifiers quoted in one place."""
 
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
+from tasks.disk_space import FULL, describe_free_space
 
 LOCK_MESSAGE = "Could not set lock on file"
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
@@ -68,11 +70,13 @@ def connect(
     try:
         connection.execute(statement("set_time_zone"))
         connection.execute(statement("set_arrow_buffers"))
+        connection.execute(statement("set_progress_bar"))
         if memory_limit is not None:
             connection.execute(statement("set_memory_limit"), {"memory_limit": memory_limit})
         yield connection
     except duckdb.Error as error:
-        raise DatabaseError(f"{path}: {explain(error)}") from error
+        full = describe_free_space(path) if any(os.strerror(number) in str(error) for number in FULL) else ""
+        raise DatabaseError(f"{path}: {explain(error)}{full}") from error
     finally:
         connection.close()
 

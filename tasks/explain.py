@@ -1,11 +1,10 @@
 """Explain a workload before its model is loaded: what there is to do, what sharing saves, how long it would take."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,21 +14,22 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.config import EngineConfig
 from engine.plan import PlanMethod, plan_prefix_groups
-from engine.prefix_groups import PrefixGroup
 from engine.prefix_tree import build_prefix_tree
 from engine.shared_runs import plan_shared_runs
 from engine.sharing_shape import measure_shape
-from sql import statement
+from engine.simulation_summary import summarize_steps
 from tasks.advice import advise
+from tasks.answer_length import AnswerLength, read_answer_length
 from tasks.artifact import ArtifactRef, open_parquet
-from tasks.database import connect, fill_identifiers
 from tasks.field_orders import MOST_FIELDS, FieldColumn, FieldOrder, compare_field_orders
-from tasks.forecast import AnswerLength, Forecast, Prediction, SharingPolicy
+from tasks.forecast import Forecast, Prediction, SharingPolicy
 from tasks.hardware import Hardware
-from tasks.planned_rows import PlannedRows, make_requests, read_planned_rows
+from tasks.planned_rows import PlannedRows, read_planned_rows
 from tasks.prediction import predict
 from tasks.read import ReadResult
-from tasks.schema import list_relations
+from tasks.request_form import RequestForm
+from tasks.simulator import Simulator
+from tasks.text_codec import TextCodec
 from tasks.workload import Workload
 
 LABEL = "simulated"
@@ -59,7 +59,6 @@ class ExplainJob:
 def explain(
     workload: Workload,
     found: ReadResult,
-    tokens: ArtifactRef | None,
     plan: ArtifactRef | None,
     job: ExplainJob,
     seconds: dict[str, float],
@@ -67,30 +66,32 @@ def explain(
     """Everything known of one workload.
 
     Args:
-        tokens, plan: of the rows found; None where there are none.
+        plan: of the rows found; None where there are none.
         seconds: that the stages before took.
     Raises:
         ArtifactError: a file is not what its reference says.
         CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
     watch = _Watch(dict(seconds))
-    if tokens is None or plan is None:
+    if plan is None:
         return _nothing_to_do(workload, found, job)
     with watch.stage("share"):
-        rows = read_planned_rows(tokens, plan)
+        rows = read_planned_rows(plan)
         tree = build_prefix_tree(rows.prompts)
-        groups = rows.groups()
-        policies = _compare_policies(rows, groups, int(tree.leaf_lens.sum()), job)
-        shape = measure_shape(tree, groups)
+        policies = _compare_policies(rows, int(tree.leaf_lens.sum()), job)
+        shape = measure_shape(tree, rows.groups())
     with watch.stage("order fields"):
         orders = order_fields(found.requests, rows, workload)
     prediction = None
     if len(rows.row_ids):
         with watch.stage("simulate"):
             answer = read_answer_length(job.database, workload)
-            requests = make_requests(rows, workload, Path(job.checkpoint))
-            prediction = predict(rows, requests, job.engine, job.hardware, answer)
-        policies = (*policies, _as_scheduled(policies[0], prediction, rows.num_partitions))
+            codec = TextCodec.load(Path(job.checkpoint)) if workload.mode == "score" else None
+            form = RequestForm.of(workload, codec, answer.expected_output_tokens)
+            prediction = predict(rows, rows.ask(form), job.engine, job.hardware, answer)
+        with watch.stage("simulate a cache"):
+            cache = _as_cached(rows, form, policies[0], answer, job)
+        policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, rows.num_partitions))
     best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
     return Forecast(
         label=LABEL,
@@ -111,20 +112,6 @@ def explain(
         advice=advise(policies, best, orders, prediction),
         seconds=watch.seconds,
     )
-
-
-def read_answer_length(database: str, workload: Workload) -> AnswerLength:
-    """The mean of the workload's earlier answers, rounded, else its max_new_tokens."""
-    if workload.mode == "score":
-        return AnswerLength(num_tokens=1, num_earlier_answers=0)
-    with connect(database, read_only=True) as connection:
-        if workload.output.table.lower() in list_relations(connection):
-            query = fill_identifiers(statement("mean_answer_tokens"), table=workload.output.table)
-            mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
-            if mean is not None:
-                num_tokens = min(max(1, round(mean)), workload.decoding.max_new_tokens)
-                return AnswerLength(num_tokens=num_tokens, num_earlier_answers=num_answers)
-    return AnswerLength(num_tokens=workload.decoding.max_new_tokens, num_earlier_answers=0)
 
 
 def order_fields(requests: ArtifactRef, rows: PlannedRows, workload: Workload) -> list[FieldOrder]:
@@ -150,17 +137,13 @@ def order_fields(requests: ArtifactRef, rows: PlannedRows, workload: Workload) -
     return compare_field_orders(columns, len(workload.prompt.system.encode()), len(tail.encode()))
 
 
-def _compare_policies(
-    rows: PlannedRows, groups: Sequence[PrefixGroup], num_distinct_tokens: int, job: ExplainJob
-) -> tuple[SharingPolicy, ...]:
-    """From no sharing to the plan's own with shared runs on its paths."""
-    other: PlanMethod = "paper" if job.method == "exact" else "exact"
+def _compare_policies(rows: PlannedRows, num_distinct_tokens: int, job: ExplainJob) -> tuple[SharingPolicy, ...]:
+    """From no sharing to one level with shared runs on its paths, of the rows as a whole: no partition cuts a group."""
     num_logical = sum(map(len, rows.prompts))
-    processed = {
-        job.method: sum(group.num_tokens for group in groups),
-        other: sum(group.num_tokens for group in plan_prefix_groups(rows.prompts, method=other)),
-    }
-    num_saved = plan_shared_runs(groups, job.engine.block_size).num_saved_tokens
+    methods: tuple[PlanMethod, ...] = ("paper", "exact")
+    plans = {method: plan_prefix_groups(rows.prompts, method=method) for method in methods}
+    processed = {method: sum(group.num_tokens for group in groups) for method, groups in plans.items()}
+    num_saved = plan_shared_runs(plans[job.method], job.engine.block_size).num_saved_tokens
     counts = {
         "none": num_logical,
         "identical prompts once": num_distinct_tokens,
@@ -169,6 +152,18 @@ def _compare_policies(
         f"{job.method}, with shared runs on paths": processed[job.method] - num_saved,
     }
     return tuple(_policy(name, count, num_logical) for name, count in counts.items())
+
+
+def _as_cached(
+    rows: PlannedRows, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
+) -> SharingPolicy:
+    """What a cache of blocks finds by itself in the rows as the table has them, with the same KV memory."""
+    order = np.argsort(rows.row_ids)
+    requests = form.ask(rows.row_ids[order], [rows.prompts[row] for row in order.tolist()], rows.priority[order])
+    config = replace(job.engine, sharing="lru", order="fcfs")
+    budget_bytes = job.hardware.kv_budget_bytes(job.engine)
+    run = summarize_steps(Simulator(job.hardware, answer).run(requests, rows.groups(), config, budget_bytes))
+    return _policy("LRU cache of blocks, table order", run.num_prompt_tokens, none.num_processed_tokens)
 
 
 def _as_scheduled(none: SharingPolicy, prediction: Prediction, num_partitions: int) -> SharingPolicy:

@@ -5,20 +5,8 @@ from dataclasses import dataclass
 from engine.device import Device
 from engine.sharing_shape import SharingShape
 from engine.simulation_summary import SimulationSummary
+from tasks.answer_length import AnswerLength
 from tasks.field_orders import FieldOrder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLength:
-    """How long an answer is taken to be.
-
-    Attributes:
-        num_tokens: of every answer; 1 where the workload scores, because a prompt's last row gives the score.
-        num_earlier_answers: whose mean it is; 0 where there are none and it is the workload's max_new_tokens.
-    """
-
-    num_tokens: int
-    num_earlier_answers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +85,8 @@ class Forecast:
         num_error_rows: of num_rows: known not to be answerable.
         num_duplicates: of num_rows: prompts that equal another row's, which is computed instead.
         num_prompt_tokens: of all rows without an error.
-        policies: from no sharing to what the engine does; as planned in partitions is the last.
+        policies: no sharing, what a cache of blocks finds by itself (simulated), and from identical prompts to what the
+            engine does; as planned in partitions is the last.
         best_saving_ratio: what no sharing of beginnings could exceed.
         field_orders: best first; empty where the template has a single field or too many.
         prediction: None where there is nothing to run.

@@ -72,7 +72,7 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig) -> Hardwa
         shape = ModelShape.from_config(values, value_bytes=_VALUE_BYTES[dtype])
     else:
         from engine.device_probe import native_dtype, probe_device  # needs torch, which the table does not
-        from engine.engine import MOST_CPU_KV_BYTES
+        from engine.placement import MOST_CPU_KV_BYTES
 
         dtype = native_dtype(kind) if config.dtype == "auto" else config.dtype
         shape = ModelShape.from_config(values, value_bytes=_VALUE_BYTES[dtype])

@@ -1,9 +1,7 @@
-"""The rows of one partition, gathered from plan.parquet and tokens.parquet."""
+"""The rows of one partition of plan.parquet."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pyarrow.parquet as pq
 
 from engine.errors import ArtifactError
 from tasks.artifact import ArtifactRef, open_parquet
+from tasks.plan_prefix import token_arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,7 +21,7 @@ class Partition:
     Attributes:
         row_ids: int64 ``[num_rows]``, ascending.
         prompts: int32 arrays ``[num_tokens]``, one a row.
-        group_id, member_id, num_prefix_tokens: the plan's columns, ``[num_rows]``.
+        group_id, member_id, num_prefix_tokens, priority: the plan's columns, ``[num_rows]``.
     """
 
     row_ids: npt.NDArray[np.int64]
@@ -30,52 +29,74 @@ class Partition:
     group_id: npt.NDArray[np.int64]
     member_id: npt.NDArray[np.int64]
     num_prefix_tokens: npt.NDArray[np.int32]
+    priority: npt.NDArray[np.int64]
 
 
-def read_partition(plan: ArtifactRef, tokens: ArtifactRef, partition: int) -> Partition:
-    """Gather a partition; of the tokens only the row groups that hold its rows are read.
+def read_partition(plan: ArtifactRef, partition: int) -> Partition:
+    """A partition's rows, of which the plan's file holds the row groups together.
 
     Raises:
-        ArtifactError: a file is not what its reference says, or the plan has no such partition.
+        ArtifactError: the plan is not what its reference says, or has no such partition.
     """
-    for ref in (plan, tokens):
-        _verify_once(ref, *_identity(ref))
-    rows = pq.read_table(plan.path, filters=[("partition", "=", partition)]).sort_by("row_id")
-    if rows.num_rows == 0:
+    metadata, partitions = _verify_once(plan, *_identity(plan))
+    row_groups = np.flatnonzero(partitions == partition).tolist()
+    if not row_groups:
         raise ArtifactError(f"{plan.path} has no partition {partition}")
-    row_ids = rows.column("row_id").to_numpy()
+    with pq.ParquetFile(plan.path, metadata=metadata) as file:
+        return rebuild_rows(file.read_row_groups(row_groups))
+
+
+def read_spread_rows(plan: ArtifactRef, num_rows: int) -> Partition:
+    """So many rows of a plan, or all where it has fewer, evenly spread over its partitions, each a group of its own."""
+    _verify_once(plan, *_identity(plan))
+    places = pq.read_table(plan.path, columns=["row_id", "partition"])
+    chosen = np.unique(np.linspace(0, places.num_rows - 1, num_rows, dtype=np.int64))
+    wanted = places.column("row_id").to_numpy()[chosen]
+    prompts: dict[int, npt.NDArray[np.int32]] = {}
+    for partition in np.unique(places.column("partition").to_numpy()[chosen]).tolist():
+        rows = read_partition(plan, partition)
+        positions = np.flatnonzero(np.isin(rows.row_ids, wanted)).tolist()
+        prompts |= {int(rows.row_ids[position]): rows.prompts[position] for position in positions}
+    row_ids = np.array(sorted(prompts), dtype=np.int64)
     return Partition(
         row_ids=row_ids,
-        prompts=_read_prompts(tokens.path, row_ids),
-        group_id=rows.column("group_id").to_numpy(),
-        member_id=rows.column("member_id").to_numpy(),
-        num_prefix_tokens=rows.column("num_prefix_tokens").to_numpy(),
+        prompts=[prompts[row_id] for row_id in row_ids.tolist()],
+        group_id=np.arange(len(row_ids)),
+        member_id=np.zeros(len(row_ids), dtype=np.int64),
+        num_prefix_tokens=np.zeros(len(row_ids), dtype=np.int32),
+        priority=np.zeros(len(row_ids), dtype=np.int64),
     )
 
 
-def _read_prompts(path: str, row_ids: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int32]]:
-    """The prompts of ascending row ids; a row id is the row's position in the file."""
-    prompts: list[npt.NDArray[np.int32]] = []
-    with pq.ParquetFile(path) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        bounds = np.searchsorted(row_ids, starts)
-        for group in np.flatnonzero(np.diff(bounds)).tolist():
-            table = file.read_row_group(group, columns=["row_id", "token_ids"])
-            wanted = table.take(pa.array(row_ids[bounds[group] : bounds[group + 1]] - starts[group]))
-            if not np.array_equal(wanted.column("row_id").to_numpy(), row_ids[bounds[group] : bounds[group + 1]]):
-                raise ArtifactError(f"{path}: row ids of row group {group} are not the rows' positions")
-            prompts += [prompt.to_numpy() for prompt in _lists(wanted.column("token_ids"))]
-    if len(prompts) != len(row_ids):
-        raise ArtifactError(f"{path} holds {len(prompts)} of the {len(row_ids)} rows that the plan names")
+def rebuild_rows(rows: pa.Table) -> Partition:
+    """Whole groups of `PLAN_SCHEMA`, in its order, with their prompts put together again."""
+    order = np.argsort(rows.column("row_id").to_numpy())
+    prompts = rebuild_prompts(rows)
+    return Partition(
+        row_ids=rows.column("row_id").to_numpy()[order],
+        prompts=[prompts[row] for row in order.tolist()],
+        group_id=rows.column("group_id").to_numpy()[order],
+        member_id=rows.column("member_id").to_numpy()[order],
+        num_prefix_tokens=rows.column("num_prefix_tokens").to_numpy()[order],
+        priority=rows.column("priority").to_numpy()[order],
+    )
+
+
+def rebuild_prompts(rows: pa.Table) -> list[npt.NDArray[np.int32]]:
+    """The prompts of whole groups of `PLAN_SCHEMA`, in its order; identical ones are one array."""
+    starts_group = np.diff(rows.column("group_id").to_numpy(), prepend=-1) != 0
+    starts_member = starts_group | (np.diff(rows.column("member_id").to_numpy(), prepend=-1) != 0)
+    prefix_lens = rows.column("num_prefix_tokens").to_numpy().tolist()
+    prefix = prompt = np.empty(0, dtype=np.int32)
+    prompts = []
+    own_tokens = [own for chunk in rows.column("token_ids").chunks for own in token_arrays(chunk)]
+    for own, prefix_len, is_first, is_new in zip(own_tokens, prefix_lens, starts_group, starts_member, strict=True):
+        if is_first:
+            prefix, prompt = own[:prefix_len], own
+        elif is_new:
+            prompt = np.concatenate([prefix, own])
+        prompts.append(prompt)
     return prompts
-
-
-def _lists(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """Each row's values, without a copy."""
-    for chunk in column.chunks:
-        for start, end in pairwise(chunk.offsets.to_pylist()):
-            yield chunk.values.slice(start, end - start)
 
 
 def _identity(ref: ArtifactRef) -> tuple[int, int]:
@@ -87,6 +108,11 @@ def _identity(ref: ArtifactRef) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _verify_once(ref: ArtifactRef, size: int, mtime_ns: int) -> None:
-    """Read the whole file against its digest once, not again for each partition, until it changes."""
-    open_parquet(ref).close()
+def _verify_once(ref: ArtifactRef, size: int, mtime_ns: int) -> tuple[pq.FileMetaData, npt.NDArray[np.int64]]:
+    """The file's metadata and the partition of each row group, once the whole file was read against its digest; not
+    again for each partition, until it changes."""
+    with open_parquet(ref) as file:
+        metadata = file.metadata
+        column = file.schema_arrow.get_field_index("partition")
+    groups = [metadata.row_group(index).column(column) for index in range(metadata.num_row_groups)]
+    return metadata, np.array([group.statistics.min for group in groups], dtype=np.int64)

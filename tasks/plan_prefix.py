@@ -1,8 +1,13 @@
-"""tokens.parquet to plan.parquet: which rows share which prefix, cut into partitions for the workers."""
+"""tokens.parquet to plan.parquet: which rows share which prefix, cut into partitions for the workers.
+
+Prompts are sorted on disk where they do not fit in memory, planned range by range, and written in the order of the plan
+with each shared prefix once, so that a worker reads its partition and nothing else.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from prefect import task
 
-from engine.plan import PlanMethod, PlanTable, SharingStats, plan_token_table
+from engine.plan import PlanMethod
+from engine.plan_partitions import GroupedRows, Placement, place_groups, split_groups
+from engine.plan_ranges import RANGE_TOKENS, PlanRange, plan_ranges
+from engine.sharing_stats import SharingStats
 from tasks.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
+from tasks.external_sort import RUN_BYTES, Spool, sort_batches
 
 PLAN_SCHEMA = pa.schema(
     [
@@ -23,11 +32,22 @@ PLAN_SCHEMA = pa.schema(
         pa.field("member_id", pa.int64(), nullable=False),
         pa.field("num_prefix_tokens", pa.int32(), nullable=False),
         pa.field("partition", pa.int32(), nullable=False),
+        pa.field("priority", pa.int64(), nullable=False),
+        pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
     ]
 )
-"""One row a row without error, by partition, group, member, row. The schema's metadata holds the `PlanSummary`."""
+"""One row a row without error, by partition, group, member, row. token_ids are those that the rows before do not have:
+of a group's first row the whole prompt, of another member's first row what follows the prefix, else none. The schema's
+metadata holds the `PlanSummary`."""
 
-BATCH_ROWS = 65_536
+CODE = (
+    __name__,
+    *("engine.plan", "engine.plan_partitions", "engine.plan_ranges", "engine.prefix_tree", "tasks.external_sort"),
+)
+"""Modules that decide what a plan is."""
+
+BATCH_ROWS = 4096
+BATCH_TOKENS = 1_000_000
 _SUMMARY_KEY = b"batchloom.plan_summary"
 
 
@@ -37,13 +57,17 @@ class PlanSummary:
 
     Attributes:
         num_rows: planned; rows with an error are not.
-        num_partitions: numbered from 0, none empty.
+        num_partitions: numbered from 0, by priority, none empty.
+        partition_costs: predicted, of each partition; see `engine.plan_partitions`.
+        handing_order: partitions in the order in which workers should take them so that all finish together.
         sharing: prompt tokens without and with the plan's prefixes.
     """
 
     num_rows: int
     num_groups: int
     num_partitions: int
+    partition_costs: tuple[int, ...]
+    handing_order: tuple[int, ...]
     sharing: SharingStats
 
 
@@ -51,26 +75,8 @@ class PlanSummary:
 def plan_prefix(
     tokens: ArtifactRef, target: str, method: PlanMethod, partition_tokens: int, num_answer_tokens: int
 ) -> ArtifactRef:
-    """Write `target`: the plan of all prompts in `tokens`.
-
-    Args:
-        partition_tokens: of work in one partition, about.
-        num_answer_tokens: expected of each distinct prompt; they count as work.
-    Raises:
-        ArtifactError: the tokens are not what their reference says, or `target` cannot be written.
-    """
-    with open_parquet(tokens) as file:
-        row_ids, values, offsets = read_token_table(file)
-    table = plan_token_table(values, offsets, method=method)
-    partitions = cut_partitions(table, np.diff(offsets), partition_tokens, num_answer_tokens)
-    summary = PlanSummary(
-        num_rows=len(row_ids),
-        num_groups=table.num_groups,
-        num_partitions=int(partitions.max()) + 1 if len(partitions) else 0,
-        sharing=table.sharing,
-    )
-    schema = PLAN_SCHEMA.with_metadata({_SUMMARY_KEY: json.dumps(asdict(summary))})
-    return write_parquet(target, schema, _plan_batches(schema, row_ids, table, partitions))
+    """Write `target`: the plan of all prompts in `tokens`; see `write_plan`."""
+    return write_plan(tokens, target, method, partition_tokens, num_answer_tokens)
 
 
 def plan_prefix_once(
@@ -78,10 +84,9 @@ def plan_prefix_once(
 ) -> ArtifactRef:
     """`plan_prefix`, unless the same tokens were planned before with the same settings."""
     content = (tokens.digest, method, partition_tokens, num_answer_tokens)
-    target = cache_target(database, "plan", *content, code=(__name__, "engine.plan", "engine.prefix_tree"))
     return build_once(
         plan_prefix,
-        target,
+        cache_target(database, "plan", *content, code=CODE),
         tokens=tokens,
         method=method,
         partition_tokens=partition_tokens,
@@ -93,55 +98,170 @@ def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
     """The numbers of a plan; `ArtifactError` where the file is not what its reference says."""
     with open_parquet(plan) as file:
         values = json.loads(file.schema_arrow.metadata[_SUMMARY_KEY])
-    return PlanSummary(**{**values, "sharing": SharingStats(**values["sharing"])})
+    lists = {name: tuple(values[name]) for name in ("partition_costs", "handing_order")}
+    return PlanSummary(**{**values, **lists, "sharing": SharingStats(**values["sharing"])})
 
 
-def cut_partitions(
-    table: PlanTable, num_prompt_tokens: npt.NDArray[np.int64], partition_tokens: int, num_answer_tokens: int
-) -> npt.NDArray[np.int32]:
-    """The partition of each row: consecutive groups, in prefix tree order, with about `partition_tokens` of work.
-
-    Work is what the model computes: a prefix once, each distinct prompt's suffix once, and its answer. A group is never
-    split, so a partition may be larger by its last group.
+def write_plan(
+    tokens: ArtifactRef,
+    target: str | Path,
+    method: PlanMethod,
+    partition_tokens: int,
+    num_answer_tokens: int,
+    *,
+    range_tokens: int = RANGE_TOKENS,
+    run_bytes: int = RUN_BYTES,
+) -> ArtifactRef:
+    """Write `target`: the plan of all prompts in `tokens`. In memory are one range and a few numbers a group.
 
     Args:
-        num_prompt_tokens: int64 ``[num_rows]``.
-    Returns:
-        int32 ``[num_rows]``, 0 .. partitions - 1 without a gap.
+        partition_tokens: cost of one partition, about; see `engine.plan_partitions`.
+        num_answer_tokens: expected of each distinct prompt; they count as work.
+        range_tokens: see `plan_ranges`.
+        run_bytes: see `sort_batches`.
+    Raises:
+        ArtifactError: the tokens are not what their reference says, or `target` or its folder cannot be written.
     """
-    order = np.lexsort((table.member_id, table.group_id))
-    groups, members = table.group_id[order], table.member_id[order]
-    starts_group = np.diff(groups, prepend=-1) != 0
-    starts_member = starts_group | (np.diff(members, prepend=-1) != 0)
-    prefix_tokens = table.num_prefix_tokens[order].astype(np.int64)
-    work = np.where(starts_member, num_prompt_tokens[order] - prefix_tokens + num_answer_tokens, 0)
-    work += np.where(starts_group, prefix_tokens, 0)
-    group_work = np.bincount(groups, weights=work, minlength=table.num_groups).astype(np.int64)
-    window = (np.cumsum(group_work) - group_work) // partition_tokens
-    partitions = np.unique(window, return_inverse=True)[1].astype(np.int32)
-    return partitions[table.group_id] if len(partitions) else np.empty(0, dtype=np.int32)
+    folder = Path(target).parent
+    totals = _Totals()
+    with open_parquet(tokens) as file, Spool(folder, PLAN_SCHEMA) as planned:
+        rows = _prompts_of(sort_batches(_read_prompts(file), _token_keys, folder, run_bytes=run_bytes))
+        ranges = plan_ranges(rows, method=method, range_tokens=range_tokens)
+        planned.write(_plan_batches(ranges, totals, partition_tokens, num_answer_tokens))
+        placement = place_groups(*totals.groups(), partition_tokens)
+        summary = PlanSummary(
+            num_rows=totals.num_rows,
+            num_groups=len(placement.partitions),
+            num_partitions=len(placement.costs),
+            partition_costs=tuple(placement.costs.tolist()),
+            handing_order=tuple(placement.handing_order()),
+            sharing=totals.sharing,
+        )
+        batches = _place_rows(planned.read(), placement)
+        if np.any(np.diff(placement.partitions) < 0):
+            batches = sort_batches(batches, _partition_keys, folder, run_bytes=run_bytes)
+        schema = PLAN_SCHEMA.with_metadata({_SUMMARY_KEY: json.dumps(asdict(summary))})
+        return write_parquet(target, schema, _cut_batches(batches, schema))
 
 
-def read_token_table(
-    file: pq.ParquetFile,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Rows without error: row ids ``[n]``, their tokens end to end, offsets ``[n + 1]``."""
-    row_ids, values, lengths = [np.empty(0, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-    for batch in file.iter_batches(batch_size=BATCH_ROWS):
-        batch = batch.filter(pc.is_null(batch.column("error")))
-        token_ids = batch.column("token_ids")
-        row_ids.append(batch.column("row_id").to_numpy())
-        values.append(token_ids.flatten().to_numpy())
-        lengths.append(pc.list_value_length(token_ids).to_numpy().astype(np.int64))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    return np.concatenate(row_ids), np.concatenate(values), offsets
+class _Totals:
+    """What is summed up over the ranges of a plan."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self.num_groups = 0
+        self.sharing = SharingStats(num_logical_tokens=0, num_processed_tokens=0, num_best_tokens=0)
+        self._costs = [np.empty(0, np.int64)]
+        self._priorities = [np.empty(0, np.int64)]
+
+    def add(self, part: PlanRange[tuple[int, int]], rows: GroupedRows, priorities: npt.NDArray[np.int64]) -> None:
+        sharing = part.table.sharing
+        self.num_rows += len(rows.order)
+        self.num_groups += len(rows.group_costs)
+        self.sharing = SharingStats(
+            num_logical_tokens=self.sharing.num_logical_tokens + sharing.num_logical_tokens,
+            num_processed_tokens=self.sharing.num_processed_tokens
+            + sharing.num_processed_tokens
+            + rows.num_repeated_tokens,
+            num_best_tokens=self.sharing.num_best_tokens + sharing.num_best_tokens - part.num_repeated_tokens,
+        )
+        self._costs.append(rows.group_costs)
+        group_starts = np.flatnonzero(np.diff(rows.group_id, prepend=-1))
+        self._priorities.append(np.maximum.reduceat(priorities, group_starts))
+
+    def groups(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Costs and priorities of all groups."""
+        return np.concatenate(self._costs), np.concatenate(self._priorities)
+
+
+def _read_prompts(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Rows without error."""
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=["row_id", "token_ids", "error", "priority"]):
+        if batch.column("error").null_count < batch.num_rows:
+            batch = batch.filter(pc.is_null(batch.column("error")))
+        yield batch.select(["row_id", "token_ids", "priority"])
+
+
+def _token_keys(batch: pa.RecordBatch) -> list[bytes]:
+    """The byte order of `PrefixTree`."""
+    return [prompt.tobytes() for prompt in token_arrays(batch.column("token_ids"))]
+
+
+def token_arrays(lists: pa.ListArray) -> list[npt.NDArray[np.int32]]:
+    """Each row's values, without a copy."""
+    values, offsets = lists.values.to_numpy(), lists.offsets.to_pylist()
+    return [values[start:end] for start, end in pairwise(offsets)]
+
+
+def _prompts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int32]]]:
+    """Row id and priority, and the prompt."""
+    for batch in batches:
+        labels = zip(batch.column("row_id").to_pylist(), batch.column("priority").to_pylist(), strict=True)
+        yield from zip(labels, token_arrays(batch.column("token_ids")), strict=True)
 
 
 def _plan_batches(
-    schema: pa.Schema, row_ids: npt.NDArray[np.int64], table: PlanTable, partitions: npt.NDArray[np.int32]
+    ranges: Iterator[PlanRange[tuple[int, int]]], totals: _Totals, partition_tokens: int, num_answer_tokens: int
 ) -> Iterator[pa.RecordBatch]:
-    order = np.lexsort((row_ids, table.member_id, table.group_id, partitions))
-    columns = (row_ids, table.group_id, table.member_id, table.num_prefix_tokens, partitions)
-    for start in range(0, len(order), BATCH_ROWS):
-        rows = order[start : start + BATCH_ROWS]
-        yield pa.RecordBatch.from_arrays([pa.array(column[rows]) for column in columns], schema=schema)
+    """Rows of `PLAN_SCHEMA` by group, member, row; all in partition 0 so far."""
+    for part in ranges:
+        num_prompt_tokens = np.fromiter(map(len, part.prompts), dtype=np.int64, count=len(part.prompts))
+        rows = split_groups(part.table, num_prompt_tokens, partition_tokens, num_answer_tokens)
+        row_ids, priorities = np.array(part.labels, dtype=np.int64)[
+            rows.order
+        ].T  # of equal prompts by row id, as sorted
+        group_ids = rows.group_id + totals.num_groups
+        totals.add(part, rows, priorities)
+        starts_group = np.diff(rows.group_id, prepend=-1) != 0
+        starts_member = starts_group | (np.diff(rows.member_id, prepend=-1) != 0)
+        skipped = np.where(
+            starts_group, 0, np.where(starts_member, rows.num_prefix_tokens, num_prompt_tokens[rows.order])
+        )
+        own = [part.prompts[row][start:] for row, start in zip(rows.order.tolist(), skipped.tolist(), strict=True)]
+        columns = (row_ids, group_ids, rows.member_id, rows.num_prefix_tokens, np.zeros_like(row_ids), priorities)
+        for start, end in _batch_bounds(own):
+            arrays = [
+                pa.array(column[start:end], field.type, safe=True)
+                for column, field in zip(columns, PLAN_SCHEMA, strict=False)
+            ]
+            yield pa.RecordBatch.from_arrays([*arrays, list_tokens(own[start:end])], schema=PLAN_SCHEMA)
+
+
+def list_tokens(prompts: Sequence[npt.NDArray[np.int32]]) -> pa.ListArray:
+    """One row a prompt; `token_arrays` is its inverse."""
+    offsets = np.cumsum([0, *map(len, prompts)])
+    values = np.concatenate([np.empty(0, np.int32), *prompts])
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()), pa.array(values), PLAN_SCHEMA.field("token_ids").type
+    )
+
+
+def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[int, int]]:
+    """Of batches of at most `BATCH_ROWS` rows and about `BATCH_TOKENS` tokens."""
+    start = num_tokens = 0
+    for row, prompt in enumerate(prompts):
+        num_tokens += len(prompt)
+        if num_tokens >= BATCH_TOKENS or row + 1 - start == BATCH_ROWS:
+            yield start, row + 1
+            start, num_tokens = row + 1, 0
+    if start < len(prompts):
+        yield start, len(prompts)
+
+
+def _place_rows(batches: Iterator[pa.RecordBatch], placement: Placement) -> Iterator[pa.RecordBatch]:
+    column = PLAN_SCHEMA.get_field_index("partition")
+    for batch in batches:
+        partitions = placement.partitions[batch.column("group_id").to_numpy()]
+        yield batch.set_column(column, PLAN_SCHEMA.field(column), pa.array(partitions))
+
+
+def _partition_keys(batch: pa.RecordBatch) -> list[bytes]:
+    return [partition.to_bytes(4, "big") for partition in batch.column("partition").to_pylist()]
+
+
+def _cut_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of one partition each, so that it has row groups of its own."""
+    for batch in batches:
+        starts = np.flatnonzero(np.diff(batch.column("partition").to_numpy(), prepend=-1))
+        for start, end in pairwise([*starts.tolist(), batch.num_rows]):
+            yield batch.slice(start, end - start).replace_schema_metadata(schema.metadata)

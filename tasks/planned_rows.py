@@ -1,9 +1,7 @@
 """All rows of a plan in memory, and any of its partitions as requests and groups."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +9,8 @@ import numpy.typing as npt
 from engine.prefix_groups import PrefixGroup, rebuild_groups
 from engine.request import Request
 from tasks.artifact import ArtifactRef, open_parquet
-from tasks.plan_prefix import read_token_table
-from tasks.prompt import build_prompt_format, encode_labels
-from tasks.text_codec import TextCodec
-from tasks.workload import Workload
+from tasks.partition import rebuild_prompts
+from tasks.request_form import RequestForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,8 +19,8 @@ class PlannedRows:
 
     Attributes:
         row_ids: int64 ``[num_rows]``.
-        prompts: int32 arrays ``[num_tokens]``, one a row; views of one array.
-        group_id, member_id, num_prefix_tokens: the plan's columns.
+        prompts: int32 arrays ``[num_tokens]``, one a row.
+        group_id, member_id, num_prefix_tokens, priority: the plan's columns.
         partition_starts: int64 ``[num_partitions + 1]``, positions in these.
     """
 
@@ -33,6 +29,7 @@ class PlannedRows:
     group_id: npt.NDArray[np.int64]
     member_id: npt.NDArray[np.int64]
     num_prefix_tokens: npt.NDArray[np.int32]
+    priority: npt.NDArray[np.int64]
     partition_starts: npt.NDArray[np.int64]
 
     @property
@@ -45,43 +42,32 @@ class PlannedRows:
         columns = (self.group_id[rows], self.member_id[rows], self.num_prefix_tokens[rows])
         return rebuild_groups(self.prompts[rows], *columns)
 
+    def ask(self, form: RequestForm) -> list[Request]:
+        """A request for each row."""
+        return form.ask(self.row_ids, self.prompts, self.priority)
+
     def rows(self, first_partition: int = 0, num_partitions: int | None = None) -> slice:
         """Positions of consecutive partitions' rows."""
         last = self.num_partitions if num_partitions is None else first_partition + num_partitions
         return slice(int(self.partition_starts[first_partition]), int(self.partition_starts[last]))
 
 
-def read_planned_rows(tokens: ArtifactRef, plan: ArtifactRef) -> PlannedRows:
-    """Reads both files whole.
+def read_planned_rows(plan: ArtifactRef) -> PlannedRows:
+    """Reads the file whole.
 
     Raises:
-        ArtifactError: one of them is not what its reference says.
+        ArtifactError: it is not what its reference says.
     """
-    with open_parquet(tokens) as file:
-        row_ids, values, offsets = read_token_table(file)
     with open_parquet(plan) as file:
-        columns = {name: file.read(columns=[name]).column(0).to_numpy() for name in file.schema_arrow.names}
-    positions = np.searchsorted(row_ids, columns["row_id"])
-    starts, ends = offsets[positions].tolist(), offsets[positions + 1].tolist()
-    partitions = columns["partition"]
+        rows = file.read()
+    partitions = rows.column("partition").to_numpy()
     num_partitions = int(partitions[-1]) + 1 if len(partitions) else 0
     return PlannedRows(
-        row_ids=columns["row_id"],
-        prompts=[values[start:end] for start, end in zip(starts, ends, strict=True)],
-        group_id=columns["group_id"],
-        member_id=columns["member_id"],
-        num_prefix_tokens=columns["num_prefix_tokens"],
+        row_ids=rows.column("row_id").to_numpy(),
+        prompts=rebuild_prompts(rows),
+        group_id=rows.column("group_id").to_numpy(),
+        member_id=rows.column("member_id").to_numpy(),
+        num_prefix_tokens=rows.column("num_prefix_tokens").to_numpy(),
+        priority=rows.column("priority").to_numpy(),
         partition_starts=np.searchsorted(partitions, np.arange(num_partitions + 1)),
     )
-
-
-def make_requests(rows: PlannedRows, workload: Workload, checkpoint: Path) -> list[Request]:
-    """A request for each row, as the workload asks it; only the tokenizer of the checkpoint is read."""
-    settings: dict[str, Any] = asdict(workload.decoding)
-    if workload.mode == "score":
-        codec = TextCodec.load(checkpoint)
-        settings = {"labels": tuple(encode_labels(workload.labels, build_prompt_format(workload.prompt, codec), codec))}
-    return [
-        Request(request_id=str(row_id), token_ids=prompt, mode=workload.mode, **settings)
-        for row_id, prompt in zip(rows.row_ids.tolist(), rows.prompts, strict=True)
-    ]

@@ -1,17 +1,18 @@
 """A planned workload through the simulated engine, partition by partition as the nightly run has it, and what-ifs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from engine.config import EngineConfig
 from engine.request import Request
-from engine.roofline import Roofline
-from engine.simulation import SimulatedStep, find_oversized, simulate_plan
+from engine.simulation import SimulatedStep, find_oversized
 from engine.simulation_summary import SimulationSummary, summarize_steps
-from tasks.forecast import AnswerLength, KVMemory, Prediction, WhatIf
+from tasks.answer_length import AnswerLength
+from tasks.forecast import KVMemory, Prediction, WhatIf
 from tasks.hardware import Hardware
 from tasks.planned_rows import PlannedRows
+from tasks.simulator import Simulator
 
 WHAT_IF_PARTITIONS = 4
 """Partitions on which a changed setting is tried."""
@@ -32,12 +33,12 @@ def predict(
         ConfigError: the device has no rate for the number format.
     """
     budget_bytes = hardware.kv_budget_bytes(config)
-    simulator = _Simulator(rows, requests, hardware, answer)
+    simulation = _Simulation(rows=rows, requests=requests, simulator=Simulator(hardware, answer))
     seconds_of: list[float] = []
 
     def watched(partition: int) -> Iterable[SimulatedStep]:
         seconds_of.append(0.0)
-        for step in simulator.run(config, budget_bytes, partition, 1):
+        for step in simulation.run(config, budget_bytes, partition, 1):
             seconds_of[-1] += step.cost.seconds
             yield step
 
@@ -51,12 +52,12 @@ def predict(
         answer=answer,
         num_oversized_rows=len(find_oversized(requests, config.block_size, budget_bytes // block_bytes)),
         run=run,
-        what_ifs=_try_settings(simulator, config, budget_bytes, run, seconds_of),
+        what_ifs=_try_settings(simulation, config, budget_bytes, run, seconds_of),
     )
 
 
 def _try_settings(
-    simulator: "_Simulator", config: EngineConfig, budget_bytes: int, run: SimulationSummary, seconds_of: list[float]
+    simulation: "_Simulation", config: EngineConfig, budget_bytes: int, run: SimulationSummary, seconds_of: list[float]
 ) -> tuple[WhatIf, ...]:
     """Each setting alone, on a few partitions spread over the plan or on consecutive ones."""
     num_partitions = len(seconds_of)
@@ -69,41 +70,29 @@ def _try_settings(
         tried.append((f"--kv-memory {2 * budget_bytes >> 20}MiB", config, 2 * budget_bytes))
     what_ifs = []
     for option, changed, kv_bytes in tried:
-        steps = chain.from_iterable(simulator.run(changed, kv_bytes, partition, 1) for partition in spread)
+        steps = chain.from_iterable(simulation.run(changed, kv_bytes, partition, 1) for partition in spread)
         ratio = summarize_steps(steps).seconds / spread_seconds
         what_ifs.append(WhatIf(option=option, time_ratio=ratio, num_partitions=num_tried))
     if num_partitions > 1:
         num_joined = min(MORE_TOKENS, num_partitions)
         first = (num_partitions - num_joined) // 2
-        seconds = summarize_steps(simulator.run(config, budget_bytes, first, num_joined)).seconds
+        seconds = summarize_steps(simulation.run(config, budget_bytes, first, num_joined)).seconds
         ratio = seconds / sum(seconds_of[first : first + num_joined])
         option = f"--partition-tokens times {num_joined}"
         what_ifs.append(WhatIf(option=option, time_ratio=ratio, num_partitions=num_joined))
     return tuple(sorted(what_ifs, key=lambda what_if: what_if.time_ratio))
 
 
-class _Simulator:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simulation:
     """Runs consecutive partitions as one plan, under any configuration."""
 
-    def __init__(
-        self, rows: PlannedRows, requests: Sequence[Request], hardware: Hardware, answer: AnswerLength
-    ) -> None:
-        self._rows = rows
-        self._requests = requests
-        self._num_answer_tokens = answer.num_tokens
-        self._roofline = Roofline(hardware.shape, hardware.device, hardware.dtype)
-        self._kv_bytes_per_token = hardware.shape.kv_bytes_per_token
+    rows: PlannedRows
+    requests: Sequence[Request]
+    simulator: Simulator
 
     def run(
         self, config: EngineConfig, budget_bytes: int, first_partition: int, num_partitions: int
     ) -> Iterable[SimulatedStep]:
-        return simulate_plan(
-            self._requests[self._rows.rows(first_partition, num_partitions)],
-            self._rows.groups(first_partition, num_partitions),
-            num_answer_tokens=self._num_answer_tokens,
-            num_kv_blocks=budget_bytes // (config.block_size * self._kv_bytes_per_token),
-            block_size=config.block_size,
-            chunk_tokens=config.chunk_tokens,
-            output_reserve=config.output_reserve,
-            roofline=self._roofline,
-        )
+        requests = self.requests[self.rows.rows(first_partition, num_partitions)]
+        return self.simulator.run(requests, self.rows.groups(first_partition, num_partitions), config, budget_bytes)

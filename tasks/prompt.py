@@ -37,8 +37,20 @@ class PromptFormat:
 
     def render(self, values: Mapping[str, str]) -> str:
         """The prompt of one row, for `TextCodec.encode`."""
-        message = "".join(literal + ("" if column is None else values[column]) for literal, column in self.segments)
-        return self.head + self._strip(message) + self.tail
+        return self.place(values)[0]
+
+    def place(self, values: Mapping[str, str]) -> tuple[str, list[int]]:
+        """The prompt of one row, and where in it each column's value begins."""
+        message, starts = "", []
+        for literal, column in self.segments:
+            message += literal
+            if column is not None:
+                starts.append(len(message))
+                message += values[column]
+        stripped = self._strip(message)
+        num_stripped = len(message) - len(message.lstrip()) if self.strips_start else 0
+        places = [len(self.head) + min(max(start - num_stripped, 0), len(stripped)) for start in starts]
+        return self.head + stripped + self.tail, places
 
     @property
     def ending(self) -> str:

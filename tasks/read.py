@@ -16,10 +16,14 @@ from engine.errors import DatabaseError
 from sql import statement
 from tasks.artifact import ArtifactRef, write_parquet
 from tasks.database import connect, fill_identifiers
-from tasks.schema import check_schema, list_relations, list_request_columns
+from tasks.external_sort import RUN_BYTES, sort_batches
+from tasks.schema import check_priority, check_schema, list_relations, list_request_columns
 from tasks.workload import Workload
 
 BATCH_ROWS = 1024
+
+MEMORY_LIMIT = "2GB"
+"""Of DuckDB while it reads; what its joins need beyond that goes to disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +46,14 @@ class ReadResult:
 
 
 def requests_schema(workload: Workload) -> pa.Schema:
-    """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error."""
+    """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error, row_priority."""
     return pa.schema(
         [
             pa.field("row_id", pa.int64(), nullable=False),
             *(pa.field(name, pa.large_string()) for name in workload.columns),
             pa.field("content_key", pa.string(), nullable=False),
             pa.field("error", pa.large_string()),
+            pa.field("row_priority", pa.int64(), nullable=False),
         ]
     )
 
@@ -61,22 +66,25 @@ def read_requests(
     *,
     full: bool = False,
     lock_timeout_seconds: float = 30.0,
-    memory_limit: str | None = None,
+    memory_limit: str = MEMORY_LIMIT,
+    run_bytes: int = RUN_BYTES,
 ) -> ReadResult:
     """Write ``requests.parquet``: one row a row of the workload's query that has no answer for its content yet.
 
-    Rows come in the order of their key, whatever the order in the database, and stream through in batches. A row that
-    cannot be answered (a NULL, blank or badly encoded key or prompt field, or a reason the query itself gives in its
-    ``error`` column) is there with the reason in ``error`` and without its text. Keys are text; bytes in them that are
-    not UTF-8 read as ``?``.
+    Rows come in the order of their key, whatever the order in the database, and stream through in batches; what does
+    not fit in memory on the way lies in the run folder. A row that cannot be answered (a NULL, blank or badly encoded
+    key or prompt field, or a reason the query itself gives in its ``error`` column) is there with the reason in
+    ``error`` and without its text. Keys are text; bytes in them that are not UTF-8 read as ``?``.
 
     Args:
         model_digest: of the checkpoint; another model means another answer.
         full: select rows that are answered, too.
         memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connect`.
+        run_bytes: see `sort_batches`.
 
     Raises:
-        DatabaseError: no database, locked, or a table or column is missing; the message says which.
+        DatabaseError: no database, locked, or a table or column is missing, or the priority is no whole
+            number; the message says which.
         ArtifactError: the run folder cannot be written.
     """
     started = time.perf_counter()
@@ -84,11 +92,15 @@ def read_requests(
     with connect(
         database, read_only=True, lock_timeout_seconds=lock_timeout_seconds, memory_limit=memory_limit
     ) as connection:
+        connection.execute(statement("set_temp_directory"), {"folder": str(run_folder)})
         _check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
-        rows = _select_rows(connection, workload, model_digest, full=full)
+        rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
+        ordered = sort_batches(
+            rows, lambda batch: batch.column("sort_key").to_pylist(), run_folder, run_bytes=run_bytes
+        )
         path = Path(run_folder) / "requests.parquet"
-        requests = write_parquet(path, requests_schema(workload), _keep_undone(rows, workload, counts))
+        requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload))
     return ReadResult(
         requests=requests,
         num_selected=requests.num_rows,
@@ -107,6 +119,7 @@ def _check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, d
                 f"{database}: the query of workload {workload.name!r} returns no column {column!r}; "
                 f"it returns {', '.join(returned)}"
             )
+    check_priority(connection, workload, database)
 
 
 def _select_rows(
@@ -125,27 +138,34 @@ def _select_rows(
         "workload_digest": workload.digest,
         "model_digest": model_digest,
     }
-    query = fill_identifiers(statement("checked_requests"), columns=workload.columns)
+    query = fill_identifiers(
+        statement("checked_requests"), columns=workload.columns, priority=workload.priority or "row_priority"
+    )
     return connection.sql(query, params=parameters).to_arrow_reader(BATCH_ROWS)
 
 
-def _keep_undone(rows: pa.RecordBatchReader, workload: Workload, counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
-    """Turn the query's columns (key_*, text_*, content_key, error, is_done) into those of `requests_schema`."""
+def _drop_done(rows: pa.RecordBatchReader, counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    for batch in rows:
+        undone = batch.filter(pc.invert(batch.column("is_done")))
+        counts["done"] += batch.num_rows - undone.num_rows
+        counts["errors"] += undone.num_rows - undone.column("error").null_count
+        if undone.num_rows:
+            yield undone
+
+
+def _number_rows(rows: Iterator[pa.RecordBatch], workload: Workload) -> Iterator[pa.RecordBatch]:
+    """Turn the query's columns (key_*, text_*, content_key, error, row_priority) into those of `requests_schema`."""
     schema = requests_schema(workload)
     num_keys = len(workload.key)
     fields = [name for name in workload.columns if name in workload.prompt.fields]
     num_rows = 0
     for batch in rows:
-        undone = batch.filter(pc.invert(batch.column("is_done")))
-        counts["done"] += batch.num_rows - undone.num_rows
-        counts["errors"] += undone.num_rows - undone.column("error").null_count
-        if undone.num_rows == 0:
-            continue
-        texts = dict(zip(fields, undone.columns[num_keys:], strict=False))
-        keys = dict(zip(workload.key, undone.columns[:num_keys], strict=True))
-        columns = {**texts, **keys, "content_key": undone.column("content_key"), "error": undone.column("error")}
-        columns["row_id"] = pa.array(range(num_rows, num_rows + undone.num_rows), pa.int64())
-        num_rows += undone.num_rows
+        texts = dict(zip(fields, batch.columns[num_keys:], strict=False))
+        keys = dict(zip(workload.key, batch.columns[:num_keys], strict=True))
+        own = {name: batch.column(name) for name in ("content_key", "error", "row_priority")}
+        columns = {**texts, **keys, **own}
+        columns["row_id"] = pa.array(range(num_rows, num_rows + batch.num_rows), pa.int64())
+        num_rows += batch.num_rows
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 

@@ -61,12 +61,22 @@ def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
         the path of the page. Raises what `write_report` raises.
     """
     path, facts = write_report(database, run_id, plan=plan)
-    key = re.sub(r"[^a-z0-9]+", "-", facts.run.workload.lower()).strip("-") or "workload"
+    workload = facts.run.workload
     create_link_artifact(
-        link=path.as_uri(), link_text=f"Report of {run_id}", key=f"report-{key}", description=f"The page {path}"
+        link=path.as_uri(),
+        link_text=f"Report of {run_id}",
+        key=artifact_key("report", workload),
+        description=f"The page {path}",
     )
-    create_markdown_artifact(markdown=summarise(facts), key=f"numbers-{key}", description=f"Main numbers of {run_id}")
+    create_markdown_artifact(
+        markdown=summarise(facts), key=artifact_key("numbers", workload), description=f"Main numbers of {run_id}"
+    )
     return str(path)
+
+
+def artifact_key(kind: str, workload: str) -> str:
+    """The key of a workload's artifact, of the characters that Prefect allows."""
+    return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', workload.lower()).strip('-') or 'workload'}"
 
 
 def summarise(facts: RunFacts) -> str:

@@ -14,16 +14,19 @@ from typing import Any
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError
 from tasks.artifact import ArtifactRef
+from tasks.lowered_engine import list_engines
 from tasks.run_folder import (
     Manifest,
     RunRecord,
     RunStatus,
     create_run_folder,
     finish_run_folder,
+    has_tried_rows,
     list_finished_parts,
     list_finished_steps,
     list_unfinished_runs,
     new_run_id,
+    sweep_runs,
     update_manifest,
 )
 from tasks.run_summary import RunSummary, summarise_run
@@ -76,6 +79,11 @@ class Run:
         return self._manifest.folder
 
     @property
+    def config(self) -> Mapping[str, Any]:
+        """What is noted of its settings so far."""
+        return self._manifest.record.config
+
+    @property
     def plan(self) -> ArtifactRef | None:
         """The plan, once there is one."""
         return self._manifest.artifacts.get("plan")
@@ -102,11 +110,11 @@ class Run:
         """End a run that did not come through: what is finished is written, the rest is left for the next run.
 
         Told to stop from outside (Ctrl-C, a signal, a cancellation), it is "interrupted", else "failed". A run that
-        failed before any partition was finished leaves no trace: the error says why, and nothing is half-written. What
+        failed before it gave a row to the model leaves no trace: the error says why, and nothing is half-written. What
         cannot be written now stays in the folder, and the next run of the database writes it.
         """
         is_failed = isinstance(error, Exception)
-        if "requests" not in self._manifest.artifacts or (is_failed and not list_finished_parts(self.folder)):
+        if "requests" not in self._manifest.artifacts or (is_failed and not has_tried_rows(self.folder)):
             self._discard()
             return None
         write_now = partial(write_answers, lock_timeout_seconds=STOP_LOCK_TIMEOUT_SECONDS)
@@ -128,7 +136,10 @@ class Run:
         return self._end(record.status, record.error, write_answers)
 
     def _end(self, status: RunStatus, error: str, write_run: Callable[..., WriteResult]) -> RunSummary:
-        self._manifest = update_manifest(self.folder, status=status, error=error)
+        config = self._manifest.record.config
+        if engines := list_engines(self.folder):
+            config = {**config, "engines_with_less_memory": engines}
+        self._manifest = update_manifest(self.folder, status=status, error=error, config=config)
         record, artifacts = self._manifest.record, self._manifest.artifacts
         parts, steps = list_finished_parts(self.folder), list_finished_steps(self.folder)
         written = write_run(
@@ -151,6 +162,7 @@ def recover_runs(database: str | Path) -> None:
     Raises:
         DatabaseError: the database is locked, or does not take the answers.
     """
+    sweep_runs(database)
     for manifest in list_unfinished_runs(database):
         run_id = manifest.record.run_id
         try:

@@ -1,20 +1,24 @@
 """The folder of one run: its artifacts and a manifest, so that what is finished survives whatever ends the run."""
 
-import fcntl
 import json
-import os
+import re
 import secrets
 import shutil
 import string
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engine.errors import ArtifactError, DatabaseError
+from engine.errors import ArtifactError
 from tasks.artifact import ArtifactRef, describe_parquet, replace_file
+
+RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
+"""What `new_run_id` gives."""
+
+WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
+REQUESTS = "requests.parquet"
 
 RunStatus = Literal["running", "completed", "interrupted", "failed"]
 
@@ -81,6 +85,17 @@ def runs_folder(database: str | Path) -> Path:
     return path.with_name(path.name + ".runs")
 
 
+def private_root(database: str | Path) -> Path:
+    """`runs_folder`, made where it is not there, readable by its owner alone; `ArtifactError` where that cannot be."""
+    root = runs_folder(database)
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        root.chmod(0o700)
+    except OSError as error:
+        raise ArtifactError(f"run folder {root} cannot be made: {error}") from error
+    return root
+
+
 def new_run_id(workload: str) -> str:
     """A run id that sorts by start, names its workload, and is never given twice."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{workload}-{secrets.token_hex(3)}"
@@ -95,7 +110,7 @@ def create_run_folder(database: str | Path, record: RunRecord) -> Manifest:
     allowed = set(string.ascii_letters + string.digits + "._-")
     if not record.run_id or not set(record.run_id) <= allowed or record.run_id.startswith("."):
         raise ArtifactError(f"a run id holds letters, digits, '.', '_' and '-' only, got {record.run_id!r}")
-    root = _private_root(database)
+    root = private_root(database)
     folder = root / record.run_id
     try:
         folder.mkdir(mode=0o700)
@@ -107,18 +122,15 @@ def create_run_folder(database: str | Path, record: RunRecord) -> Manifest:
 
 
 def save_manifest(manifest: Manifest) -> Manifest:
-    """Write ``manifest.json``, whole or not at all; returns its argument."""
+    """Write ``manifest.json``, whole or not at all (then `ArtifactError`); returns its argument."""
     path = Path(manifest.folder) / "manifest.json"
     value = {
         "record": asdict(manifest.record),
         "artifacts": {name: ref.to_json() for name, ref in manifest.artifacts.items()},
         "is_written": manifest.is_written,
     }
-    try:
-        with replace_file(path) as file:
-            file.write(json.dumps(value, indent=1, sort_keys=True).encode())
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be written: {error}") from error
+    with replace_file(path) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True).encode())
     return manifest
 
 
@@ -171,9 +183,7 @@ def finish_run_folder(folder: str | Path, **changes: Any) -> Manifest:
             is_written=True,
         )
     )
-    shutil.rmtree(Path(folder) / "parts", ignore_errors=True)
-    for path in (*Path(folder).glob("*.parquet"), *Path(folder).rglob("*.tmp")):
-        path.unlink(missing_ok=True)
+    _drop_work(Path(folder))
     return manifest
 
 
@@ -193,51 +203,58 @@ def list_unfinished_runs(database: str | Path) -> list[Manifest]:
     return manifests
 
 
+def sweep_runs(database: str | Path) -> None:
+    """Delete what killed processes left undeleted; call it inside `hold_database`.
+
+    That is the folder of a run that had no manifest yet, and the work of a run that is in the database.
+    """
+    for folder in runs_folder(database).iterdir():
+        if RUN_ID.fullmatch(folder.name) is None:
+            continue
+        if not (folder / "manifest.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        elif any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS)) and _is_written(folder):
+            _drop_work(folder)
+
+
 def list_finished_parts(folder: str | Path) -> list[ArtifactRef]:
     """References of the parts that are whole, by name; damaged or half-written ones count as absent."""
-    return _list_whole(Path(folder) / "parts")
+    return keep_whole(sorted(Path(folder).glob("parts/part-*.parquet")))
 
 
 def list_finished_steps(folder: str | Path) -> list[ArtifactRef]:
     """References of the step records that are whole, by name."""
-    return _list_whole(Path(folder) / "steps")
+    return keep_whole(sorted(Path(folder).glob("steps/part-*.parquet")))
 
 
-@contextmanager
-def hold_database(database: str | Path) -> Iterator[None]:
-    """Be the only run of this database for the length of the block; the kernel lets go however the process ends.
-
-    Raises:
-        DatabaseError: another run holds it; the message names its process id.
-    """
-    path = _private_root(database) / "lock"
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = file.read().strip() or "unknown"
-            raise DatabaseError(f"another run works on {database} (process id {holder}); one at a time") from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-
-
-def _private_root(database: str | Path) -> Path:
-    root = runs_folder(database)
-    try:
-        root.mkdir(mode=0o700, exist_ok=True)
-        root.chmod(0o700)
-    except OSError as error:
-        raise ArtifactError(f"run folder {root} cannot be made: {error}") from error
-    return root
-
-
-def _list_whole(folder: Path) -> list[ArtifactRef]:
+def keep_whole(paths: Iterable[Path]) -> list[ArtifactRef]:
+    """References of the files that are there and whole."""
     refs = []
-    for path in sorted(folder.glob("part-*.parquet")):
+    for path in paths:
         try:
             refs.append(describe_parquet(path))
         except ArtifactError:
             continue
     return refs
+
+
+def has_tried_rows(folder: str | Path) -> bool:
+    """Whether the run came as far as giving rows to the model."""
+    return any(next((Path(folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
+
+
+def _is_written(folder: Path) -> bool:
+    try:
+        return load_manifest(folder).is_written
+    except ArtifactError:
+        return False
+
+
+def _drop_work(folder: Path) -> None:
+    """Delete what only the run itself needed. The requests go last: while they are there, `sweep_runs` looks again."""
+    for path in folder.rglob("*.tmp"):
+        path.unlink(missing_ok=True)
+    for name in WORK_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS):
+        path.unlink(missing_ok=True)

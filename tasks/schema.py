@@ -1,4 +1,4 @@
-"""Tables and views of batchloom in a user's database: made where they are not there, never changed where they are."""
+"""Tables and views of batchloom in a user's database: made where they are not there, else only given new columns."""
 
 import re
 from collections.abc import Mapping
@@ -12,6 +12,10 @@ from tasks.database import explain, fill_identifiers
 from tasks.workload import ANSWER_COLUMNS, Workload
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
+WHOLE_NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UINTEGER", "USMALLINT", "UTINYINT")
+SHIPPED_OUTPUTS = frozenset(("snippets", "rankings"))
+ADDED_TO_ANSWERS = {"compute_ms": "double", "prefix_group": "bigint"}
+ADDED_TO_STEPS = dict.fromkeys(("num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"), "bigint")
 RUN_RELATIONS = frozenset(("runs", "steps", "run_summary"))
 
 
@@ -43,14 +47,33 @@ def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Worklo
     return [column[0] for column in found or ()]
 
 
+def check_priority(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
+    """Raises `DatabaseError` where a workload's query does not return its priority as whole numbers."""
+    if not workload.priority:
+        return
+    found = connection.execute(statement("request_columns"), {"requests_sql": workload.requests_sql}).description
+    types = {column[0].lower(): str(column[1]) for column in found or ()}
+    type_, where = types.get(workload.priority.lower()), f"{database}: the query of workload {workload.name!r} returns"
+    if type_ is None:
+        raise DatabaseError(f"{where} no column {workload.priority!r}; it returns {', '.join(types)}")
+    if type_ not in WHOLE_NUMBERS:
+        expected = f"a priority is a whole number of type {', '.join(WHOLE_NUMBERS)}"
+        raise DatabaseError(f"{where} column {workload.priority!r} as {type_}; {expected}")
+
+
 def create_schema(connection: duckdb.DuckDBPyConnection, workload: Workload | None = None) -> None:
     """Make what a workload's run writes to, or all of ``schema.sql`` where none is named.
 
     A workload whose output table ``schema.sql`` holds gets all of it; any other gets ``runs``, ``steps``,
     ``run_summary``, its own table, and the views ``latest_<table>`` and ``failed_<table>``. Tables that are there stay
-    as they are (inputs may be views); views are renewed. DuckDB's errors pass through; `connect` translates them.
+    as they are (inputs may be views), but outputs get the columns that an earlier version did not have; views are
+    renewed. DuckDB's errors pass through; `connect` translates them.
     """
     existing = list_relations(connection)
+    for name, upgrades in _list_upgrades(workload).items():
+        if name in existing and not existing[name].is_view:
+            for column in upgrades.keys() - existing[name].columns:
+                connection.execute(upgrades[column])
     shipped = _shipped_statements()
     is_shipped = workload is None or workload.output.table.lower() in shipped
     for name, text in shipped.items():
@@ -85,6 +108,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
     needed = _needed_relations(workload)
     answers = workload.key + ((workload.output.answer_column,) if workload.mode == "generate" else ANSWER_COLUMNS)
     columns = frozenset(name.lower() for name in answers)
+    upgrades = _list_upgrades(workload)
     _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
     for name, relation in needed.items():
         found = existing.get(name)
@@ -94,7 +118,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
             kind, expected = ("view", "table") if found.is_view else ("table", "view")
             raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
         if not relation.is_view:
-            _check_columns(f"{database}: table {name!r}", found, relation.columns)
+            _check_columns(f"{database}: table {name!r}", found, relation.columns - upgrades.get(name, {}).keys())
 
 
 def _needed_relations(workload: Workload) -> Mapping[str, Relation]:
@@ -120,6 +144,21 @@ def _create_answers(workload: Workload) -> str:
     output = workload.output
     text = statement(f"create_answers_{workload.mode}")
     return fill_identifiers(text, table=output.table, keys=workload.key, answer=output.answer_column)
+
+
+def _list_upgrades(workload: Workload | None) -> Mapping[str, Mapping[str, str]]:
+    """Output table to the columns that an earlier version did not make, each with the statement that adds it."""
+    answers = {workload.output.table.lower()} if workload is not None else SHIPPED_OUTPUTS
+    if answers & SHIPPED_OUTPUTS:
+        answers = SHIPPED_OUTPUTS
+    added = dict.fromkeys(answers, ADDED_TO_ANSWERS) | {"steps": ADDED_TO_STEPS}
+    return {
+        table: {
+            column: fill_identifiers(statement(f"add_{type_}_column"), table=table, column=column)
+            for column, type_ in columns.items()
+        }
+        for table, columns in added.items()
+    }
 
 
 def _shipped_statements() -> dict[str, str]:

@@ -1,8 +1,11 @@
 """How a run is asked to end early: a file in its folder, seen by every worker wherever it runs."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+LOOK_SECONDS = 0.2
 
 
 class StopRequest:
@@ -16,6 +19,13 @@ class StopRequest:
     @property
     def is_made(self) -> bool:
         return self._path.exists()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep so long, or until a request is made; returns whether one is."""
+        deadline = time.monotonic() + seconds
+        while not self.is_made and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+        return self.is_made
 
     def make(self) -> None:
         """Ask the workers to end; what they have finished stays."""

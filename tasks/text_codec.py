@@ -19,12 +19,19 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.errors import ModelError
+from tasks.text_cuts import TextCuts, find_cuts
 
 
 class TextCodec:
     """The tokenizer of one checkpoint. Safe to use from several threads."""
 
-    __slots__ = ("_chat", "_encoder", "_stand_ins", "_tokenizer", "_trusted_pattern")
+    __slots__ = ("_chat", "_encoder", "_stand_ins", "_tokenizer", "_trusted_pattern", "cuts", "special_tokens")
+
+    cuts: TextCuts | None
+    """Where a text may be cut, so that its pieces encoded alone make up its ids; None where nothing is known."""
+
+    special_tokens: tuple[tuple[int, ...], tuple[int, ...]]
+    """Ids that ``add_special_tokens`` puts before a text and after it."""
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
         """Wraps a Rust tokenizer, which is not changed.
@@ -43,10 +50,19 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._encoder = _rename_tokens(spec, self._stand_ins)
         self._chat = chat
+        self.cuts = find_cuts(spec, self._stand_ins)
+        self.special_tokens = self._find_special_tokens()
         for content, stand_in in self._stand_ins.items():
             expected, actual = control[content]["id"], self._encoder.token_to_id(stand_in)
             if actual != expected:
                 raise ModelError(f"tokenizer: control token {content!r} has id {expected}, but {actual} when rebuilt")
+
+    def _find_special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        encoding = self._encoder.encode("a")
+        is_special = encoding.special_tokens_mask
+        num_before = is_special.index(0) if 0 in is_special else len(is_special)
+        num_all = num_before + len(self._encoder.encode("a", add_special_tokens=False).ids)
+        return tuple(encoding.ids[:num_before]), tuple(encoding.ids[num_all:])
 
     @classmethod
     def load(cls, folder: Path) -> "TextCodec":

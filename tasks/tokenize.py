@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
@@ -13,6 +14,7 @@ from engine.errors import ModelError
 from tasks.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
 from tasks.prompt import PromptFormat, build_prompt_format, encode_labels
+from tasks.prompt_encoder import PromptEncoder
 from tasks.text_codec import TextCodec
 from tasks.workload import Workload, load_workload
 
@@ -21,9 +23,13 @@ TOKENS_SCHEMA = pa.schema(
         pa.field("row_id", pa.int64(), nullable=False),
         pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
         pa.field("error", pa.string()),
+        pa.field("priority", pa.int64(), nullable=False),
     ]
 )
 """One row a request, in the requests' order; token_ids is empty exactly where there is an error."""
+
+CODE = (__name__, "tasks.prompt", "tasks.prompt_encoder", "tasks.text_codec", "tasks.text_cuts")
+"""Modules that decide which tokens there are."""
 
 BATCH_ROWS = 512
 """Rows in memory at a time: enough to keep every core busy, few enough for long documents."""
@@ -58,7 +64,7 @@ def tokenize_once(
 ) -> ArtifactRef:
     """`tokenize`, unless the same requests were tokenized before for the same workload, model and limit."""
     content = (requests.digest, workload.digest, model_digest, max_model_len)
-    target = cache_target(database, "tokens", *content, code=(__name__, "tasks.prompt", "tasks.text_codec"))
+    target = cache_target(database, "tokens", *content, code=CODE)
     return build_once(
         tokenize,
         target,
@@ -90,26 +96,29 @@ def tokenize_requests(
     """Batches of `TOKENS_SCHEMA`, in the requests' order.
 
     Args:
-        requests: columns row_id, error, and the template's.
+        requests: columns row_id, error, row_priority, and the template's.
         max_model_len: tokens of the longest prompt plus answer.
         num_answer_tokens: of these, kept free for the answer.
     """
     columns = sorted({column for _, column in form.segments if column is not None})
-    for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=["row_id", "error", *columns]):
+    encoder = PromptEncoder(form, codec)
+    for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=["row_id", "error", "row_priority", *columns]):
         errors: list[str | None] = batch.column("error").to_pylist()
         texts = {column: _decode_column(batch.column(column), column, errors) for column in columns}
         rows = [row for row, error in enumerate(errors) if error is None]
-        prompts = [form.render({column: texts[column][row] for column in columns}) for row in rows]
-        token_ids: list[list[int]] = [[] for _ in errors]
-        for row, ids in zip(rows, codec.encode(prompts, add_special_tokens=form.add_special_tokens), strict=True):
-            errors[row] = _why_impossible(len(ids), max_model_len, num_answer_tokens)
-            token_ids[row] = [] if errors[row] else ids
+        prompts = encoder.encode([{column: texts[column][row] for column in columns} for row in rows])
+        lengths = np.zeros(len(errors) + 1, dtype=np.int64)
+        for row, prompt in zip(rows, prompts, strict=True):
+            errors[row] = _why_impossible(len(prompt), max_model_len, num_answer_tokens)
+            lengths[row + 1] = 0 if errors[row] else len(prompt)
+        kept = [prompt for row, prompt in zip(rows, prompts, strict=True) if errors[row] is None]
+        token_ids = pa.ListArray.from_arrays(
+            pa.array(np.cumsum(lengths), pa.int32()),
+            pa.array(np.concatenate([np.empty(0, np.int32), *kept])),
+            TOKENS_SCHEMA.field("token_ids").type,
+        )
         yield pa.RecordBatch.from_arrays(
-            [
-                batch.column("row_id"),
-                pa.array(token_ids, TOKENS_SCHEMA.field("token_ids").type),
-                pa.array(errors, pa.string()),
-            ],
+            [batch.column("row_id"), token_ids, pa.array(errors, pa.string()), batch.column("row_priority")],
             schema=TOKENS_SCHEMA,
         )
 

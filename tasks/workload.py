@@ -20,7 +20,8 @@ ANSWER_COLUMNS = ("score", "label", "rank")
 RESERVED_COLUMNS = frozenset(
     {
         *("row_id", "content_key", "error", "status", "finish_reason", "model", "run_id", "created_at"),
-        *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "request_key", "is_sound"),
+        *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "compute_ms", "prefix_group"),
+        *("request_key", "is_sound", "row_priority"),
     }
 )
 """Columns that batchloom itself writes; neither a key, a prompt field nor an answer may be called so."""
@@ -93,6 +94,8 @@ class Workload:
         mode: "generate" decodes text, "score" gives label probabilities.
         requests_sql: text of the query that selects the rows.
         key: columns that identify a row.
+        priority: column of the query with a whole number; rows with a larger one are answered earlier, and a null is 0.
+            Empty where all rows are alike.
         labels: score only: what the model chooses from; the score is the probability of the first.
     """
 
@@ -105,6 +108,7 @@ class Workload:
     decoding: Decoding
     labels: tuple[str, ...]
     output: Output
+    priority: str = ""
 
     @property
     def digest(self) -> str:
@@ -148,6 +152,7 @@ def _read_workload(table: TomlTable, path: Path, source: str) -> Workload:
         table.refuse("mode", f"must be 'generate' or 'score', got {mode!r}")
     requests_sql = _read_requests_sql(table, path)
     key = table.identifiers("key")
+    priority = table.check_identifier("priority", table.text("priority", default=""))
     labels = table.texts("labels", optional=mode == "generate")
     prompt = _read_prompt(table.table("prompt"))
     decoding = _read_decoding(table.table("decoding", optional=True), name)
@@ -162,6 +167,8 @@ def _read_workload(table: TomlTable, path: Path, source: str) -> Workload:
     for column in (*key, *prompt.fields):
         if column.lower() in RESERVED_COLUMNS:
             table.refuse("key" if column in key else "prompt.template", f"may not use the column name {column!r}")
+    if priority.lower() in RESERVED_COLUMNS:
+        table.refuse("priority", f"may not use the column name {priority!r}")
     answers = (output.answer_column,) if mode == "generate" else ANSWER_COLUMNS
     written = [column.lower() for column in (*key, *answers)]
     if len(set(written)) < len(written):
@@ -176,6 +183,7 @@ def _read_workload(table: TomlTable, path: Path, source: str) -> Workload:
         decoding=decoding,
         labels=labels,
         output=output,
+        priority=priority,
     )
 
 

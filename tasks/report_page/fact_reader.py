@@ -1,7 +1,7 @@
 """The facts of a run out of its database, by the statements in ``sql/report_*.sql`` alone."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import duckdb
@@ -18,6 +18,7 @@ from tasks.report_page.run_facts import (
     RunFacts,
     RunRow,
     ShareDegreeBin,
+    SlowGroup,
     SlowStep,
     StepBin,
     StepTotals,
@@ -65,13 +66,16 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: RunRow, plan: Art
         config=config,
         versions={name: str(found) for name, found in versions.items()},
         prediction=prediction if isinstance(prediction, dict) else {},
-        **_read_answers(connection, run.run_id),
         **_read_plan(connection, plan),
+        **_read_answers(connection, run.run_id, _key_columns(config)),
     )
 
 
-def _read_answers(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:
-    """What the rows of the output table say; nothing where no table holds a row of this run."""
+def _read_answers(connection: duckdb.DuckDBPyConnection, run_id: str, keys: Sequence[str]) -> dict[str, Any]:
+    """What the rows of the output table say; nothing where no table holds a row of this run.
+
+    Reads report_plan_groups.
+    """
     this_run = {"run_id": run_id}
     for (table,) in connection.execute(statement("report_answer_tables")).fetchall():
         if connection.execute(fill_identifiers(statement("report_has_answers"), table=table), this_run).fetchall()[0][
@@ -79,15 +83,19 @@ def _read_answers(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[st
         ]:
             lengths = this_run | {"num_bins": NUM_LENGTH_BINS}
             reasons = this_run | {"num_rows": NUM_REASONS}
+            slowest = this_run | {"num_rows": NUM_SLOWEST}
             return {
                 "lengths": _read(connection, LengthBin, "report_lengths", lengths, table=table),
                 "cached_shares": _read(connection, CachedShareBin, "report_cached_shares", this_run, table=table),
                 "errors": _read(connection, ErrorReason, "report_errors", reasons, table=table),
+                "slow_groups": _read(connection, SlowGroup, "report_slowest_groups", slowest, table=table, keys=keys),
             }
     return {}
 
 
 def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
+    """What the plan says; makes report_plan_groups, empty where there is no plan."""
+    connection.execute(statement("report_plan_groups_none"))
     if plan is None:
         return {}
     try:
@@ -95,6 +103,7 @@ def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) 
     except ArtifactError:
         return {}
     file = {"plan": plan.path}
+    connection.execute(statement("report_plan_groups"), file)
     return {
         "share_degrees": _read(connection, ShareDegreeBin, "report_share_degrees", file),
         "prefix_lengths": _read(connection, LengthBin, "report_prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
@@ -106,13 +115,19 @@ def _read(
     row_type: type[Row],
     name: str,
     parameters: Mapping[str, Any] | None = None,
-    **identifiers: str,
+    **identifiers: str | Sequence[str],
 ) -> list[Row]:
     """The rows of ``sql/<name>.sql``, whose columns are the fields of `row_type`, in any order."""
     text = fill_identifiers(statement(name), **identifiers) if identifiers else statement(name)
     result = connection.execute(text, parameters)
     columns = [column[0] for column in result.description or ()]
     return [row_type(**dict(zip(columns, row, strict=True))) for row in result.fetchall()]
+
+
+def _key_columns(config: Mapping[str, Any]) -> Sequence[str]:
+    """Of the workload, as the run noted them; else what every output table has to tell rows apart."""
+    key = config["workload"].get("key") if isinstance(config.get("workload"), dict) else None
+    return key if isinstance(key, list) and key else ("content_key",)
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

@@ -48,10 +48,16 @@ def draw_prediction(facts: RunFacts) -> Figure | None:
             rows.append((title, as_text(predicted), as_text(value), ratio))
     if not rows:
         return None
+    num_simulated = facts.prediction.get("num_simulated_partitions", totals.num_partitions)
+    of_all = (
+        f", on {count(num_simulated)} of {count(totals.num_partitions)} partitions"
+        if num_simulated < totals.num_partitions
+        else ""
+    )
     return Figure(
         slug="prediction",
         title="Predicted and actual",
-        note="The prediction was simulated before the run. A ratio above 1 is more than predicted.",
+        note=f"The prediction was simulated before the run{of_all}. A ratio above 1 is more than predicted.",
         statement="report_step_totals",
         table=Table(
             caption="Prediction against the run",

@@ -72,7 +72,14 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBin:
-    """``report_step_bins.sql``: neighbouring steps as one place of a picture."""
+    """``report_step_bins.sql``: neighbouring steps as one place of a picture.
+
+    Attributes:
+        prefix_kv_blocks_at_max: of the step with the most KV blocks, those that prefixes hold; None where the run did
+            not note them. So request_kv_blocks_at_max (requests' own tokens) and cached_kv_blocks_at_max (what the LRU
+            cache keeps beyond these).
+        max_held_kv_blocks: the most, with what is cached.
+    """
 
     first_position: int
     last_position: int
@@ -88,6 +95,10 @@ class StepBin:
     mean_kv_blocks: float
     min_kv_blocks: int
     max_kv_blocks: int
+    prefix_kv_blocks_at_max: int | None
+    request_kv_blocks_at_max: int | None
+    cached_kv_blocks_at_max: int | None
+    max_held_kv_blocks: int | None
     mean_running_requests: float
     min_running_requests: int
     max_running_requests: int
@@ -141,6 +152,30 @@ class SlowStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGroup:
+    """``report_slowest_groups.sql``: a prefix group and the parts of the steps' time that its rows cost.
+
+    Attributes:
+        num_groups: of the whole run.
+        share_degree: distinct prompts; None where the plan is no longer there; so num_prefix_tokens.
+        num_computed_prompt_tokens: of num_prompt_tokens, not found computed by another row.
+        dearest_key: of the row that cost most: the one that is charged with the prefix, where it is long.
+    """
+
+    prefix_group: int
+    num_groups: int
+    seconds: float
+    share_of_time: float | None
+    share_degree: int | None
+    num_prefix_tokens: int | None
+    num_rows: int
+    num_prompt_tokens: int
+    num_computed_prompt_tokens: int
+    num_output_tokens: int
+    dearest_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBin:
     """``report_lengths.sql`` and, of kind "prefix", ``report_prefix_lengths.sql``: so many from low to below high."""
 
@@ -185,6 +220,7 @@ class RunFacts:
     """All that a page shows of one run.
 
     Attributes:
+        slow_groups: empty where the run did not note what an answer cost.
         lengths: of prompts, computed parts and answers; so `cached_shares`: empty where no row was answered.
         share_degrees, prefix_lengths: empty where the plan is no longer there.
         config, versions: as the run noted them.
@@ -198,6 +234,7 @@ class RunFacts:
     utilisation: Sequence[UtilisationBin] = ()
     partitions: Sequence[PartitionRow] = ()
     slow_steps: Sequence[SlowStep] = ()
+    slow_groups: Sequence[SlowGroup] = ()
     lengths: Sequence[LengthBin] = ()
     cached_shares: Sequence[CachedShareBin] = ()
     share_degrees: Sequence[ShareDegreeBin] = ()

@@ -1,4 +1,4 @@
-"""Where the time went: stages, utilisation, the slowest partitions and steps."""
+"""Where the time went: stages, utilisation, the slowest groups, partitions and steps."""
 
 from tasks.report_page.bars import Bar, draw_histogram, draw_rows
 from tasks.report_page.chart import WIDE
@@ -76,8 +76,48 @@ def draw_utilisation(facts: RunFacts) -> Figure:
     )
 
 
+def draw_slowest_groups(facts: RunFacts) -> Figure:
+    """The prefix groups that the model's time went to."""
+    groups = facts.slow_groups
+    return Figure(
+        slug="slowest-groups",
+        title="Slowest groups",
+        note="Rows that share a prefix. A step's time is divided by the tokens that were computed for each row; a "
+        "prefix counts for the first row that ran on it, which the example often is.",
+        statement="report_slowest_groups",
+        table=Table(
+            caption=f"{len(groups)} of {count(groups[0].num_groups)} groups, dearest first",
+            columns=(
+                "dearest row",
+                "time",
+                "of all",
+                "share degree",
+                "prefix tokens",
+                "rows",
+                "prompt tokens",
+                "of them computed",
+                "output tokens",
+            ),
+            rows=[
+                (
+                    each.dearest_key,
+                    seconds(each.seconds),
+                    percent(each.share_of_time),
+                    count(each.share_degree),
+                    count(each.num_prefix_tokens),
+                    count(each.num_rows),
+                    count(each.num_prompt_tokens),
+                    count(each.num_computed_prompt_tokens),
+                    count(each.num_output_tokens),
+                )
+                for each in groups
+            ],
+        ),
+    )
+
+
 def draw_slowest(facts: RunFacts) -> list[Figure]:
-    """Two tables: partitions and steps that took longest."""
+    """Tables of the groups, where their cost is known, the partitions and the steps that took longest."""
     partitions = Table(
         caption=f"{len(facts.partitions)} of {count(facts.totals.num_partitions)} partitions, longest first",
         columns=(
@@ -140,6 +180,7 @@ def draw_slowest(facts: RunFacts) -> list[Figure]:
         ],
     )
     return [
+        *([draw_slowest_groups(facts)] if facts.slow_groups else []),
         Figure(
             slug="slowest-partitions",
             title="Slowest partitions",

@@ -1,19 +1,12 @@
-"""The run step by step: tokens by kind, KV memory, requests."""
-
-from collections.abc import Callable, Sequence
+"""The run step by step: tokens by kind, requests; KV memory is in `memory_figure`."""
 
 from tasks.report_page.chart import Chart
 from tasks.report_page.figure import Figure
-from tasks.report_page.markup import Markup
-from tasks.report_page.quantity import between, count, seconds
+from tasks.report_page.memory_figure import draw_kv_memory
+from tasks.report_page.quantity import between, count
 from tasks.report_page.run_facts import RunFacts, StepBin
 from tasks.report_page.table import Table
-
-MOST_BOUNDARIES = 40
-"""More borders between partitions than this hide the picture."""
-
-SCARCE_SHARE = 0.25
-"""Of the KV blocks: where a run never uses so many, its picture ends at what it uses."""
+from tasks.report_page.time_axis import draw_background, draw_targets
 
 
 def draw_timeline(facts: RunFacts) -> list[Figure]:
@@ -28,7 +21,7 @@ def draw_tokens(facts: RunFacts) -> Figure:
     most = max(chunk, *(each.max_tokens for each in bins))
     chart = Chart.sized("tokens", bins[-1].last_position + 1, most, "step", "tokens in the step")
     edges = [(float(each.first_position), each.last_position + 1.0) for each in bins]
-    marks = _background(chart, bins, edges)
+    marks = draw_background(chart, bins, edges)
     for each, (low, high) in zip(bins, edges, strict=True):
         bottom = 0.0
         for kind, num_tokens in _kinds(each):
@@ -43,7 +36,7 @@ def draw_tokens(facts: RunFacts) -> Figure:
         for each, (low, high) in zip(bins, edges, strict=True)
         if each.num_preempted_requests
     ]
-    marks += _targets(chart, bins, edges, _tokens_tip)
+    marks += draw_targets(chart, bins, edges, _tokens_tip)
     legend = [
         ("decode", "decode: answers going on"),
         ("suffix", "suffix: prompts' own parts"),
@@ -81,60 +74,17 @@ def draw_tokens(facts: RunFacts) -> Figure:
     )
 
 
-def draw_kv_memory(facts: RunFacts) -> Figure:
-    """KV blocks held over time, against all there are."""
-    bins, total = facts.bins, facts.totals.num_kv_blocks_total or 1
-    peak = max(each.max_kv_blocks for each in bins)
-    is_scarce = peak >= SCARCE_SHARE * total
-    label = f"KV blocks in use, of {count(total)}"
-    chart = Chart.sized(
-        "kv-memory", bins[-1].ended_seconds, total if is_scarce else peak, "seconds of model time", label
-    )
-    edges = [(each.started_seconds, each.ended_seconds) for each in bins]
-    zeros, most = [0.0] * len(bins), [float(each.max_kv_blocks) for each in bins]
-    marks = _background(chart, bins, edges)
-    marks += [chart.band(edges, zeros, most, "kv"), chart.steps(edges, most, "kv")]
-    if is_scarce:
-        marks.append(chart.limit(total, f"all {count(total)} blocks"))
-    marks += _targets(chart, bins, edges, lambda each: f"{count(each.max_kv_blocks)} KV blocks")
-    block_size = facts.config.get("engine", {}).get("block_size")
-    return Figure(
-        slug="kv-memory",
-        title="KV memory",
-        note=(f"A block holds the keys and values of {block_size} tokens. " if block_size else "")
-        + "Memory at its limit keeps requests waiting; memory that stays unused could let more of them run.",
-        chart=chart.render(marks),
-        legend=[("kv", "blocks in use, the most of a step")],
-        statement="report_step_bins",
-        table=Table(
-            caption="KV blocks in use",
-            columns=("seconds", "step", "fewest", "mean", "most", "of all"),
-            rows=[
-                (
-                    f"{each.started_seconds:,.2f}",
-                    between(each.first_position, each.last_position),
-                    count(each.min_kv_blocks),
-                    count(each.mean_kv_blocks),
-                    count(each.max_kv_blocks),
-                    f"{each.max_kv_blocks / total:.1%}",
-                )
-                for each in bins
-            ],
-        ),
-    )
-
-
 def draw_requests(facts: RunFacts) -> Figure:
     """Requests that run and that wait, over time."""
     bins = facts.bins
     most = max(max(each.max_running_requests, each.max_waiting_requests) for each in bins)
     chart = Chart.sized("requests", bins[-1].ended_seconds, most, "seconds of model time", "requests")
     edges = [(each.started_seconds, each.ended_seconds) for each in bins]
-    marks = _background(chart, bins, edges)
+    marks = draw_background(chart, bins, edges)
     for name in ("waiting", "running"):
         values = {part: [getattr(each, f"{part}_{name}_requests") for each in bins] for part in ("min", "mean", "max")}
         marks += [chart.band(edges, values["min"], values["max"], name), chart.steps(edges, values["mean"], name)]
-    marks += _targets(
+    marks += draw_targets(
         chart,
         bins,
         edges,
@@ -179,36 +129,3 @@ def _tokens_tip(each: StepBin) -> str:
     )
     lost = f", {count(each.num_preempted_requests)} preempted" if each.num_preempted_requests else ""
     return f"{kinds}{spread}{lost}"
-
-
-def _background(chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple[float, float]]) -> list[Markup]:
-    """Cool-downs shaded, borders between partitions."""
-    marks: list[Markup] = []
-    begin: float | None = None
-    for number, each in enumerate(bins):
-        if each.is_cool_down and begin is None:
-            begin = edges[number][0]
-        is_last = number + 1 == len(bins) or bins[number + 1].first_partition != each.last_partition
-        if begin is not None and (is_last or not bins[number + 1].is_cool_down):
-            marks.append(chart.shade(begin, edges[number][1], "cool-down"))
-            begin = None
-    if bins[-1].last_partition - bins[0].first_partition <= MOST_BOUNDARIES:
-        marks += [
-            chart.boundary(edges[number + 1][0])
-            for number, each in enumerate(bins[:-1])
-            if bins[number + 1].last_partition != each.last_partition
-        ]
-    return marks
-
-
-def _targets(
-    chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple[float, float]], tip: Callable[[StepBin], str]
-) -> list[Markup]:
-    return [
-        chart.target(
-            low,
-            high,
-            f"step {between(each.first_position, each.last_position)}, {seconds(each.started_seconds)}: {tip(each)}",
-        )
-        for each, (low, high) in zip(bins, edges, strict=True)
-    ]

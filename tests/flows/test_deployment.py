@@ -10,14 +10,17 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prefect import Flow
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
+from flows.explain import explain
 from flows.nightly import nightly
 
 ROOT = Path(__file__).parents[2]
@@ -25,21 +28,25 @@ PREFECT = (sys.executable, "-m", "prefect")
 
 
 @pytest.fixture
-def deployment() -> dict[str, Any]:
-    (found,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    return dict(found)
+def deployments() -> dict[str, dict[str, Any]]:
+    found = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    return {deployment["name"]: deployment for deployment in found}
 
 
-def test_the_deployment_is_the_flow_with_parameters_it_takes(deployment: dict[str, Any]) -> None:
-    flow = load_flow_from_entrypoint(deployment["entrypoint"])
-    assert (flow.name, deployment["name"]) == ("nightly", "nightly")
-    flow.validate_parameters(deployment["parameters"])
-    (schedule,) = deployment["schedules"]
+def test_deployments_are_the_flows_with_parameters_they_take(deployments: dict[str, dict[str, Any]]) -> None:
+    assert list(deployments) == ["nightly", "explain"]
+    for name, deployment in deployments.items():
+        flow = load_flow_from_entrypoint(deployment["entrypoint"])
+        assert flow.name == name
+        flow.validate_parameters(deployment["parameters"])
+    (schedule,) = deployments["nightly"]["schedules"]
     assert schedule["cron"].split()[2:] == ["*", "*", "*"], "every night"
+    assert "schedules" not in deployments["explain"], "it is asked, not awaited"
 
 
-def test_the_form_asks_for_each_parameter_with_its_type_and_meaning() -> None:
-    schema = parameter_schema(nightly).model_dump_for_openapi()
+@pytest.mark.parametrize("flow", [nightly, explain], ids=["nightly", "explain"])
+def test_the_form_asks_for_each_parameter_with_its_type_and_meaning(flow: Flow[..., Any]) -> None:
+    schema = parameter_schema(flow).model_dump_for_openapi()
     assert sorted(schema["required"]) == ["database", "model"]
     for name, parameter in schema["properties"].items():
         assert parameter["description"], name
@@ -111,19 +118,56 @@ def test_a_worker_runs_the_deployment(nights: Any, server: dict[str, str], tmp_p
         "model": str(nights.model),
         "engine": {"dtype": "float32", "kv_memory": "8MiB"},
     }
+    ask = partial(post, server["PREFECT_API_URL"])
+    scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
+    deadline = time.monotonic() + 60
+    while not (tonight := ask("flow_runs/filter", flow_runs=scheduled, sort="EXPECTED_START_TIME_ASC")):
+        assert time.monotonic() < deadline, "the schedule makes no runs"
+        time.sleep(0.3)
+    assert all(run["auto_scheduled"] and run["expected_start_time"][11:19] == "02:00:00" for run in tonight)
+    assert len(tonight) >= 2, "one a night"
     worker = [*PREFECT, "worker", "start", "--pool", "batchloom", "--limit", "1"]
     with in_background(worker, server, tmp_path / "worker.log"):
+        prefect("deployment", "run", "nightly/nightly", "--params", json.dumps(parameters | {"workloads": ["ranking"]}))
         prefect("deployment", "run", "nightly/nightly", "--watch", "--params", json.dumps(parameters))
-    assert nights.sql("select workload, status, num_ok from runs order by workload") == [
-        ("ranking", "completed", 6),
-        ("snippets", "completed", 12),
+        # What the schedule made for 2:00 is due now. Its database is that of prefect.yaml, which is not there.
+        due = {
+            "state": {"type": "SCHEDULED", "state_details": {"scheduled_time": "2026-01-01T02:00:00Z"}},
+            "force": True,
+        }
+        ask(f"flow_runs/{tonight[0]['id']}/set_state", **due)
+        deadline = time.monotonic() + 90
+        scheduled = {"id": {"any_": [tonight[0]["id"]]}}
+        while (fired := ask("flow_runs/filter", flow_runs=scheduled)[0])["state_type"] != "FAILED":
+            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()
+            time.sleep(0.3)
+    assert nights.sql("select workload, status, num_rows, num_ok from runs order by started_at") == [
+        ("ranking", "completed", 6, 6),
+        ("snippets", "completed", 12, 12),
+        ("ranking", "completed", 0, 0),
     ]
     storage = tmp_path / "prefect" / "storage"
     assert list(storage.iterdir())
     assert storage.stat().st_mode & 0o077 == 0
-    request = urllib.request.Request(
-        f"{server['PREFECT_API_URL']}/logs/filter", b"{}", {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        messages = [log["message"] for log in json.load(answer)]
+    messages = [log["message"] for log in ask("logs/filter")]
     assert any(message.startswith("snippets: completed: 12 rows answered") for message in messages), messages
+    assert "no database at nightly.duckdb" in fired["state"]["message"]
+
+    first, second, _ = ask("flow_runs/filter", flow_runs={"start_time": {"is_null_": False}}, sort="START_TIME_ASC")
+    assert (first["name"], second["name"]) == ("nightly-team", "nightly-team")
+    assert first["tags"] == second["tags"] == ["batchloom"]
+    assert first["end_time"] <= second["start_time"], "one after the other"
+    artifacts = ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [second["id"]]}})
+    shown = {artifact["key"]: artifact for artifact in artifacts}
+    assert shown.keys() == {"progress-snippets", "report-snippets", "numbers-snippets", "nightly-runs"}
+    assert shown["progress-snippets"]["data"] == 100.0
+    rows = [(row["workload"], row["answered"], row["left"]) for row in json.loads(shown["nightly-runs"]["data"])]
+    assert rows == [("snippets", 12, 0), ("ranking", 0, 0)]
+    (report,) = nights.runs.glob("*snippets*/report.html")
+    assert report.as_uri() in shown["report-snippets"]["data"]
+
+
+def post(url: str, path: str, **body: Any) -> Any:
+    request = urllib.request.Request(f"{url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)

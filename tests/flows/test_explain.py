@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from engine.config import EngineConfig
 from engine.errors import CapacityError, ConfigError, DatabaseError, ModelError, WorkloadError
 from flows.explain import explain
 from flows.explain_cli import main
@@ -63,7 +64,7 @@ def test_a_forecast_foretells_the_night(nights: Any, add_bad_rows: Any) -> None:
         assert forecast.num_partitions == num_partitions
         assert forecast.prediction.run.num_prompt_tokens == num_suffix_and_prefix
         # The night's answers may end early, which frees their memory early; what is set aside for them is the same.
-        block_bytes = 16 * 2 * 2 * 2 * 16 * 4
+        block_bytes = EngineConfig().block_size * 2 * 2 * 2 * 16 * 4
         if forecast.mode == "score":
             assert forecast.prediction.kv.peak_bytes == peak_blocks * block_bytes
         else:
@@ -78,6 +79,9 @@ def test_policies_go_from_no_sharing_to_the_best(nights: Any) -> None:
     nights.sql("insert into snippet_requests values ('d-twin', 'q1')")
     (forecast,) = run_explain(nights, "snippets", partition_tokens=10**6)
     ratios = {policy.name: policy.token_saving_ratio for policy in forecast.policies}
+    # Table order puts a document's rows one after the other; with ample memory a cache finds all but blocks begun.
+    cached = ratios.pop("LRU cache of blocks, table order")
+    assert 0.3 < cached < forecast.best_saving_ratio
     ordered = [
         "none", "identical prompts once", "one level, paper", "one level, exact",
         "exact, with shared runs on paths",
@@ -95,6 +99,24 @@ def test_policies_go_from_no_sharing_to_the_best(nights: Any) -> None:
     assert by_fields["title", "body", "query_text"].is_current
     assert forecast.field_orders[0].fields == ("title", "body", "query_text")
     assert by_fields["query_text", "title", "body"].saving_ratio < by_fields["title", "body", "query_text"].saving_ratio
+
+
+def test_a_cache_of_blocks_forgets_what_a_plan_keeps(nights: Any, tmp_path: Path) -> None:
+    """With the query first in the key, a document's rows lie apart in the table."""
+    text = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
+    key, apart = 'key = ["doc_id", "query_id"]', 'key = ["query_id", "doc_id"]'
+    assert key in text
+    path = tmp_path / "apart.toml"
+    path.write_text(text.replace(key, apart).replace('"snippets"', '"apart"'))
+    small = EngineSettings(dtype="float32", kv_memory="192KiB", chunk_tokens=128, block_size=16)
+    large = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128, block_size=16)
+    cached, planned = {}, {}
+    for name, engine in (("small", small), ("large", large)):
+        (forecast,) = run_explain(nights, str(path), engine=engine, partition_tokens=10**6)
+        ratios = {policy.name: policy.token_saving_ratio for policy in forecast.policies}
+        cached[name], planned[name] = ratios["LRU cache of blocks, table order"], ratios["as run, in one partition"]
+    assert cached["small"] < 0.6 * cached["large"], "a document's blocks are gone before its next row comes"
+    assert planned["small"] == pytest.approx(planned["large"], abs=0.01)
 
 
 def test_earlier_answers_say_how_long_the_next_ones_are(nights: Any) -> None:
@@ -156,8 +178,9 @@ def test_memory_decides_what_is_advised(nights: Any) -> None:
 
 
 def test_advice_names_what_is_lost_between_the_best_the_plan_and_the_run(nights: Any) -> None:
-    (forecast,) = run_explain(nights, "snippets", partition_tokens=1)
-    assert forecast.num_partitions == 4
+    fine = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128, block_size=16)
+    (forecast,) = run_explain(nights, "snippets", engine=fine, partition_tokens=1)
+    assert forecast.num_partitions >= 4
     planned, run = (policy.token_saving_ratio for policy in forecast.policies[-2:])
     assert planned - run > 0.05
     assert any(sentence.endswith("raise --partition-tokens.") for sentence in forecast.advice)

@@ -1,6 +1,8 @@
 """The nightly flow from table to table: real Prefect, real DuckDB, a real if tiny model."""
 
 import json
+import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import transformers
+from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError, WorkloadError
 from flows.settings import EngineSettings
-from tasks.run_folder import hold_database
+from tasks.database_lock import hold_database
 from tasks.workload import load_workload
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -196,6 +199,25 @@ def test_nothing_of_a_run_is_readable_by_others(nights: Any) -> None:
     for path in (nights.runs, *nights.runs.rglob("*")):
         if path.is_dir() or path.suffix == ".parquet":
             assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_no_secret_is_left_anywhere(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not in the database, the artifacts, the log, or what Prefect's server keeps."""
+    secret = "s3cr3t-" + "0123456789abcdef"
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "BATCHLOOM_PASSWORD"):
+        monkeypatch.setenv(name, secret)
+    with temporary_settings({PREFECT_API_AUTH_STRING: f"nightly:{secret}"}), caplog.at_level(logging.DEBUG):
+        nights.run(publish=tmp_path / "copy.duckdb")
+        monkeypatch.setattr(nights, "model", tmp_path / "no-model")
+        with pytest.raises(ModelError):
+            nights.run(full=True)
+    home = Path(os.environ["PREFECT_HOME"])
+    files = [path for folder in (tmp_path, home) for path in folder.rglob("*") if path.is_file()]
+    assert {nights.path, tmp_path / "copy.duckdb"} < set(files)
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert secret not in caplog.text
 
 
 def refused(nights: Any, error: type[BatchloomError], message: str, **parameters: Any) -> None:

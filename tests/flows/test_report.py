@@ -40,6 +40,7 @@ OPTIONS = (
     "--hide-scrollbars",
     "--enable-logging=stderr",
 )
+OWNERS = ("prefix", "kv", "quiet")
 VOID_TAGS = frozenset(("meta", "br", "hr", "img", "link", "input"))
 ATTACK = "<script>document.title='broken'</script>"
 ATTACKS = (
@@ -187,8 +188,8 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
     assert run_id in page.all("dl", "facts")[0].text
 
     steps = nights.sql(
-        "select num_decode_tokens, num_suffix_tokens, num_prefix_tokens, num_kv_blocks_used, num_running_requests"
-        " from steps order by partition, step"
+        "select num_decode_tokens, num_suffix_tokens, num_prefix_tokens, num_kv_blocks_used, num_running_requests,"
+        " num_prefix_kv_blocks, num_request_kv_blocks from steps order by partition, step"
     )
     assert 10 < len(steps) <= 240, "each step is a place of its own in the picture"
     tokens = page.by_id("tokens")
@@ -203,6 +204,9 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
     assert [row[1:4] for row in tokens.cells()] == [[f"{number:,}" for number in step[:3]] for step in steps]
     assert len(tokens.all("rect", "target")) == len(steps)
     assert [row[4] for row in page.by_id("kv-memory").cells()] == [f"{step[3]:,}" for step in steps]
+    assert [row[6:] for row in page.by_id("kv-memory").cells()] == [[f"{s[5]:,}", f"{s[6]:,}", "0"] for s in steps]
+    assert max(step[5] for step in steps) > 0
+    assert all(step[5] + step[6] == step[3] for step in steps), "prefixes and running requests hold all of it"
     assert [row[2] for row in page.by_id("requests").cells()] == [f"{step[4]:,}" for step in steps]
 
     degrees = page.by_id("share-degrees").cells()
@@ -210,6 +214,18 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
     assert [row[0] for row in degrees] == ["3"], "three queries ask of each document"
     for name in ("prompt-lengths", "output-lengths", "computed-lengths"):
         assert sum(int(row[1]) for row in page.by_id(name).cells()) == num_ok
+    groups = page.by_id("slowest-groups").cells()
+    ((all_ms, step_ms, num_groups),) = nights.sql(
+        "select sum(compute_ms), (select sum(duration_ms) from steps), count(distinct prefix_group) from snippets"
+    )
+    assert all_ms == pytest.approx(step_ms), "what answers cost adds up to the time of the steps"
+    assert len(groups) == num_groups == 4
+    assert sum(float(row[2].rstrip("%")) for row in groups) == pytest.approx(100, abs=0.3)
+    assert {row[0].split(", ")[0] for row in groups} == {f"d{n}" for n in range(4)}
+    assert {row[3] for row in groups} == {"3"}
+    assert sum(int(row[5]) for row in groups) == num_ok
+    example = (ROOT / "docs" / "report.md").read_text().split("```sql\n")[1].split("```")[0]
+    assert sum(row[2] for row in nights.sql(example)) * 1000 == pytest.approx(step_ms)
     errors = {row[0]: int(row[3]) for row in page.by_id("errors").cells()}
     assert sum(errors.values()) == num_errors
     assert errors["body is NULL"] == 1
@@ -236,6 +252,9 @@ def test_every_picture_has_a_name_and_a_table(nights: Any, open_report: Callable
             assert picture.attributes["role"] == "img"
             assert page.by_id(picture.attributes["aria-labelledby"]).text
             assert page.by_id(picture.attributes["aria-describedby"]).text
+    (style,) = page.all("style")
+    for kind in {kind for rect in page.all("rect") for kind in rect.classes}:
+        assert re.search(rf"\.{kind} {{[^}}]*fill:", style.text), f"rectangles of class {kind} would be black"
     assert page.all("html")[0].attributes["lang"] == "en"
 
 
@@ -336,8 +355,8 @@ def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report
     (summary,) = nights.run("snippets")
     nights.sql("delete from steps")
     nights.sql(
-        "insert into steps select $1, 0, i, if(i = 30_000, 1, 120), 0, 0, 50, 100, 9, if(i < 49_000, 5, 0), 1,"
-        " if(i = 40_000, 1, 0), 2.0 from range(50_000) as steps (i)",
+        "insert into steps select $1, 0, i, if(i = 30_000, 1, 120), 0, 0, 45, 30, 15, 5, 100, 9,"
+        " if(i < 49_000, 5, 0), 1, if(i = 40_000, 1, 0), 2.0 from range(50_000) as steps (i)",
         [summary.run_id],
     )
     page = open_report()
@@ -350,6 +369,10 @@ def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report
     assert len(levels) == 240
     assert sorted(set(levels)) == [pytest.approx(226 - 204 * share / 1.06, abs=0.02) for share in (120 / 128, 1 / 128)]
     assert levels.index(max(levels)) == 30_000 * 240 // 50_000
+    memory = page.by_id("kv-memory")
+    pixels = {kind: {round(float(bar.attributes["height"]), 1) for bar in memory.all("rect", kind)} for kind in OWNERS}
+    assert pixels == {kind: {round(204 / 106 * blocks, 1)} for kind, blocks in zip(OWNERS, (30, 15, 5), strict=True)}
+    assert [key.text for key in memory.all("li")][2].startswith("cached: ")
     size = len((nights.path.parent / "page.html").read_bytes())
     assert size < 1_000_000, "however many steps"
 

@@ -1,4 +1,7 @@
-"""The CPU backend against plain softmax attention in float64, on ragged batches of every shape it treats apart."""
+"""The CPU backends against plain softmax attention in float64, on ragged batches of every shape they treat apart."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,6 +9,8 @@ import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu import LONGEST_BUCKETED_CHUNK, CpuAttention
+from engine.kernels.native import NativeKernels
+from engine.kernels.native_build import NativeBuildError, load_library
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 300
@@ -14,7 +19,10 @@ NUM_BLOCKS = 300
 class Layout:
     """Builds an AttentionBatch from (prefix length, [(rows, own tokens), ...]) groups."""
 
-    def __init__(self, groups: list[tuple[int, list[tuple[int, int]]]], block_ids: list[int]) -> None:
+    def __init__(
+        self, groups: list[tuple[int, list[tuple[int, int]]]], block_ids: list[int], block_size: int = BLOCK_SIZE
+    ) -> None:
+        self.block_size = block_size
         free = list(block_ids)
         starts: dict[str, list[int]] = {"query": [0], "own": [0], "group": [0], "prefix": [0]}
         self.own_tables: list[list[int]] = []
@@ -22,7 +30,7 @@ class Layout:
         own_lens, prefix_lens = [], []
 
         def take(num_tokens: int) -> list[int]:
-            count = -(-num_tokens // BLOCK_SIZE)
+            count = -(-num_tokens // block_size)
             table, free[:] = free[:count], free[count:]
             assert len(table) == count
             return table
@@ -51,7 +59,7 @@ class Layout:
             prefix_block_starts=int32(starts["prefix"]),
             prefix_block_ids=int32([block for table in self.prefix_tables for block in table]),
             slot_mapping=np.arange(starts["query"][-1], dtype=np.int64),
-            block_size=BLOCK_SIZE,
+            block_size=block_size,
         )
 
     def expected(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
@@ -71,9 +79,8 @@ class Layout:
                     out[row] = torch.einsum("ht,thd->hd", weight, value)
         return out
 
-    @staticmethod
-    def slots(table: list[int], length: int) -> list[int]:
-        return [table[token // BLOCK_SIZE] * BLOCK_SIZE + token % BLOCK_SIZE for token in range(length)]
+    def slots(self, table: list[int], length: int) -> list[int]:
+        return [table[token // self.block_size] * self.block_size + token % self.block_size for token in range(length)]
 
 
 LONG = LONGEST_BUCKETED_CHUNK + 5
@@ -155,3 +162,154 @@ def test_written_rows_land_in_their_slots() -> None:
     assert torch.equal(keys.flatten(0, 1)[:3], new_keys)
     assert torch.equal(values.flatten(0, 1)[:3], new_values)
     assert keys.flatten(0, 1)[3:].abs().max() == 0
+
+
+NATIVE_BLOCK_SIZE = 64
+NUM_NATIVE_BLOCKS = 100
+NATIVE_BATCHES = BATCHES | {
+    "at sub-block ends": [(p, [(1, n) for n in (31, 32, 33)] + [(40, 63), (40, 64), (40, 65)]) for p in (0, 32, 65)],
+    "beyond a chunk of scores": [(300, [(1, 257)] * 3 + [(70, 300)])],
+    "one member alone with its prefix": [(40, [(2, 9)]), (33, [(1, 1)])],
+}
+
+
+@pytest.fixture(scope="session")
+def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("native")
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((1, 1), 64), ((9, 3), 64), ((7, 1), 96), ((16, 1), 128), ((4, 4), 256), ((6, 2), 16)]
+)
+@pytest.mark.parametrize(("dtype", "most_error"), [(torch.float32, 6e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("name", NATIVE_BATCHES)
+def test_native_rows_attend_to_their_prefix_and_their_own_past(
+    name: str, dtype: torch.dtype, most_error: float, heads: tuple[int, int], head_dim: int, native_folder: Path
+) -> None:
+    """Blocks are scattered; those of nobody, and slots beyond an end, hold values that would swamp any answer."""
+    generator = torch.Generator().manual_seed(len(name))
+    num_q_heads, num_kv_heads = heads
+    block_ids = torch.randperm(NUM_NATIVE_BLOCKS, generator=generator).tolist()
+    layout = Layout(NATIVE_BATCHES[name], block_ids, NATIVE_BLOCK_SIZE)
+    kernels = NativeKernels(
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        block_size=NATIVE_BLOCK_SIZE,
+        folder=native_folder,
+    )
+    work = kernels.prepare(layout.batch)
+    shape = (NUM_NATIVE_BLOCKS, NATIVE_BLOCK_SIZE, num_kv_heads, head_dim)
+    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    used = [
+        slot
+        for table, length in [
+            *zip(layout.own_tables, layout.batch.own_lens, strict=True),
+            *zip(layout.prefix_tables, layout.batch.prefix_lens, strict=True),
+        ]
+        for slot in layout.slots(table, int(length))
+    ]
+    k_cache, v_cache = (torch.full(shape, 1e4, dtype=dtype) for _ in range(2))
+    rows = torch.cat(
+        [
+            torch.zeros(len(used), num_q_heads * head_dim, dtype=dtype),
+            *(kv.flatten(0, 1)[used].flatten(1) for kv in (keys, values)),
+        ],
+        dim=1,
+    )
+    unturned = torch.ones(len(used), head_dim), torch.zeros(len(used), head_dim)
+    kernels.rotate_and_store(rows, *unturned, k_cache, v_cache, replace(work, slots=np.array(used)))
+    # A strided query, as the fused projection gives it.
+    qkv = torch.randn(layout.batch.num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype)
+    query = qkv[:, : num_q_heads * head_dim].reshape(-1, num_q_heads, head_dim)
+    out = kernels.attend(qkv, k_cache, v_cache, work, scale=0.2).view(query.shape)
+    assert (out.double() - layout.expected(query, keys, values, 0.2)).abs().max() < most_error
+
+
+@pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 300])
+def test_native_products_and_what_is_between_them(num_rows: int, native_folder: Path) -> None:
+    """Against float64, in both formats; bfloat16 products run on tiles where this CPU has them."""
+    generator = torch.Generator().manual_seed(num_rows)
+    for dtype, most_error in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
+        kernels = NativeKernels(
+            num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=native_folder
+        )
+        x, gate, up, weight, residual = (
+            torch.randn(shape, generator=generator).to(dtype) / shape[1] ** 0.5
+            for shape in ((num_rows, 96), (160, 96), (160, 96), (64, 96), (num_rows, 64))
+        )
+        norm, bias = (torch.randn(size, generator=generator).to(dtype) for size in (96, 64))
+        normed = kernels.rms_norm(x, norm, 1e-5)
+        wide = x.double()
+        expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.double()
+        assert (normed.double() - expected).abs().max() < most_error * expected.abs().max()
+        gates, ups = normed.double() @ gate.double().T, normed.double() @ up.double().T
+        expected = torch.nn.functional.silu(gates) * ups
+        both = torch.cat([gate, up])
+        assert (kernels.swiglu(normed @ both.T).double() - expected).abs().max() < most_error * expected.abs().max()
+        packed, packed_gated = kernels.pack(weight, bias), kernels.pack_gated(gate, up)
+        assert (packed is not None) == (packed_gated is not None) == kernels.has_tiles
+        if packed is not None and packed_gated is not None:
+            gated = kernels.project(normed, packed_gated)
+            assert (gated.double() - expected).abs().max() < most_error * expected.abs().max()
+            expected = normed.double() @ weight.double().T + bias.double() + residual.double()
+            out = kernels.project(normed, packed, residual)
+            assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
+
+
+def test_head_norms_and_rotation_are_those_of_transformers(native_folder: Path) -> None:
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+    kernels = NativeKernels(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32, block_size=32, folder=native_folder
+    )
+    generator = torch.Generator().manual_seed(1)
+    heads = torch.randn(5, 8, 32, generator=generator)
+    q_norm, k_norm = (torch.randn(32, generator=generator) for _ in range(2))
+    angles = torch.randn(5, 16, generator=generator).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+    query, key = norm(heads[:, :4], q_norm), norm(heads[:, 4:6], k_norm)
+    query, key = apply_rotary_pos_emb(query, key, cos, sin)
+    layout = Layout([(0, [(5, 5)])], [0], 32)
+    caches = torch.zeros(2, 1, 32, 2, 32)
+    qkv = heads.reshape(5, -1).contiguous()
+    work = kernels.prepare(layout.batch)
+    kernels.rotate_and_store(qkv, cos, sin, *caches, work, q_norm=q_norm, k_norm=k_norm, epsilon=1e-6)
+    assert (qkv.view(5, 8, 32)[:, :4] - query).abs().max() < 1e-5
+    assert (qkv.view(5, 8, 32)[:, 4:6] - key).abs().max() < 1e-5
+    assert torch.equal(qkv.view(5, 8, 32)[:, 6:], heads[:, 6:])
+    # Keys come back as the scores of unit queries: sub-blocks of 32 tokens hold 16 tokens' pairs side by side.
+    stored = caches[0].view(2, 2, 16, 16, 2).permute(1, 3, 0, 2, 4).reshape(32, 2, 32)
+    assert (stored[:5] - key).abs().max() < 1e-5
+
+
+def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiler, reason in (("no-such-compiler", "no-such-compiler"), ("false", "cannot compile native.cpp")):
+        load_library.cache_clear()
+        monkeypatch.setenv("CXX", compiler)
+        with pytest.raises(NativeBuildError, match=reason):
+            NativeKernels(
+                num_q_heads=1, num_kv_heads=1, head_dim=32, dtype=torch.float32, block_size=32, folder=tmp_path
+            )
+    load_library.cache_clear()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block_size": 16}, "block_size 16 is not a multiple of 32"),
+        ({"head_dim": 33}, "head dim 33 is odd"),
+        ({"dtype": torch.float16}, "element type torch.float16"),
+        ({"num_q_heads": 33}, "33 query heads a KV head"),
+    ],
+)
+def test_what_native_kernels_do_not_cover_is_refused(change: dict[str, object], reason: str, tmp_path: Path) -> None:
+    shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 32, "dtype": torch.float32, "block_size": 32}
+    with pytest.raises(ValueError, match=reason):
+        NativeKernels(**(shape | change), folder=tmp_path)

@@ -32,9 +32,13 @@ PART = pa.schema(
         ("num_prompt_tokens", pa.int32()),
         ("num_cached_tokens", pa.int32()),
         ("num_output_tokens", pa.int32()),
+        ("compute_ms", pa.float64()),
+        ("prefix_group", pa.int64()),
     ]
 )
-STEP_COUNTS = ("decode_tokens", "suffix_tokens", "prefix_tokens", "kv_blocks_used", "kv_blocks_total")
+STEP_COUNTS = ("decode_tokens", "suffix_tokens", "prefix_tokens")
+STEP_COUNTS += ("kv_blocks_used", "prefix_kv_blocks", "request_kv_blocks")
+STEP_COUNTS += ("cached_kv_blocks", "kv_blocks_total")
 STEP_COUNTS += ("running_requests", "waiting_requests", "finished_requests", "preempted_requests")
 STEPS = pa.schema(
     [
@@ -121,6 +125,7 @@ class Night:
         errors = {row["row_id"]: row["error"] or ("prompt too long" if too_long(row) else None) for row in rows}
         tokens = [{"row_id": row_id, "token_ids": [], "error": error} for row_id, error in errors.items()]
         counts = {"num_prompt_tokens": 10, "num_cached_tokens": 4, "num_output_tokens": 2, "token_ids": [1, 2]}
+        counts |= {"compute_ms": 2.5, "prefix_group": 0}
         answers = []
         for row in rows:
             given = answer(row) if errors[row["row_id"]] is None else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import DatabaseError
@@ -20,6 +21,7 @@ from tasks.report_page.run_facts import RunFacts
 from tasks.workload import load_workload
 
 CHUNK = 100
+SAME = {"partition": 0, "priority": 0, "token_ids": [1]}
 CONFIG = {"engine": {"chunk_tokens": CHUNK, "block_size": 16}}
 
 Step = tuple[int, int, int, float]
@@ -41,6 +43,9 @@ def replace_steps(night: Any, run_id: str, steps: Sequence[Step], **same: int) -
                 "num_suffix_tokens": 0,
                 "num_prefix_tokens": 0,
                 "num_kv_blocks_used": num_tokens,
+                "num_prefix_kv_blocks": num_tokens // 2,
+                "num_request_kv_blocks": num_tokens // 4,
+                "num_cached_kv_blocks": num_tokens // 8,
                 "num_kv_blocks_total": 200,
                 "num_running_requests": 1,
                 "num_waiting_requests": num_waiting,
@@ -145,6 +150,11 @@ def test_bins_cover_every_step_once_and_keep_the_valley(night: Any, make_run: Ca
     (low,) = (each for each in bins if each.min_tokens < 90)
     assert low.first_position <= valley <= low.last_position
     assert (low.min_tokens, low.min_kv_blocks) == (7, 7)
+    for each in bins:
+        most = each.max_kv_blocks
+        owners = (each.prefix_kv_blocks_at_max, each.request_kv_blocks_at_max, each.cached_kv_blocks_at_max)
+        assert owners == (most // 2, most // 4, most // 8), "of one and the same step"
+        assert each.max_held_kv_blocks == most + most // 8
     assert low.max_tokens >= 90
     assert low.mean_decode_tokens > 60
     counted = sum(each.mean_decode_tokens * (each.last_position - each.first_position + 1) for each in bins)
@@ -203,7 +213,7 @@ def test_lengths_and_cached_shares_count_every_answered_row(night: Any) -> None:
 def test_share_degrees_and_prefix_lengths_of_a_plan(night: Any, make_run: Callable[..., str], tmp_path: Path) -> None:
     members = {0: (1, 0), 1: (3, 0), 2: (2, 50), 3: (8, 100), 4: (9, 100), 5: (16, 7), 6: (17, 30)}
     rows = [
-        {"row_id": 0, "group_id": group, "member_id": member, "num_prefix_tokens": prefix, "partition": 0}
+        {"row_id": 0, "group_id": group, "member_id": member, "num_prefix_tokens": prefix} | SAME
         for group, (num_members, prefix) in members.items()
         for member in range(num_members)
         for _ in range(2 if (group, member) == (2, 1) else 1)  # one prompt is asked twice
@@ -229,9 +239,70 @@ def test_share_degrees_and_prefix_lengths_of_a_plan(night: Any, make_run: Callab
     ]
 
 
+def test_groups_are_told_by_what_they_cost(night: Any, tmp_path: Path) -> None:
+    costs = {("d1", "q1"): (7.0, 4), ("d1", "q2"): (1.0, 4), ("d2", "q1"): (24.0, 9)}
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        compute_ms, group = costs[row["doc_id"], row["query_id"]]
+        return {"answer": "yes", "finish_reason": "eos", "compute_ms": compute_ms, "prefix_group": group}
+
+    night.sql("insert into snippet_requests values ('gone', 'q1')")
+    night.run(answer=answer, config={"workload": {"key": ["doc_id", "query_id"]}})
+    rows = [{"row_id": n, "group_id": 4, "member_id": n, "num_prefix_tokens": 80} | SAME for n in range(2)]
+    plan = tmp_path / "plan.parquet"
+    write_parquet(plan, PLAN_SCHEMA, [pa.RecordBatch.from_pylist(rows, schema=PLAN_SCHEMA)])
+    dearest, other = read_facts(night, plan=plan).slow_groups
+    assert (dearest.prefix_group, dearest.num_groups, dearest.num_rows) == (9, 2, 1)
+    assert (dearest.seconds, dearest.share_of_time) == (pytest.approx(0.024), pytest.approx(0.75))
+    assert (dearest.share_degree, dearest.num_prefix_tokens) == (None, None), "the plan does not hold it"
+    assert (other.prefix_group, other.num_rows, other.seconds) == (4, 2, pytest.approx(0.008))
+    assert (other.share_degree, other.num_prefix_tokens) == (2, 80)
+    assert (other.num_prompt_tokens, other.num_computed_prompt_tokens, other.num_output_tokens) == (20, 12, 4)
+    assert (dearest.dearest_key, other.dearest_key) == ("d2, q1", "d1, q1")
+    assert [each.share_degree for each in read_facts(night).slow_groups] == [None, None]
+    night.sql("update runs set config = '{}'")
+    keys = night.sql("select content_key from snippets where doc_id = 'd2'")
+    assert [(read_facts(night).slow_groups[0].dearest_key,)] == keys
+
+
+def test_a_database_and_a_run_of_an_earlier_version(night: Any) -> None:
+    """Its tables lack columns: a report reads them all the same, and the next run adds them."""
+    first = night.prepare(config=CONFIG)
+    for path in (*first.parts, *first.steps):
+        table = pq.read_table(path.path)
+        new = {"compute_ms", "prefix_group", "num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"}
+        pq.write_table(table.drop_columns([name for name in table.column_names if name in new]), path.path)
+    first.parts, first.steps = ([describe_parquet(ref.path) for ref in refs] for refs in (first.parts, first.steps))
+    night.sql("drop view latest_snippets cascade")
+    for table, column in (
+        ("snippets", "compute_ms"), ("snippets", "prefix_group"), ("rankings", "compute_ms"),
+        ("steps", "num_prefix_kv_blocks"), ("steps", "num_request_kv_blocks"),
+        ("steps", "num_cached_kv_blocks"),
+    ):  # fmt: skip
+        night.sql(f"alter table {table} drop column {column}")
+    night.sql("insert into steps by name select 'old' as run_id, 0 as partition, 3 as step, 5 as num_kv_blocks_used")
+    columns = "compute_ms, prefix_group"
+    first.write()
+    assert night.sql(f"select {columns} from snippets") == [(None, None)] * 3
+    facts = read_facts(night)
+    assert [(each.max_kv_blocks, each.prefix_kv_blocks_at_max) for each in facts.bins] == [(1, None)] * 2
+    assert (list(facts.slow_groups), facts.run.num_ok) == ([], 3)
+    night.sql("alter table steps drop column num_prefix_kv_blocks")
+    night.sql("alter table snippets drop column compute_ms")
+    assert (len(read_facts(night).bins), list(read_facts(night).slow_groups)) == (2, [])
+
+    second = night.run(full=True, config=CONFIG)
+    assert night.sql(f"select {columns} from latest_snippets") == [(2.5, 0)] * 3
+    assert read_facts(night, second.record.run_id).bins[0].prefix_kv_blocks_at_max == 1
+    assert night.sql("select num_kv_blocks_used, num_prefix_kv_blocks from steps where run_id = 'old'") == [(5, None)]
+    night.run("ranking", lambda row: {"score": 0.5, "label": "Yes", "label_logprobs": [0.0], "finish_reason": "scored"})
+    assert night.sql(f"select {columns} from latest_rankings") == []
+    assert night.sql("select compute_ms from rankings") == []
+
+
 def test_a_plan_that_is_damaged_counts_as_gone(night: Any, make_run: Callable[..., str], tmp_path: Path) -> None:
     plan = tmp_path / "plan.parquet"
-    row = {"row_id": 0, "group_id": 0, "member_id": 0, "num_prefix_tokens": 3, "partition": 0}
+    row = {"row_id": 0, "group_id": 0, "member_id": 0, "num_prefix_tokens": 3} | SAME
     ref = write_parquet(plan, PLAN_SCHEMA, [pa.RecordBatch.from_pylist([row], schema=PLAN_SCHEMA)])
     make_run()
     with connect(night.path, read_only=True) as connection:

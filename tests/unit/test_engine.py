@@ -125,7 +125,7 @@ def test_a_plan_answers_the_rest_and_reports_the_impossible(tiny_llama: Path) ->
     answers = {a.request_id: a for a in engine.run_plan(requests, plan_prefix_groups([[5, 6], [5] * 900]))}
     assert answers["fits"].num_output_tokens == 3
     assert answers["too big"].finish_reason == "error"
-    assert "KV blocks of 16 tokens, the memory budget holds" in (answers["too big"].error or "")
+    assert "KV blocks of 32 tokens, the memory budget holds" in (answers["too big"].error or "")
 
 
 def test_an_abandoned_run_leaves_the_engine_usable(engine: Engine) -> None:
@@ -143,7 +143,7 @@ INDUCTOR_WARNS = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is
 @INDUCTOR_WARNS
 def test_compiled_layers_answer_alike(tiny_llama: Path, engine: Engine) -> None:
     requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=6) for i, p in enumerate(prompts())]
-    compiled = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, compile="always"))
+    compiled = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, attention="torch", compile="always"))
     assert compiled.generate(requests) == engine.generate(requests)
     assert compiled._model.is_compiled
 
@@ -156,7 +156,7 @@ def test_a_broken_compiler_costs_no_answer(
     monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
     torch._dynamo.reset()
     requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=6) for i, p in enumerate(prompts())]
-    fallen_back = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, compile="always"))
+    fallen_back = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, attention="torch", compile="always"))
     assert fallen_back.generate(requests) == engine.generate(requests)
     assert not fallen_back._model.is_compiled
     assert "going on without compiled layers" in caplog.text
@@ -174,6 +174,19 @@ def test_a_broken_compiler_costs_no_answer(
         ({"output_reserve": 2.0}, "output_reserve"),
         ({"num_threads": -1}, "num_threads"),
         ({"compile": "yes"}, "compile"),
+        ({"attention": "flash"}, "attention must be one of 'auto', .*'fused', got 'flash'"),
+        ({"order": "lifo"}, "order must be one of 'ratio', 'fcfs', 'sjf', 'priority', got 'lifo'"),
+        ({"sharing": "radix"}, "sharing"),
+        ({"batching": "adaptive"}, "batching"),
+        ({"prefill": "half"}, "prefill"),
+        ({"packing": "tight"}, "packing"),
+        ({"preemption": "abort"}, "preemption"),
+        ({"max_running_requests": 0}, "max_running_requests must be 'memory' or a positive whole number, got 0"),
+        ({"swap_memory_bytes": -1}, "swap_memory_bytes"),
+        ({"disaggregation": "threads"}, "disaggregation must be one of 'none', 'processes', 'distributed'"),
+        ({"disaggregation": "processes", "sharing": "lru"}, "sharing 'lru' finds KV that only .* decodes has"),
+        ({"disaggregation": "distributed", "preemption": "swap"}, "preemption 'swap' .* to recompute or kill"),
+        ({"packing": "prepacked"}, "packing 'prepacked' lays out whole prompts, and prefill is 'chunked'"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings: dict[str, object], reason: str) -> None:

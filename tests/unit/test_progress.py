@@ -19,6 +19,9 @@ def step(num_finished: int, num_tokens: int) -> StepRecord:
         num_suffix_tokens=1,
         num_prefix_tokens=1,
         num_kv_blocks_used=1,
+        num_prefix_kv_blocks=1,
+        num_request_kv_blocks=0,
+        num_cached_kv_blocks=0,
         num_kv_blocks_total=2,
         num_running_requests=1,
         num_waiting_requests=0,
@@ -35,8 +38,11 @@ def test_counts_of_all_partitions_add_up(tmp_path: Path) -> None:
     second.add(step(1, 50))
     assert read_counts(tmp_path) == Counts(num_rows=3, num_tokens=150)
     first.add(step(1, 10))
-    first.finish(7)
-    assert read_counts(tmp_path) == Counts(num_rows=8, num_tokens=160)
+    first.settle(7, 2)
+    assert read_counts(tmp_path) == Counts(num_rows=8, num_failed=2, num_tokens=160)
+    first.add(step(1, 10))
+    first.settle(7, 3)
+    assert read_counts(tmp_path) == Counts(num_rows=8, num_failed=3, num_tokens=170)
     assert sorted(path.name for path in (tmp_path / "progress").iterdir()) == ["part-00000.json", "part-00001.json"]
 
 
@@ -55,12 +61,12 @@ def test_many_steps_write_now_and_then(tmp_path: Path) -> None:
 
 def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
     progress = PartitionProgress(tmp_path, 0)
-    progress.finish(0)
+    progress.settle(0)
     has_ended = threading.Event()
 
     def write() -> None:
         for rows in range(3000):
-            progress.finish(rows)
+            progress.settle(rows)
         has_ended.set()
 
     writer = threading.Thread(target=write)
@@ -82,10 +88,13 @@ def test_without_a_terminal_there_are_log_lines(tmp_path: Path, caplog: pytest.L
     ):
         time.sleep(0.15)
         progress.add(step(300, 12_345))
-        time.sleep(0.1)
+        time.sleep(0.15)
+        progress.settle(300, 40)
+        time.sleep(0.15)
     lines = [record.message for record in caplog.records]
     assert lines[0] == "snippets: 0 of 1,200 rows, 0 tokens, 0 tokens/s, time left not known yet"
-    assert lines[-1].startswith("snippets: 300 of 1,200 rows, 12,345 tokens, ")
+    assert any(line.startswith("snippets: 300 of 1,200 rows, 12,345 tokens, ") for line in lines)
+    assert lines[-1].startswith("snippets: 300 of 1,200 rows (40 failed), 12,345 tokens, ")
     assert lines[-1].endswith(" s left")
 
 

@@ -33,6 +33,9 @@ def test_any_integer_sequence_becomes_int32() -> None:
         ({"top_p": 0.0}, "top_p"),
         ({"seed": -1}, "seed"),
         ({"stop": ("",)}, "stop"),
+        ({"priority": 1.5}, "priority must be a whole number"),
+        ({"expected_output_tokens": 0}, "expected_output_tokens"),
+        ({"expected_output_tokens": 2.5}, "expected_output_tokens"),
         ({"labels": ((1,), (2,))}, "belong to mode 'score'"),
         ({"mode": "score"}, "two or more"),
         ({"mode": "score", "labels": ((1,), ())}, "non-empty"),
@@ -58,6 +61,12 @@ def test_the_seed_belongs_to_the_answer_only_where_something_is_drawn() -> None:
     drawn = [Request(request_id="a", token_ids=[1], seed=seed, temperature=1.0) for seed in (0, 1)]
     assert greedy[0].answer_key == greedy[1].answer_key
     assert drawn[0].answer_key != drawn[1].answer_key
+
+
+def test_hints_to_the_schedule_do_not_belong_to_the_answer() -> None:
+    plain = Request(request_id="a", token_ids=[1], max_new_tokens=5)
+    hinted = Request(request_id="b", token_ids=[1], max_new_tokens=5, priority=-3, expected_output_tokens=9)
+    assert plain.answer_key == hinted.answer_key
 
 
 def test_a_request_survives_pickling() -> None:

@@ -13,17 +13,18 @@ import pytest
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.artifact import write_parquet
+from tasks.database_lock import hold_database
 from tasks.run_folder import (
     RunRecord,
     create_run_folder,
     finish_run_folder,
-    hold_database,
     list_finished_parts,
     list_finished_steps,
     list_unfinished_runs,
     load_manifest,
     new_run_id,
     runs_folder,
+    sweep_runs,
     update_manifest,
 )
 
@@ -112,6 +113,24 @@ def test_a_written_run_keeps_its_steps_alone(database: Path) -> None:
     assert files == {"manifest.json", "steps/part-00000.parquet"}
 
 
+def test_what_a_killed_process_could_not_delete_is_swept(database: Path) -> None:
+    unborn, written, working = (new_run_id("snippets") for _ in range(3))
+    (runs_folder(database) / unborn / "parts").mkdir(parents=True)
+    for run_id in (written, working):
+        folder = Path(create_run_folder(database, record(run_id)).folder)
+        for name in ("requests", "parts/part-00000"):
+            write_parquet(folder / f"{name}.parquet", SCHEMA, [BATCH])
+    manifest = runs_folder(database) / written / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"is_written": false', '"is_written": true'))
+    (runs_folder(database) / "somebody's").mkdir()
+    sweep_runs(database)
+    root = runs_folder(database)
+    files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    kept = {f"{working}/{name}" for name in ("manifest.json", "requests.parquet", "parts/part-00000.parquet")}
+    assert files == kept | {f"{written}/manifest.json"}
+    assert {path.name for path in root.iterdir()} == {written, working, "somebody's"}
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -150,7 +169,7 @@ def test_parts_that_are_whole(database: Path) -> None:
 
 HOLD = """
 import sys
-from tasks.run_folder import hold_database
+from tasks.database_lock import hold_database
 with hold_database(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

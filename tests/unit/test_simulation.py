@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,9 +56,7 @@ def simulate(
             groups,
             num_answer_tokens=num_answer_tokens,
             num_kv_blocks=engine.num_kv_blocks,
-            block_size=config.block_size,
-            chunk_tokens=config.chunk_tokens,
-            output_reserve=config.output_reserve,
+            config=config,
             roofline=ROOFLINE,
         )
     )
@@ -108,6 +107,57 @@ def test_a_simulated_run_has_the_steps_of_the_real_one(
         assert (summary.num_preempted_requests > 0) == (output_reserve < 1.0)
 
 
+@pytest.mark.parametrize(
+    "policies",
+    [
+        {"sharing": "lru", "order": "fcfs", "max_running_requests": 6},
+        {"sharing": "none", "batching": "static", "prefill": "whole", "packing": "padded"},
+        {"sharing": "group", "order": "sjf", "preemption": "swap"},
+        {"order": "priority", "batching": "dynamic", "preemption": "kill"},
+        {"prefill": "whole", "packing": "prepacked", "preemption": "kill"},
+    ],
+    ids=lambda policies: " ".join(map(str, policies.values())),
+)
+def test_policies_are_simulated_as_they_run(tiny_llama: Path, policies: dict[str, Any]) -> None:
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        block_size=4,
+        chunk_tokens=90,
+        kv_memory_bytes=60 * 4 * 2 * 2 * 2 * 16 * 4,
+        output_reserve=0.0,
+        **policies,
+    )
+    engine = Engine.load(tiny_llama, config)
+    requests = [
+        Request(request_id=str(i), token_ids=prompt, max_new_tokens=20, ignore_eos=True, priority=i % 4)
+        for i, prompt in enumerate(make_prompts(24))
+    ]
+    groups = plan_prefix_groups([request.token_ids for request in requests])
+    real: list[StepRecord] = []
+    answers = list(engine.run_plan(requests, groups, on_step=real.append))
+    steps = simulate(requests, groups, engine, 20)
+    assert without_time([step.record for step in steps]) == without_time(real)
+    assert sum(record.num_preempted_requests for record in real) > 0
+    assert any(answer.error is not None for answer in answers) == (config.preemption == "kill")
+
+
+def test_padding_is_work() -> None:
+    """Three prompts of a step, padded to the longest, cost what three of that length cost."""
+    config = EngineConfig(prefill="whole", packing="padded")
+
+    def costs(lengths: tuple[int, ...]) -> list[float]:
+        requests = [Request(request_id=str(n), token_ids=[n] * n, max_new_tokens=1) for n in lengths]
+        groups = plan_prefix_groups([request.token_ids for request in requests])
+        steps = simulate_plan(
+            requests, groups, num_answer_tokens=1, num_kv_blocks=100, config=config, roofline=ROOFLINE
+        )
+        return [step.cost.compute_s for step in steps]
+
+    assert len(costs((5, 9, 30))) == 1
+    assert costs((5, 9, 30)) == pytest.approx(costs((28, 29, 30)), rel=0)
+
+
 def test_answers_end_at_the_expected_length(tiny_llama: Path) -> None:
     config = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22)
     requests = [
@@ -156,9 +206,7 @@ def test_attention_is_counted_causally_and_a_shared_prefix_read_once() -> None:
             plan_prefix_groups([r.token_ids for r in requests]),
             num_answer_tokens=2,
             num_kv_blocks=100,
-            block_size=16,
-            chunk_tokens=1000,
-            output_reserve=1.0,
+            config=EngineConfig(block_size=16, chunk_tokens=1000),
             roofline=recorder,
         )
     )
@@ -182,9 +230,7 @@ def test_a_run_short_of_memory_is_bound_by_it() -> None:
             groups,
             num_answer_tokens=30,
             num_kv_blocks=num_kv_blocks,
-            block_size=16,
-            chunk_tokens=512,
-            output_reserve=1.0,
+            config=EngineConfig(block_size=16, chunk_tokens=512),
             roofline=ROOFLINE,
         )
         summary = summarize_steps(steps)

@@ -1,0 +1,401 @@
+"""Whole batches, batchloom beside what else one would use:  python -m benchmarks.end_to_end --model FOLDER [--out FILE]
+
+Engines: batchloom, vLLM, OpenVINO GenAI, llama.cpp, transformers (continuous batching; padded generate), each a process
+of its own (`make bench-peers` installs them; one that is missing is skipped by name), with the same weights, prompts,
+numbers of new tokens, threads and KV memory. Workloads: benchmarks/workloads.py; rows shuffled, as a table gives them,
+or grouped by document.
+
+First, in float32, a small part of each workload: an engine whose answers are not those of a transformers model (teacher
+forced, but for near ties) is named and not timed; if it is batchloom, the program ends. Then, in --dtype, every engine
+is loaded and warmed up by the workload itself; it is timed in rounds, one engine after the other, each round in another
+order; processes that wait are stopped. Prompts of two rounds share nothing. No figure contains loading or compiling.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.batch import Batch
+from benchmarks.correctness import Referee, Verdict
+from benchmarks.machine import describe_command, describe_machine
+from benchmarks.model_folder import read_model_shape
+from benchmarks.peers.catalog import PEERS, PEERS_FOLDER, Peer, find_python
+from benchmarks.peers.process import PeerError, PeerProcess
+from benchmarks.peers.protocol import Answers, Loaded, LoadSettings
+from benchmarks.workloads import Sizes, make_batches, workload_names
+from engine.checkpoint import resolve_checkpoint
+from engine.errors import BatchloomError
+from engine.model_shape import ModelShape
+
+LOAD_SECONDS = 900.0
+GATE_GROUPS, GATE_MEMBERS = 3, 2
+BLOCK_TOKENS = 128
+"""KV memory is a multiple of every engine's block size."""
+
+OURS = "batchloom"
+WEIGHTS_AND_1_GB = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What all engines of one call have in common.
+
+    Attributes:
+        options: an engine's own settings, by engine.
+        logs: folder for what engines print.
+        run_seconds: longest that one run of one workload may take.
+    """
+
+    model: Path
+    device: str
+    num_threads: int
+    chunk_tokens: int
+    options: Mapping[str, dict[str, Any]]
+    pythons: Mapping[str, Path]
+    logs: Path
+    run_seconds: float
+
+    def start(self, name: str, module: str, arguments: Sequence[str] = ()) -> PeerProcess:
+        python = self.pythons.get(name, Path(sys.executable))
+        log = self.logs / f"{name}.log"
+        return PeerProcess(name, python, module, arguments, log=log, threads=self.num_threads)
+
+    def settings(self, name: str, dtype: str, kv_tokens: int, longest_request: int) -> LoadSettings:
+        scratch = PEERS_FOLDER / "converted"
+        scratch.mkdir(parents=True, exist_ok=True)
+        return LoadSettings(
+            model=str(self.model),
+            dtype=dtype,
+            device=self.device,
+            kv_tokens=kv_tokens,
+            kv_bytes=kv_tokens * read_model_shape(self.model, dtype).kv_bytes_per_token,
+            chunk_tokens=self.chunk_tokens,
+            max_model_len=-(-(longest_request + 1) // BLOCK_TOKENS) * BLOCK_TOKENS,
+            num_threads=self.num_threads,
+            scratch=str(scratch),
+            options=self.options.get(name, {}),
+        )
+
+
+def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Batch]) -> dict[str, Verdict]:
+    """Every engine's float32 answers to a small part of each workload, in KV memory that does not hold all of it."""
+    parts = [batch.first(GATE_GROUPS, GATE_MEMBERS) for batch in batches]
+    longest = max(part.longest_request for part in parts)
+    kv_tokens = -(-3 * longest // (2 * BLOCK_TOKENS)) * BLOCK_TOKENS
+    verdicts = {peer.name: Verdict() for peer in peers}
+    with session.start("referee", "benchmarks.peers.judge_engine") as process:
+        process.load(session.settings("referee", "float32", kv_tokens, longest), LOAD_SECONDS)
+        referee = Referee(process, session.run_seconds)
+        for peer in peers:
+            verdict = verdicts[peer.name]
+            try:
+                with session.start(peer.name, peer.module, peer.arguments) as engine:
+                    engine.load(session.settings(peer.name, "float32", kv_tokens, longest), LOAD_SECONDS)
+                    for part in parts:
+                        work = part.work("shuffled")
+                        answers, _ = engine.run(work, session.run_seconds)
+                        referee.judge(part, work.token_ids, answers, verdict)
+            except PeerError as error:
+                verdict.failure = str(error)
+            print(f"{peer.name:24} float32: {verdict.text}", flush=True)
+    return verdicts
+
+
+@dataclass(slots=True)
+class Timed:
+    """Runs of one engine on one workload in one order."""
+
+    seconds: list[float]
+    answers: Answers
+    peak_host_bytes: int = 0
+    peak_device_bytes: int = 0
+
+
+def measure_batch(
+    engines: Mapping[str, PeerProcess], batch: Batch, order: str, num_repeats: int, run_seconds: float
+) -> dict[str, Timed | str]:
+    """By engine: its runs, or why it has none. Every engine runs once unmeasured, then once in each round."""
+    found: dict[str, Timed | str] = {}
+    names = list(engines)
+    for round_number in range(num_repeats + 1):
+        work = batch.work(order, round_number=round_number + 1)
+        turn = round_number % max(1, len(names))
+        for name in names[turn:] + names[:turn]:
+            timed = found.get(name)
+            if isinstance(timed, str):
+                continue
+            try:
+                answers, memory = engines[name].run(work, run_seconds)
+            except PeerError as error:
+                found[name] = str(error)
+                continue
+            if round_number == 0:
+                found[name] = Timed(seconds=[], answers=answers)
+            elif timed is not None:
+                timed.seconds.append(answers.seconds)
+                timed.answers = answers
+                timed.peak_host_bytes = max(timed.peak_host_bytes, memory["host_bytes"])
+                timed.peak_device_bytes = max(timed.peak_device_bytes, memory["device_bytes"])
+    return found
+
+
+def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is reported of one engine's runs. Shares are of the machine's own rate, attention not counted as work."""
+    seconds = statistics.median(timed.seconds)
+    num_output = batch.num_requests * batch.num_output_tokens
+    num_decoded = num_output - batch.num_requests
+    rate = ceilings["matrix_flops_per_second"]
+
+    def share(num_rows: int) -> float:
+        flops = 2 * (num_rows * shape.num_layer_weights + num_output * shape.num_head_weights)
+        return round(flops / seconds / rate, 4)
+
+    answers = timed.answers
+    result = {
+        "seconds": [round(value, 4) for value in timed.seconds],
+        "median_seconds": round(seconds, 4),
+        "spread": round((max(timed.seconds) - min(timed.seconds)) / seconds, 4),
+        "requests_per_second": round(batch.num_requests / seconds, 3),
+        "output_tokens_per_second": 0.0 if batch.labels else round(num_output / seconds, 2),
+        "total_tokens_per_second": round((batch.num_prompt_tokens + num_output) / seconds, 1),
+        "num_computed_tokens": answers.num_computed_tokens,
+        "share_of_ceiling": None if answers.num_computed_tokens is None else share(answers.num_computed_tokens),
+        "share_of_ceiling_for_the_least_work": share(batch.num_distinct_tokens + num_decoded),
+        "peak_host_bytes": timed.peak_host_bytes,
+        "peak_device_bytes": timed.peak_device_bytes,
+        "details": answers.details,
+    }
+    if "num_steps" in answers.details:
+        num_bytes = answers.details["num_steps"] * shape.weight_bytes
+        result["share_of_bandwidth_for_weights"] = round(num_bytes / seconds / ceilings["copy_bytes_per_second"], 4)
+    return result
+
+
+def speedups(found: Mapping[str, Timed | str]) -> dict[str, dict[str, float]]:
+    """batchloom over each other engine: the ratio of medians, and the least and the most of any round."""
+    ours = found.get(OURS)
+    if not isinstance(ours, Timed):
+        return {}
+    ratios = {}
+    for name, timed in found.items():
+        if name != OURS and isinstance(timed, Timed):
+            rounds = [theirs / own for theirs, own in zip(timed.seconds, ours.seconds, strict=True)]
+            median = statistics.median(timed.seconds) / statistics.median(ours.seconds)
+            ratios[name] = {"median": round(median, 3), "least": round(min(rounds), 3), "most": round(max(rounds), 3)}
+    return ratios
+
+
+def measure(
+    session: Session, peers: Sequence[Peer], batches: Sequence[Batch], arguments: argparse.Namespace
+) -> Iterator[tuple[str, Any]]:
+    """Parts of the report: "ceilings", "engines", then "workloads" one by one."""
+    longest = max(batch.longest_request for batch in batches)
+    shape = read_model_shape(session.model, arguments.dtype)
+    with session.start("ceilings", "benchmarks.peers.ceilings_engine") as process:
+        process.load(session.settings("ceilings", arguments.dtype, BLOCK_TOKENS, longest), LOAD_SECONDS)
+        ceilings = process.call("measure", {}, LOAD_SECONDS)["answer"]
+    yield "ceilings", ceilings
+    with ExitStack() as stack:
+        engines: dict[str, PeerProcess] = {}
+        loads: dict[str, Any] = {}
+        for peer in peers:
+            engine = stack.enter_context(session.start(peer.name, peer.module, peer.arguments))
+            settings = session.settings(peer.name, arguments.dtype, arguments.kv_tokens, longest)
+            try:
+                loads[peer.name] = _described(*engine.load(settings, LOAD_SECONDS))
+                engines[peer.name] = engine
+            except PeerError as error:
+                loads[peer.name] = {"failure": str(error)}
+            print(f"{peer.name:24} loaded: {json.dumps(loads[peer.name])}", flush=True)
+        yield "engines", loads
+        memory_limit = settings.kv_bytes + shape.weight_bytes + WEIGHTS_AND_1_GB
+        for batch in batches:
+            for order in arguments.orders:
+                found = measure_batch(engines, batch, order, arguments.repeats, session.run_seconds)
+                yield (
+                    "workloads",
+                    _workload(batch, order, arguments.kv_tokens, memory_limit)
+                    | {
+                        "engines": {
+                            name: figures(timed, batch, shape, ceilings)
+                            if isinstance(timed, Timed)
+                            else {"failure": timed}
+                            for name, timed in found.items()
+                        },
+                        "batchloom_over": speedups(found),
+                    },
+                )
+
+
+def _described(loaded: Loaded, seconds: float, memory: Mapping[str, int]) -> dict[str, Any]:
+    return asdict(loaded) | {"load_seconds": round(seconds, 2), "load_peak_host_bytes": memory["host_bytes"]}
+
+
+def _workload(batch: Batch, order: str, kv_tokens: int, memory_limit_bytes: int) -> dict[str, Any]:
+    return {
+        "name": batch.name,
+        "order": order,
+        "shape": batch.shape,
+        "num_requests": batch.num_requests,
+        "num_prompt_tokens": batch.num_prompt_tokens,
+        "num_distinct_tokens": batch.num_distinct_tokens,
+        "num_output_tokens": 0 if batch.labels else batch.num_requests * batch.num_output_tokens,
+        "do_prefixes_fit_in_kv": batch.num_prefix_tokens <= kv_tokens,
+        "memory_limit_bytes": memory_limit_bytes,
+    }
+
+
+def print_workload(workload: Mapping[str, Any]) -> None:
+    """One line an engine."""
+    print(f"\n{workload['name']}, {workload['order']}: {workload['shape']}", flush=True)
+    for name, row in workload["engines"].items():
+        if "failure" in row:
+            print(f"  {name:24} {row['failure']}", flush=True)
+            continue
+        ratio = workload["batchloom_over"].get(name, {}).get("median")
+        share, computed = row["share_of_ceiling"], row["num_computed_tokens"]
+        print(
+            f"  {name:24} {row['median_seconds']:8.2f} s ±{row['spread']:4.0%} {row['requests_per_second']:8.2f} req/s "
+            f"{row['output_tokens_per_second']:8.1f} out/s {row['total_tokens_per_second']:9.0f} tok/s  computed "
+            f"{'?' if computed is None else computed:>7}  ceiling {'   ?' if share is None else f'{share:4.0%}'}  peak "
+            f"{row['peak_host_bytes'] / 2**30:.2f} GiB{'' if ratio is None else f'  batchloom is {ratio:.2f}x'}",
+            flush=True,
+        )
+
+
+def report(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything, in order. Raises `SystemExit` where batchloom's answers are wrong."""
+    model = resolve_checkpoint(arguments.model)
+    shape = read_model_shape(model, arguments.dtype)
+    sizes = Sizes(
+        scale=arguments.scale,
+        num_tokens=arguments.tokens,
+        kv_tokens=arguments.kv_tokens,
+        article_tokens=arguments.article_tokens,
+        vocab_size=shape.vocab_size,
+    )
+    batches = list(
+        make_batches(
+            arguments.workloads, sizes, tokenizer=model / "tokenizer.json", squad=arguments.squad,
+            ranking=arguments.ranking,
+        )
+    )  # fmt: skip
+    chosen = [peer for peer in PEERS if peer.name in arguments.engines]
+    pythons = {peer.name: find_python(peer, arguments.pythons) for peer in chosen}
+    skipped = {name: "not installed (make bench-peers)" for name, python in pythons.items() if python is None}
+    not_asked = {name: "its file is not named" for name in arguments.workloads if name not in {b.name for b in batches}}
+    for name, reason in (skipped | not_asked).items():
+        print(f"{name:24} skipped: {reason}", flush=True)
+    found: dict[str, Any] = {
+        "benchmark": "end_to_end",
+        "command": arguments.command,
+        "machine": describe_machine(),
+        "model": f"{model.name}, {arguments.dtype}",
+        "settings": {
+            name: getattr(arguments, name)
+            for name in ("scale", "tokens", "kv_tokens", "article_tokens", "chunk_tokens", "threads", "repeats")
+        }
+        | {"options": arguments.options},
+        "skipped": skipped | not_asked,
+    }
+    with tempfile.TemporaryDirectory(prefix="batchloom-bench-") as folder:
+        session = Session(
+            model=model.resolve(),
+            device=arguments.device,
+            num_threads=arguments.threads,
+            chunk_tokens=arguments.chunk_tokens,
+            options=arguments.options,
+            pythons={name: python for name, python in pythons.items() if python is not None},
+            logs=arguments.logs or Path(folder),
+            run_seconds=arguments.run_seconds,
+        )
+        present = [peer for peer in chosen if peer.name in session.pythons]
+        verdicts = check_answers(session, present, batches)
+        found["correctness"] = {
+            name: asdict(verdict) | {"is_right": verdict.is_right} for name, verdict in verdicts.items()
+        }
+        if OURS in verdicts and not verdicts[OURS].is_right:
+            raise SystemExit(f"benchmarks.end_to_end: no figures: {OURS}: {verdicts[OURS].text}")
+        right = [peer for peer in present if verdicts[peer.name].is_right]
+        found["workloads"] = []
+        for part, value in measure(session, right, batches, arguments):
+            if part != "workloads":
+                found[part] = value
+                continue
+            found["workloads"].append(value)
+            print_workload(value)
+            if arguments.out is not None:  # what is measured is kept, whatever happens next
+                arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [peer.name for peer in PEERS]
+    parser.add_argument("--model", required=True, help="checkpoint folder, or GGUF file, which is converted once")
+    parser.add_argument("--engines", nargs="+", choices=names, default=names, metavar="ENGINE", help=", ".join(names))
+    parser.add_argument(
+        "--workloads", nargs="+", choices=workload_names(), metavar="WORKLOAD",
+        default=["case-1", "case-2", "squad", "ranking", "control"], help=", ".join(workload_names()),
+    )  # fmt: skip
+    parser.add_argument("--orders", nargs="+", choices=["shuffled", "grouped"], default=["shuffled"])
+    parser.add_argument("--squad", type=Path, help="file in SQuAD's form")
+    parser.add_argument("--ranking", type=Path, help="folder with queries.tsv, corpus.tsv, qrels.txt")
+    parser.add_argument("--scale", type=float, default=0.25, help="of the paper's lengths")
+    parser.add_argument("--tokens", type=int, default=20_000, help="distinct prompt tokens of a workload, about")
+    parser.add_argument("--kv-tokens", type=int, default=4096, help="KV memory of every engine; a multiple of 128")
+    parser.add_argument("--article-tokens", type=int, default=1500, help="of an article as a document, at most")
+    parser.add_argument("--chunk-tokens", type=int, default=2048, help="most tokens in one step of the model")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="that is timed")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for engines that run there")
+    parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--run-seconds", type=float, default=600.0, help="longest run of one engine on one workload")
+    parser.add_argument(
+        "--options", type=json.loads, default={}, metavar="JSON",
+        help='engines\' own settings, such as {"batchloom": {"chunk_tokens": 2048}}',
+    )  # fmt: skip
+    parser.add_argument(
+        "--python", dest="pythons", type=_named_path, action="append", default=[], metavar="ENGINE=PATH",
+        help="the interpreter that has an engine, where it is not in .peers",
+    )  # fmt: skip
+    parser.add_argument("--logs", type=Path, help="existing folder for what the engines print")
+    parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/end_to_end.json")
+    return parser
+
+
+def _named_path(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not equals or name not in {peer.name for peer in PEERS}:
+        raise argparse.ArgumentTypeError(f"expected ENGINE=PATH, got {text!r}")
+    return name, Path(path)
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Measures as `command_line` says (the process's own if None); returns the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(command_line)
+    arguments.pythons = dict(arguments.pythons)
+    arguments.command = describe_command(
+        "benchmarks.end_to_end", sys.argv[1:] if command_line is None else command_line
+    )
+    if arguments.kv_tokens % BLOCK_TOKENS or arguments.kv_tokens < 1:
+        parser.error(f"--kv-tokens must be a multiple of {BLOCK_TOKENS}, got {arguments.kv_tokens}")
+    try:
+        report(arguments)
+    except (BatchloomError, PeerError) as error:
+        print(f"benchmarks.end_to_end: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

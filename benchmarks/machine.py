@@ -1,0 +1,37 @@
+"""Where a measurement was taken; recorded with every result."""
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, memory, load of others, Python and the repository's commit ("+": the tree differs from it)."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": cpu[0] if cpu else platform.processor(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "commit": _commit(),
+    }
+
+
+def describe_command(module: str, command_line: Sequence[str]) -> str:
+    """How to measure again: the command, its absolute paths cut down to their last part."""
+    names = [Path(argument).name if argument.startswith("/") else argument for argument in command_line]
+    return shlex.join(["python", "-m", module, *names])
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return found.stdout.strip() or "unknown"

@@ -1,0 +1,1 @@
+"""The papers' tables, one module each: every row of a table runs one configuration."""

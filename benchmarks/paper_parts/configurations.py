@@ -1,0 +1,35 @@
+"""Configurations that several tables compare: servers as the papers' baselines have them, and this engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.config import EngineConfig
+
+Settings = Mapping[str, Any]
+
+SERVER: Settings = {"sharing": "none", "order": "fcfs", "max_running_requests": 256, "output_reserve": 0.0}
+"""A server's policies: what arrives first starts first, 256 at most, admitted by the memory that is held now."""
+
+WHOLE: Settings = {"prefill": "whole", "chunk_tokens": 8192}
+"""Prompts whole, several to a step: without chunks, servers allow larger steps."""
+
+SERVERS: Mapping[str, Settings] = {
+    "server": {**SERVER, **WHOLE},
+    "+ prefix caching": {**SERVER, **WHOLE, "sharing": "lru"},
+    "+ chunked prefill": SERVER,
+    "+ both": {**SERVER, "sharing": "lru"},
+}
+OURS: Mapping[str, Settings] = {
+    "single level": {"sharing": "group"},
+    "path (default)": {},
+}
+
+
+def describe(settings: Settings) -> str:
+    """The fields that differ from the defaults, as code."""
+    return ", ".join(f"`{name}={value!r}`".replace("'", '"') for name, value in settings.items()) or "defaults"
+
+
+def simulated_config(settings: Settings) -> EngineConfig:
+    """As servers on GPUs are run: blocks of 16 tokens, 2,048 tokens a step."""
+    return EngineConfig(**{"block_size": 16, "chunk_tokens": 2048, **settings})

@@ -1,0 +1,62 @@
+"""Results into docs/papers.md: each table between its own two markers, its plots as SVG files beside the page."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bar_chart import bar_chart
+from benchmarks.line_chart import line_chart
+
+
+def render_page(results: Mapping[str, Any], document: Path) -> None:
+    """Rewrites what stands between the markers of each table, and the plots.
+
+    Raises:
+        ValueError: a table's markers are missing.
+    """
+    text = document.read_text()
+    for name, found in results["tables"].items():
+        begin, end = f"<!-- {name}: generated -->", f"<!-- {name}: end -->"
+        before, is_found, rest = text.partition(begin)
+        _, is_ended, after = rest.partition(end)
+        if not is_found or not is_ended:
+            raise ValueError(f"{document} must hold the lines {begin!r} and {end!r}")
+        text = f"{before}{begin}\n" + "\n".join(_lines(name, found)) + f"\n{end}{after}"
+        for plot in found["table"]["plots"]:
+            (document.parent / _file(name, plot)).write_text(_draw(plot))
+    document.write_text(text)
+
+
+def _lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+    table, machine = found["table"], found["machine"]
+    yield ""
+    yield f"`{found['command']}`"
+    yield ""
+    place = "" if table["method"].startswith("simulated") else (
+        f"; {machine['num_cores']} cores of {machine['cpu']}, load of others before {machine['load_average_before']}"
+    )  # fmt: skip
+    method = table["method"]
+    yield f"{method[0].upper()}{method[1:]}{place}; commit {machine['commit']}."
+    yield ""
+    yield f"| {' | '.join(table['columns'])} |"
+    yield "|---" * len(table["columns"]) + "|"
+    for row in table["rows"]:
+        yield f"| {' | '.join(_cell(cell) for cell in row)} |"
+    for plot in table["plots"]:
+        yield ""
+        yield f"![{plot['title']}]({_file(name, plot)})"
+    yield ""
+
+
+def _cell(cell: str | float) -> str:
+    return cell if isinstance(cell, str) else f"{cell:,}"
+
+
+def _file(name: str, plot: Mapping[str, Any]) -> str:
+    return f"papers_{name}_{plot['slug']}.svg".replace("-", "_")
+
+
+def _draw(plot: Mapping[str, Any]) -> str:
+    if plot["kind"] == "bars":
+        return bar_chart(plot["title"], plot["series"], plot["labels"][0])
+    return line_chart(plot["title"], plot["series"], *plot["labels"])

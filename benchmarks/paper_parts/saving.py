@@ -1,0 +1,57 @@
+"""Token saving ratio: implicit caching against explicit grouping against the best any could reach (BatchLLM 6.3.1)."""
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.paper_parts.case_workload import CASE_1
+from benchmarks.paper_parts.configurations import SERVER, Settings, describe, simulated_config
+from benchmarks.paper_parts.simulated import A100
+from benchmarks.paper_parts.table import Cell, Plot, Table
+from engine.plan import PlanMethod, plan_prefix_groups
+from engine.request import Request
+from engine.shared_runs import plan_shared_runs
+from engine.sharing_stats import measure_sharing
+
+RUNS: Sequence[tuple[str, Settings, bool, str]] = (
+    ("LRU, rows shuffled", {**SERVER, "sharing": "lru"}, True, "44.2 %"),
+    ("LRU, rows by document", {**SERVER, "sharing": "lru"}, False, ""),
+    ("explicit, single level", {"sharing": "group"}, True, "54.9 %"),
+    ("explicit, path", {"sharing": "path"}, True, ""),
+)
+
+
+def saving() -> Table:
+    """The scheduler's own counts where a run is simulated, the plan's where there is nothing but a plan."""
+    rows = [*_simulated(), *_planned(CASE_1.requests())]
+    return Table(
+        method=f"{A100.text}; case 1 at full length ({CASE_1.num_requests:,} requests)",
+        columns=("what", "configuration", "paper", "token saving ratio"),
+        rows=rows,
+        plots=[
+            Plot(
+                slug="saving",
+                title="Prompt tokens saved in case 1",
+                kind="bars",
+                labels=["percent"],
+                series={str(name): {"this engine": 100 * float(ratio)} for name, _, _, ratio in rows},
+            )
+        ],
+    )
+
+
+def _simulated() -> Iterator[list[Cell]]:
+    for name, settings, is_shuffled, paper in RUNS:
+        run = A100.run(CASE_1.requests(is_shuffled=is_shuffled), simulated_config(settings))
+        yield [name, describe(settings), paper, round(run.token_saving_ratio, 4)]
+
+
+def _planned(requests: Sequence[Request]) -> Iterator[list[Cell]]:
+    prompts = [request.token_ids for request in requests]
+    methods: tuple[PlanMethod, ...] = ("paper", "exact")
+    for method in methods:
+        found = measure_sharing(plan_prefix_groups(prompts, method=method))
+        name = {"paper": "plan: Algorithm 1", "exact": "plan: exact single level"}[method]
+        yield [name, f'`plan_prefix_groups(method="{method}")`', "54.9 %", round(found.token_saving_ratio, 4)]
+    groups = plan_prefix_groups(prompts)
+    found = measure_sharing(groups, plan_shared_runs(groups, simulated_config({}).block_size))
+    yield ["plan: path", "`plan_shared_runs`", "", round(found.token_saving_ratio, 4)]
+    yield ["optimum", "every beginning once", "56 %", round(found.best_token_saving_ratio, 4)]

@@ -1,0 +1,121 @@
+"""Simulated runs: the real planner and scheduler of a configuration, steps timed by a roofline of a device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.device import DEVICES, kv_budget_bytes
+from engine.model_shape import ModelShape
+from engine.plan import plan_prefix_groups
+from engine.request import Request
+from engine.roofline import Roofline
+from engine.simulation import SimulatedStep, simulate_plan
+from engine.simulation_summary import SimulationSummary, summarize_steps
+
+MISTRAL_7B = ModelShape(
+    num_layers=32, hidden_size=4096, intermediate_size=14336, num_q_heads=32, num_kv_heads=8, head_dim=128,
+    vocab_size=32000, has_tied_embeddings=False, value_bytes=2,
+)  # fmt: skip
+QWEN2_7B = ModelShape(
+    num_layers=28, hidden_size=3584, intermediate_size=18944, num_q_heads=28, num_kv_heads=4, head_dim=128,
+    vocab_size=152064, has_tied_embeddings=False, value_bytes=2,
+)  # fmt: skip
+MEMORY_FRACTION = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run is simulated: a model's shape in bfloat16 on a device of `engine.device`."""
+
+    model: str
+    shape: ModelShape
+    device: str
+
+    @property
+    def title(self) -> str:
+        return DEVICES[self.device].title
+
+    @property
+    def text(self) -> str:
+        return f"simulated: {self.title}, {self.model}'s shape in bfloat16"
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV memory on the whole device."""
+        memory_bytes = DEVICES[self.device].memory_bytes
+        return kv_budget_bytes(memory_bytes, self.shape.weight_bytes, memory_fraction=MEMORY_FRACTION)
+
+    def run(self, requests: Sequence[Request], config: EngineConfig, *, kv_bytes: int | None = None) -> "SimulatedRun":
+        """The requests through one configuration, with the whole device's KV memory or less."""
+        block_bytes = config.block_size * self.shape.kv_bytes_per_token
+        steps = list(
+            simulate_plan(
+                requests,
+                plan_prefix_groups([request.token_ids for request in requests]),
+                num_answer_tokens=max(request.max_new_tokens for request in requests),
+                num_kv_blocks=(self.kv_bytes if kv_bytes is None else kv_bytes) // block_bytes,
+                config=config,
+                roofline=Roofline(self.shape, DEVICES[self.device], "bfloat16"),
+            )
+        )
+        return SimulatedRun(
+            requests=requests, steps=steps, summary=summarize_steps(steps), chunk_tokens=config.chunk_tokens
+        )
+
+
+A100 = Place(model="Mistral-7B", shape=MISTRAL_7B, device="a100")
+MI250 = Place(model="Qwen2-7B", shape=QWEN2_7B, device="mi250")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A run's steps, and figures that the papers give."""
+
+    requests: Sequence[Request]
+    steps: Sequence[SimulatedStep]
+    summary: SimulationSummary
+    chunk_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return self.summary.seconds
+
+    @property
+    def requests_per_second(self) -> float:
+        return len(self.requests) / self.seconds
+
+    @property
+    def token_saving_ratio(self) -> float:
+        """Eq. 2 by what the steps computed; recomputation after a preemption counts against it."""
+        return 1 - self.summary.num_prompt_tokens / sum(len(request.token_ids) for request in self.requests)
+
+    @property
+    def num_warm_steps(self) -> int:
+        """Steps without the cool-down."""
+        return sum(not step.is_cool_down for step in self.steps)
+
+    @property
+    def warm_seconds(self) -> float:
+        """Time excluding the cool-down (TECD, section 6.3.2)."""
+        return self.seconds - self.summary.cool_down_seconds
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a step before the cool-down."""
+        warm = [step.record.num_tokens for step in self.steps if not step.is_cool_down]
+        return sum(warm) / max(1, len(warm))
+
+    @property
+    def valley_share(self) -> float:
+        """Of the steps before the cool-down, those with less than half the tokens that a step may have."""
+        warm = [step.record.num_tokens for step in self.steps if not step.is_cool_down]
+        return sum(count < self.chunk_tokens / 2 for count in warm) / max(1, len(warm))
+
+    @property
+    def mean_completion_seconds(self) -> float:
+        """From the beginning of the run to a request's answer."""
+        elapsed = weighted = 0.0
+        for step in self.steps:
+            elapsed += step.cost.seconds
+            weighted += elapsed * step.record.num_finished_requests
+        return weighted / max(1, self.summary.num_finished_requests)

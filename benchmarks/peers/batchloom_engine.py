@@ -1,0 +1,77 @@
+"""batchloom behind the benchmark's protocol."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import plan_prefix_groups
+from engine.request import Completion, Request
+from engine.step_record import StepRecord
+
+
+class BatchloomEngine:
+    """Plans each run anew; the plan is part of its time."""
+
+    def __init__(self, attention: str = "auto") -> None:
+        self._attention = attention
+
+    def load(self, settings: LoadSettings) -> Loaded:
+        """Options are fields of `EngineConfig`."""
+        config = {
+            "dtype": settings.dtype,
+            "device": settings.device,
+            "attention": self._attention,
+            "chunk_tokens": settings.chunk_tokens,
+            "kv_memory_bytes": settings.kv_bytes,
+            "num_threads": settings.num_threads,
+        }
+        self._engine = Engine.load(Path(settings.model), EngineConfig(**(config | settings.options)))
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        return Loaded(versions=versions, details={"kv_blocks": self._engine.num_kv_blocks})
+
+    def run(self, work: Work) -> Answers:
+        steps: list[StepRecord] = []
+        started = time.perf_counter()
+        labels = tuple((label,) for label in work.labels)
+        requests = [
+            Request(request_id=str(index), token_ids=token_ids, mode="score", labels=labels)
+            if labels
+            else Request(
+                request_id=str(index), token_ids=token_ids, max_new_tokens=work.num_output_tokens, ignore_eos=True
+            )
+            for index, token_ids in enumerate(work.token_ids)
+        ]
+        groups = plan_prefix_groups([request.token_ids for request in requests])
+        planned = time.perf_counter()
+        answers: dict[str, Completion] = {
+            answer.request_id: answer for answer in self._engine.run_plan(requests, groups, on_step=steps.append)
+        }
+        seconds = time.perf_counter() - started
+        for answer in answers.values():
+            if answer.error is not None:
+                raise RuntimeError(f"request {answer.request_id}: {answer.error}")
+        in_order = [answers[request.request_id] for request in requests]
+        return Answers(
+            token_ids=[[int(token) for token in answer.token_ids] for answer in in_order],
+            label_logprobs=[list(answer.label_logprobs) for answer in in_order] if labels else [],
+            seconds=seconds,
+            num_computed_tokens=sum(step.num_tokens for step in steps),
+            details={
+                "plan_seconds": planned - started,
+                "model_seconds": sum(step.duration_ms for step in steps) / 1e3,
+                "num_steps": len(steps),
+                "num_preempted": sum(step.num_preempted_requests for step in steps),
+                "num_cached_tokens": sum(answer.num_cached_tokens for answer in in_order),
+                "peak_kv_share": max(step.num_kv_blocks_used / step.num_kv_blocks_total for step in steps),
+            },
+        )
+
+
+if __name__ == "__main__":
+    serve(BatchloomEngine(*sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Which engines there are, and the Python that runs each on this machine."""
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PEERS_FOLDER = Path(__file__).parents[2] / ".peers"
+"""One virtual environment an engine; `make bench-peers` makes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """An engine that can be measured.
+
+    Attributes:
+        module: run with ``python -m``; it serves the protocol.
+        package: what its environment must be able to import.
+        environment: folder within PEERS_FOLDER; "" where batchloom's own environment does.
+        can_score: answers a work with labels by scoring them; others write one token instead.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    package: str
+    environment: str = ""
+    can_score: bool = False
+
+
+PEERS = (
+    Peer(name="batchloom", module="benchmarks.peers.batchloom_engine", package="torch", can_score=True),
+    Peer(
+        name="batchloom-torch",
+        module="benchmarks.peers.batchloom_engine",
+        arguments=("torch",),
+        package="torch",
+        can_score=True,
+    ),
+    Peer(name="vllm", module="benchmarks.peers.vllm_engine", package="vllm", environment="vllm"),
+    Peer(name="openvino", module="benchmarks.peers.openvino_engine", package="openvino_genai", environment="openvino"),
+    Peer(name="llama.cpp", module="benchmarks.peers.llama_cpp_engine", package="llama_cpp", environment="llama.cpp"),
+    Peer(
+        name="transformers-continuous",
+        module="benchmarks.peers.transformers_engine",
+        arguments=("continuous",),
+        package="transformers",
+    ),
+    Peer(
+        name="transformers-padded",
+        module="benchmarks.peers.transformers_engine",
+        arguments=("padded",),
+        package="transformers",
+    ),
+)
+
+
+def find_python(peer: Peer, chosen: Mapping[str, Path]) -> Path | None:
+    """The interpreter that has the engine's package; None where this machine has none.
+
+    Args:
+        chosen: interpreters named by the user, by engine.
+    """
+    if peer.name in chosen:
+        return chosen[peer.name]
+    own = PEERS_FOLDER / peer.environment / "bin" / "python"
+    if peer.environment and own.exists():
+        return own
+    return Path(sys.executable) if importlib.util.find_spec(peer.package) else None

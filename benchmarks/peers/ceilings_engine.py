@@ -1,0 +1,119 @@
+"""What the machine itself reaches: the rate of the model's own matrix products, and memory bandwidth."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn.functional import linear
+
+from benchmarks.model_folder import read_model_shape
+from benchmarks.peers.protocol import Loaded, LoadSettings, serve
+
+MOST_LAYERS = 8
+"""Layers whose weights take turns, so that no cache holds them all; a large model needs fewer."""
+
+MOST_WEIGHT_BYTES = 4 * 1024**3
+COPY_BYTES = 1 << 29
+MEASURE_SECONDS = 0.3
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class CeilingsEngine:
+    """Best of several ways and sizes: a ceiling is what nothing goes above."""
+
+    def load(self, settings: LoadSettings) -> Loaded:
+        torch.set_num_threads(settings.num_threads)
+        is_gpu = settings.device.startswith("cuda") or (settings.device == "auto" and torch.cuda.is_available())
+        self._device = torch.device("cuda" if is_gpu else "cpu")
+        self._dtype = getattr(torch, settings.dtype)
+        self._shape = read_model_shape(Path(settings.model), settings.dtype)
+        return Loaded(versions={"torch": torch.__version__})
+
+    @torch.inference_mode()
+    def measure(self, _: dict[str, object]) -> dict[str, object]:
+        """Operations a second by kind of product and number of rows, and bytes a second of a large copy."""
+        rates = {}
+        for name, products in self._products().items():
+            for rows in (512, 1024, 2048, 4096):
+                rates[f"{name}, {rows} rows"] = self._rate(products, rows)
+        device = torch.cuda.get_device_name() if self._device.type == "cuda" else "CPU"
+        return {
+            "device": device,
+            "matrix_flops_per_second": max(rates.values()),
+            "by_product": rates,
+            "copy_bytes_per_second": self._bandwidth(),
+        }
+
+    def _products(self) -> dict[str, list[tuple[int, int, Product]]]:
+        """By kind: each product of the layers in turn, (inputs, outputs, call)."""
+        shape = self._shape
+        q, kv = shape.num_q_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        kinds = {
+            "as stored": [
+                (hidden, q),
+                (hidden, kv),
+                (hidden, kv),
+                (q, hidden),
+                *[(hidden, inner)] * 2,
+                (inner, hidden),
+            ],
+            "fused": [(hidden, q + 2 * kv), (q, hidden), (hidden, 2 * inner), (inner, hidden)],
+        }
+        layer_bytes = shape.num_layer_weights // shape.num_layers * shape.value_bytes
+        num_layers = max(1, min(shape.num_layers, MOST_LAYERS, MOST_WEIGHT_BYTES // layer_bytes))
+        found = {
+            name: [self._plain(*size) for _ in range(num_layers) for size in sizes] for name, sizes in kinds.items()
+        }
+        if self._device.type == "cpu" and torch.backends.mkldnn.is_available():
+            found["fused, packed"] = [self._packed(*size) for _ in range(num_layers) for size in kinds["fused"]]
+        return found
+
+    def _weight(self, num_in: int, num_out: int) -> torch.Tensor:
+        return torch.randn(num_out, num_in, device=self._device).to(self._dtype)
+
+    def _plain(self, num_in: int, num_out: int) -> tuple[int, int, Product]:
+        weight = self._weight(num_in, num_out)
+        return num_in, num_out, lambda rows: linear(rows, weight)
+
+    def _packed(self, num_in: int, num_out: int) -> tuple[int, int, Product]:
+        """In the layout that oneDNN's product reads fastest."""
+        weight = torch.ops.mkldnn._reorder_linear_weight(self._weight(num_in, num_out), 1024)
+        return num_in, num_out, lambda rows: torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
+
+    def _rate(self, products: list[tuple[int, int, Product]], num_rows: int) -> float:
+        widths = {num_in for num_in, _, _ in products}
+        inputs = {width: torch.randn(num_rows, width, device=self._device).to(self._dtype) for width in widths}
+        flops = 2 * num_rows * sum(num_in * num_out for num_in, num_out, _ in products)
+
+        def once() -> None:
+            for num_in, _, product in products:
+                product(inputs[num_in])
+
+        return flops / self._best_seconds(once)
+
+    def _bandwidth(self) -> float:
+        source = torch.ones(COPY_BYTES // 4, device=self._device)
+        target = torch.empty_like(source)
+        return 2 * COPY_BYTES / self._best_seconds(lambda: target.copy_(source))
+
+    def _best_seconds(self, call: Callable[[], object]) -> float:
+        seconds: list[float] = []
+        call()
+        self._wait()
+        while len(seconds) < 3 or sum(seconds) < MEASURE_SECONDS:
+            started = time.perf_counter()
+            call()
+            self._wait()
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    serve(CeilingsEngine())

@@ -1,0 +1,264 @@
+"""llama.cpp behind the benchmark's protocol: continuous batching over sequences that share the cells of a prefix.
+
+llama.cpp leaves the schedule to its caller. This one does what a good caller would: prompts start in the order given,
+each takes over the longest beginning that any sequence still holds, one whose beginning is being computed waits for it,
+and finished sequences are kept for those who come later until their memory is needed, the longest unused first.
+"""
+
+import ctypes
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
+
+LOOK_AHEAD = 64
+"""Waiting prompts that may start before one that waits for its beginning to be computed."""
+
+MIN_SHARED = 16
+"""A shorter beginning is not worth waiting for."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One sequence of llama.cpp's memory.
+
+    Attributes:
+        tokens: whose KV it holds, or will hold after this step.
+        cells: for each of them, the memory cell; several sequences may have the same.
+        request: whose it is; None when it only keeps a finished prompt.
+    """
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    request: int | None = None
+    last_used: int = 0
+
+    @property
+    def is_reading(self) -> bool:
+        """Not yet done with its prompt."""
+        return len(self.tokens) - self.num_computed > 1
+
+
+class LlamaCppEngine:
+    """One context with unified memory: all sequences in one pool of cells, as vLLM has its pool of blocks."""
+
+    def load(self, settings: LoadSettings) -> Loaded:
+        """Options: max_parallel (16), sequences answered at a time; max_sequences (64), with those that are kept."""
+        self._max_parallel = int(settings.options.get("max_parallel", 16))
+        self._num_slots = int(settings.options.get("max_sequences", 64))
+        self._chunk_tokens, self._num_cells = settings.chunk_tokens, settings.kv_tokens
+        started = time.perf_counter()
+        file = Path(settings.scratch) / f"{Path(settings.model).name}-{settings.dtype}.gguf"
+        if not file.is_file():
+            write_gguf(Path(settings.model), file, settings.dtype)
+        convert_seconds = time.perf_counter() - started
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {file}")
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = settings.kv_tokens
+        parameters.n_batch = settings.chunk_tokens
+        parameters.n_ubatch = min(512, settings.chunk_tokens)
+        parameters.n_seq_max = self._num_slots
+        parameters.n_threads = parameters.n_threads_batch = settings.num_threads
+        # Of the 16-bit formats for KV, llama.cpp's own default; both take the same memory.
+        kind = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_F16}[settings.dtype]
+        parameters.type_k = parameters.type_v = kind
+        if settings.dtype == "float32":  # its flash attention keeps less
+            parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        parameters.kv_unified = True
+        self._context = llama_cpp.llama_init_from_model(self._model, parameters)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp cannot make a context of {settings.kv_tokens} tokens in {settings.dtype}")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(settings.chunk_tokens, 0, 1)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        return Loaded(
+            versions={"llama-cpp-python": version("llama-cpp-python")}, details={"convert_seconds": convert_seconds}
+        )
+
+    def run(self, work: Work) -> Answers:
+        llama_cpp.llama_memory_clear(self._memory, True)
+        run = _Run(self, work)
+        started = time.perf_counter()
+        num_computed = run.finish()
+        return Answers(token_ids=run.answers, seconds=time.perf_counter() - started, num_computed_tokens=num_computed)
+
+    def decode(self, rows: list[tuple[int, int, int, bool]]) -> dict[int, int]:
+        """Computes rows of (token, position, sequence, whether its next token is asked); gives next tokens by row."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (token, position, sequence, is_last) in enumerate(rows):
+            batch.token[row] = token
+            batch.pos[row] = position
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = sequence
+            batch.logits[row] = is_last
+        status = llama_cpp.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode failed with {status} for {len(rows)} tokens")
+        return {row: self._best(row) for row, values in enumerate(rows) if values[3]}
+
+    def _best(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, row)
+        values = np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
+        return int(values.argmax())
+
+    def share(self, source: int, target: int, num_tokens: int) -> None:
+        """The target holds the source's first tokens, in the same cells, and nothing else."""
+        if source != target:
+            llama_cpp.llama_memory_seq_rm(self._memory, target, -1, -1)
+            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
+        else:
+            llama_cpp.llama_memory_seq_rm(self._memory, target, num_tokens, -1)
+
+    def drop(self, slot: int) -> None:
+        llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    def max_parallel(self) -> int:
+        return self._max_parallel
+
+    @property
+    def num_cells(self) -> int:
+        return self._num_cells
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self._chunk_tokens
+
+
+class _Run:
+    """One work from first to last token."""
+
+    def __init__(self, engine: LlamaCppEngine, work: Work) -> None:
+        self._engine = engine
+        self._prompts = work.token_ids
+        self._num_output = 1 if work.labels else work.num_output_tokens
+        self.answers: list[list[int]] = [[] for _ in work.token_ids]
+        self._waiting = deque(range(len(work.token_ids)))
+        self._slots = [Slot(number) for number in range(engine.num_slots)]
+        self._users: Counter[int] = Counter()
+        self._next_cell = count()
+        self._clock = count(1)
+
+    def finish(self) -> int:
+        """Runs to the end; returns the number of rows computed."""
+        num_computed = 0
+        while self._waiting or any(slot.request is not None for slot in self._slots):
+            self._admit()
+            num_computed += self._step()
+        return num_computed
+
+    def _running(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.request is not None]
+
+    def _admit(self) -> None:
+        room = self._engine.max_parallel - len(self._running())
+        skipped = []
+        while room and self._waiting and len(skipped) < LOOK_AHEAD:
+            request = self._waiting.popleft()
+            started = self._start(request)
+            if started is None:
+                skipped.append(request)
+            elif started:
+                room -= 1
+            else:
+                skipped.append(request)
+                break
+        self._waiting.extendleft(reversed(skipped))
+
+    def _start(self, request: int) -> bool | None:
+        """Gives a request a sequence; False where memory is short, None where it is better to wait."""
+        prompt = self._prompts[request]
+        held = [(_common(slot.tokens[: slot.num_computed], prompt), slot) for slot in self._slots]
+        best, source = max(held, key=lambda pair: pair[0])
+        best = min(best, len(prompt) - 1)
+        coming = max((_common(slot.tokens, prompt) for slot in self._running()), default=0)
+        if min(coming, len(prompt) - 1) >= best + MIN_SHARED:
+            return None
+        idle = sorted((slot for slot in self._slots if slot.request is None), key=lambda slot: slot.last_used)
+        spare = [slot for slot in idle if slot is not source]
+        needed = len(prompt) + self._num_output - best - 1
+        reserved = sum(
+            len(self._prompts[slot.request]) + self._num_output - 1 - len(slot.cells)
+            for slot in self._running()
+            if slot.request is not None
+        )
+        while len(+self._users) + reserved + needed > self._engine.num_cells and any(slot.cells for slot in spare):
+            self._clear(next(slot for slot in spare if slot.cells))
+        if len(+self._users) + reserved + needed > self._engine.num_cells or not idle:
+            if source.request is not None or not source.cells or self._running():
+                return False
+            best = 0  # nobody runs: even the sequence that it would have continued has to go
+            self._clear(source)
+        target = next((slot for slot in spare), source)
+        shared = source.cells[:best]
+        self._users.update(shared)
+        self._users.subtract(target.cells)
+        self._engine.share(source.number, target.number, best)
+        target.tokens, target.cells, target.num_computed = list(prompt), list(shared), best
+        target.request, target.last_used = request, next(self._clock)
+        source.last_used = target.last_used
+        return True
+
+    def _clear(self, slot: Slot) -> None:
+        self._engine.drop(slot.number)
+        self._users.subtract(slot.cells)
+        slot.tokens, slot.cells, slot.num_computed = [], [], 0
+
+    def _step(self) -> int:
+        """One batch: every answer's next token first, then prompts in the order they started."""
+        rows: list[tuple[int, int, int, bool]] = []
+        owners: dict[int, Slot] = {}
+        for slot in sorted(self._running(), key=lambda slot: (slot.is_reading, slot.last_used)):
+            last = min(len(slot.tokens), slot.num_computed + self._engine.chunk_tokens - len(rows))
+            for position in range(slot.num_computed, last):
+                is_last = position == len(slot.tokens) - 1
+                if is_last:
+                    owners[len(rows)] = slot
+                rows.append((slot.tokens[position], position, slot.number, is_last))
+            cells = [next(self._next_cell) for _ in range(slot.num_computed, last)]
+            self._users.update(cells)
+            slot.cells += cells
+            slot.num_computed = last
+        for row, token in self._engine.decode(rows).items():
+            slot = owners[row]
+            assert slot.request is not None
+            self.answers[slot.request].append(token)
+            if len(self.answers[slot.request]) == self._num_output:
+                slot.request, slot.last_used = None, next(self._clock)
+            else:
+                slot.tokens.append(token)
+        return len(rows)
+
+
+def _common(held: list[int], prompt: list[int]) -> int:
+    """Tokens that both begin with."""
+    num_tokens = min(len(held), len(prompt))
+    if held[:num_tokens] == prompt[:num_tokens]:
+        return num_tokens
+    low, high = 0, num_tokens
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if held[:middle] == prompt[:middle] else (low, middle)
+    return low
+
+
+if __name__ == "__main__":
+    serve(LlamaCppEngine())

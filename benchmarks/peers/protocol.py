@@ -1,0 +1,176 @@
+"""What the benchmark tells an engine's process and hears from it: one JSON object a line. Standard library alone.
+
+The process reads requests from standard input and answers on what was its standard output; whatever the engine's
+libraries print goes to standard error instead.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """The same for every engine, but for options.
+
+    Attributes:
+        model: checkpoint folder: config.json, safetensors, tokenizer.json.
+        dtype: "float32" or "bfloat16", of weights, arithmetic and KV.
+        kv_tokens: tokens whose KV fits in the memory that every engine gets.
+        kv_bytes: the same in bytes.
+        chunk_tokens: most tokens in one step of the model.
+        max_model_len: longest prompt plus answer that will be asked.
+        scratch: folder for what an engine makes of the checkpoint; kept between runs.
+        options: an engine's own settings, by name.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    kv_tokens: int
+    kv_bytes: int
+    chunk_tokens: int
+    max_model_len: int
+    num_threads: int
+    scratch: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Prompts to answer greedily, each with the same number of new tokens, end-of-sequence tokens ignored.
+
+    Attributes:
+        token_ids: one list a request.
+        labels: token ids to score after each prompt instead of writing; an engine that cannot score writes one token.
+    """
+
+    token_ids: list[list[int]]
+    num_output_tokens: int
+    labels: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What an engine did with a `Work`.
+
+    Attributes:
+        token_ids: per request, in the order of the work; empty lists where labels were scored.
+        label_logprobs: per request, normalised over the labels; empty where the engine wrote tokens.
+        seconds: from token ids in memory to token ids in memory, planning included.
+        num_computed_tokens: rows that went through the layers; None where the engine does not say.
+        details: whatever else the engine knows, numbers by name.
+    """
+
+    token_ids: list[list[int]]
+    seconds: float
+    label_logprobs: list[list[float]] = field(default_factory=list)
+    num_computed_tokens: int | None = None
+    details: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An engine that is ready.
+
+    Attributes:
+        versions: of the packages that compute, by name.
+        details: numbers by name, such as seconds spent converting the checkpoint.
+    """
+
+    versions: dict[str, str]
+    details: dict[str, float] = field(default_factory=dict)
+
+
+class ServedEngine(Protocol):
+    """What a ``*_engine`` module implements."""
+
+    def load(self, settings: LoadSettings) -> Loaded: ...
+
+    def run(self, work: Work) -> Answers: ...
+
+
+def serve(engine: Any) -> None:
+    """Answers requests until standard input ends. Each names a method of the engine, "load" or "run" mostly.
+
+    An answer carries the seconds that the call took and the process's memory: {"answer", "seconds", "memory"}, or
+    {"error"} with the traceback, after which the process goes on.
+    """
+    end_with_parent()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    forms = {"load": LoadSettings, "run": Work}
+    for line in sys.stdin:
+        message = json.loads(line)
+        reset_peak_memory()
+        started = time.perf_counter()
+        try:
+            form = forms.get(message["call"], dict)
+            answer: Any = getattr(engine, message["call"])(form(**message["arguments"]))
+            seconds = time.perf_counter() - started
+            reply = {
+                "answer": answer if isinstance(answer, dict) else asdict(answer),
+                "seconds": seconds,
+                "memory": memory(),
+            }
+        except Exception as error:  # told to whoever asked, with all that is known
+            reply = {
+                "error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                "traceback": traceback.format_exc(),
+            }
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends, even while it is stopped and could not see that."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of Linux
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def process_tree() -> list[int]:
+    """This process and its descendants."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it has ended meanwhile
+    tree = [os.getpid()]
+    for pid in tree:
+        tree += [child for child, parent in parents.items() if parent == pid]
+    return tree
+
+
+def reset_peak_memory() -> None:
+    """Starts a new high-water mark of memory, on host and device."""
+    for pid in process_tree():
+        try:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        except OSError:
+            continue  # ended, or not allowed: then the mark is that of the whole life
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory() -> dict[str, int]:
+    """Peak bytes since the last reset: resident on the host (children included), and allocated on a GPU by torch."""
+    host_bytes = 0
+    for pid in process_tree():
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        host_bytes += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_initialized()
+    return {"host_bytes": host_bytes, "device_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0}

@@ -1,0 +1,99 @@
+"""transformers behind the benchmark's protocol: padded ``generate``, or its continuous batching (first argument)."""
+
+import sys
+import time
+
+import torch
+import transformers
+
+from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
+
+BLOCK_SIZE = 32
+PAD = 0
+
+
+class TransformersEngine:
+    """A stock model; attention by torch's own fused product."""
+
+    def load(self, settings: LoadSettings) -> Loaded:
+        torch.set_num_threads(settings.num_threads)
+        device = settings.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._settings = settings
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            settings.model, dtype=getattr(torch, settings.dtype), local_files_only=True, device_map=None
+        )
+        self._model = self._model.to(device).eval()
+        self._model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=PAD)
+        return Loaded(versions={"transformers": transformers.__version__, "torch": torch.__version__})
+
+    def _generation(self, work: Work) -> transformers.GenerationConfig:
+        num_tokens = 1 if work.labels else work.num_output_tokens
+        return transformers.GenerationConfig(
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=PAD,
+        )
+
+
+class PaddedEngine(TransformersEngine):
+    """Batches in the order given, as many rows as the KV memory holds at their padded length."""
+
+    @torch.inference_mode()
+    def run(self, work: Work) -> Answers:
+        generation = self._generation(work)
+        num_new = generation.max_new_tokens
+        answers: list[list[int]] = []
+        num_computed = 0
+        started = time.perf_counter()
+        while len(answers) < len(work.token_ids):
+            batch = _next_batch(work.token_ids[len(answers) :], num_new, self._settings.kv_tokens)
+            longest = max(map(len, batch))
+            ids = torch.tensor([[PAD] * (longest - len(row)) + row for row in batch], device=self._model.device)
+            lengths = torch.tensor(list(map(len, batch)), device=ids.device)
+            mask = (torch.arange(longest, device=ids.device) >= longest - lengths[:, None]).long()
+            out = self._model.generate(input_ids=ids, attention_mask=mask, generation_config=generation)
+            answers += out[:, longest:].tolist()
+            num_computed += len(batch) * (longest + num_new - 1)
+        return Answers(token_ids=answers, seconds=time.perf_counter() - started, num_computed_tokens=num_computed)
+
+
+class ContinuousEngine(TransformersEngine):
+    """`generate_batch`, its blocks shared between equal prefixes."""
+
+    def run(self, work: Work) -> Answers:
+        settings = self._settings
+        batching = transformers.ContinuousBatchingConfig(
+            page_size=BLOCK_SIZE,
+            num_blocks=settings.kv_tokens // BLOCK_SIZE,
+            max_batch_tokens=settings.chunk_tokens,
+            allow_block_sharing=True,
+            **settings.options,
+        )
+        started = time.perf_counter()
+        found = self._model.generate_batch(
+            work.token_ids,
+            generation_config=self._generation(work),
+            continuous_batching_config=batching,
+            progress_bar=False,
+        )
+        seconds = time.perf_counter() - started
+        # Named req_0, req_1, ... in the order given, whatever the order of the answers.
+        answers = [found[f"req_{index}"].generated_tokens for index in range(len(work.token_ids))]
+        return Answers(token_ids=[list(map(int, answer)) for answer in answers], seconds=seconds)
+
+
+def _next_batch(rows: list[list[int]], num_new: int, kv_tokens: int) -> list[list[int]]:
+    longest = 0
+    for count, row in enumerate(rows):
+        longest = max(longest, len(row))
+        if count and (count + 1) * (longest + num_new) > kv_tokens:
+            return rows[:count]
+    return rows
+
+
+if __name__ == "__main__":
+    serve({"padded": PaddedEngine, "continuous": ContinuousEngine}[sys.argv[1]]())

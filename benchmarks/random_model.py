@@ -1,0 +1,86 @@
+"""A checkpoint of random weights, for speed alone:  python -m benchmarks.random_model FOLDER [--shape llama-3-8b]
+
+Written shard by shard in bfloat16 from a fixed seed, so a large one needs no memory for more than a layer. Its answers
+mean nothing, but every engine must still give the same.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3-8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
+        "rope_theta": 500000.0, "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 2048,
+        "rope_theta": 10000.0, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+def write_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
+    """config.json and safetensors shards, one a layer and one for the rest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": "bfloat16"}
+    rope = {"rope_parameters": {"rope_theta": shape["rope_theta"], "rope_type": "default"}}
+    ends = {"rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "attention_bias": False, "mlp_bias": False}
+    (folder / "config.json").write_text(json.dumps(shared | shape | rope | ends, indent=1))
+    index: dict[str, str] = {}
+    for number, tensors in enumerate(_shards(shape)):
+        name = f"model-{number:05d}.safetensors"
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        index |= dict.fromkeys(tensors, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def _shards(shape: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(17)
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    q, kv = (shape[name] * shape["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+
+    def matrix(num_out: int, num_in: int) -> torch.Tensor:
+        # Spread so that a row keeps its size through the layers: else all logits would be alike, and ties many.
+        values = torch.randn(num_out, num_in, generator=generator, device=device) * num_in**-0.5
+        return values.bfloat16().cpu()
+
+    def norm() -> torch.Tensor:
+        return torch.ones(hidden, dtype=torch.bfloat16)
+
+    outer = {"model.embed_tokens.weight": matrix(shape["vocab_size"], hidden), "model.norm.weight": norm()}
+    if not shape["tie_word_embeddings"]:
+        outer["lm_head.weight"] = matrix(shape["vocab_size"], hidden)
+    yield outer
+    for layer in range(shape["num_hidden_layers"]):
+        sizes = {
+            "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }  # fmt: skip
+        tensors = {f"model.layers.{layer}.{name}.weight": matrix(*size) for name, size in sizes.items()}
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{name}.weight"] = norm()
+        yield tensors
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3-8b")
+    arguments = parser.parse_args(command_line)
+    write_checkpoint(arguments.folder, SHAPES[arguments.shape])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

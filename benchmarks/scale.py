@@ -1,0 +1,234 @@
+"""A night larger than memory, stage by stage: ``python -m benchmarks.scale [--out FILE] [--sizes N ...]``.
+
+Workload: BatchLLM's case 1 (section 6.2.2), synthetic, in a real DuckDB file: each document is stored once and asked by
+7 requests; a prompt has about 1,100 tokens up to the end of its document and 400 of its own, in words of Python's
+language reference. Then the night's own stages, with the workload as shipped: read, tokenize, plan (which sorts and
+cuts partitions), and gather, in which every partition is read as a worker would. Each stage is a process of its own;
+its times and highest resident memory are recorded, DuckDB's included.
+
+Checked before a figure counts: every row is there once, prompts gathered from partitions are the tokenized ones, and
+the plan saves what the shape of the data gives. A wrong answer ends the run with exit code 1 and no figures.
+
+Goals: the largest size within 4 GB at every stage, and processor time per request
+that grows by less than half from the smallest (the clock's time counts what else the machine does).
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.machine import describe_machine
+from benchmarks.planner import WrongAnswerError, peak_resident_gb
+from engine.checkpoint import resolve_checkpoint
+from flows.demo import find_demo_model
+from tasks.artifact import describe_parquet
+from tasks.database import connect
+from tasks.partition import read_partition, read_spread_rows
+from tasks.plan_prefix import read_plan_summary, write_plan
+from tasks.prompt import build_prompt_format
+from tasks.read import read_requests
+from tasks.schema import create_schema
+from tasks.text_codec import TextCodec
+from tasks.tokenize import tokenize
+from tasks.workload import load_workload
+
+SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS = 7, 1100, 400
+PARTITION_TOKENS, ANSWER_TOKENS, MAX_MODEL_LEN = 500_000, 48, 8192
+SENTENCE_WORDS, NUM_SENTENCES, BATCH_ROWS = 20, 4096, 4096
+STAGES = ("read", "tokenize", "plan", "gather")
+
+
+class TextMaker:
+    """Sentences of real words, put together to texts of about so many tokens."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        rng = np.random.default_rng(7)
+        words = re.findall(r"[A-Za-z]{2,}", " ".join(topics.values()))
+        picks = rng.integers(0, len(words), (NUM_SENTENCES, SENTENCE_WORDS))
+        self._sentences = [" ".join(words[i] for i in row) + "." for row in picks.tolist()]
+        sample = codec.encode([" ".join(self._sentences)], add_special_tokens=False)
+        self._tokens_each = len(sample[0]) / NUM_SENTENCES
+        form = build_prompt_format(load_workload("snippets").prompt, codec)
+        prompt = form.render({"title": "Document 100000", "body": "", "query_text": ""})
+        (head,) = codec.encode([prompt], add_special_tokens=form.add_special_tokens)
+        self._num_form_tokens = len(head)
+
+    def texts(self, count: int, num_tokens: int, seed: int) -> Iterator[str]:
+        num_sentences = max(1, round((num_tokens - self._num_form_tokens / 2) / self._tokens_each))
+        picks = np.random.default_rng(seed).integers(0, NUM_SENTENCES, (count, num_sentences))
+        for row in picks.tolist():
+            yield " ".join([self._sentences[i] for i in row])
+
+
+def make_database(path: Path, num_requests: int, codec: TextCodec) -> None:
+    """Documents once, queries, and the pairs that want a snippet."""
+    maker = TextMaker(codec)
+    with connect(path, create=True, memory_limit="1GB") as connection:
+        create_schema(connection)
+
+        def insert(table: str, batch: pa.Table) -> None:
+            connection.register("batch", batch)
+            connection.execute(f"insert into {table} by name from batch")
+            connection.unregister("batch")
+
+        num_documents = -(-num_requests // SHARE_DEGREE)
+        for first in range(0, num_documents, BATCH_ROWS):
+            numbers = range(first, min(first + BATCH_ROWS, num_documents))
+            bodies = list(maker.texts(len(numbers), PREFIX_TOKENS, seed=first + 1))
+            ids, titles = [f"d{n:07d}" for n in numbers], [f"Document {n}" for n in numbers]
+            insert("documents", pa.table({"doc_id": ids, "title": titles, "body": bodies}))
+        for first in range(0, num_requests, BATCH_ROWS):
+            numbers = range(first, min(first + BATCH_ROWS, num_requests))
+            texts = list(maker.texts(len(numbers), OWN_TOKENS, seed=-first + 2**31))
+            insert("queries", pa.table({"query_id": [f"q{n:07d}" for n in numbers], "query_text": texts}))
+            pairs = {"doc_id": [f"d{n % num_documents:07d}" for n in numbers]}
+            insert("snippet_requests", pa.table(pairs | {"query_id": [f"q{n:07d}" for n in numbers]}))
+
+
+def run_stage(stage: str, folder: Path, checkpoint: Path) -> dict[str, float]:
+    """One stage in this process: seconds on the clock and of the processor, and highest resident GB."""
+    started, started_cpu = time.perf_counter(), time.process_time()
+    stages: dict[str, Callable[[], object]] = {
+        "read": lambda: read_requests(folder / "case.duckdb", load_workload("snippets"), "model", folder),
+        "tokenize": lambda: tokenize.fn(
+            describe_parquet(folder / "requests.parquet"),
+            str(folder / "tokens.parquet"),
+            "snippets",
+            str(checkpoint),
+            MAX_MODEL_LEN,
+        ),
+        "plan": lambda: write_plan(
+            describe_parquet(folder / "tokens.parquet"),
+            folder / "plan.parquet",
+            "exact",
+            PARTITION_TOKENS,
+            ANSWER_TOKENS,
+        ),
+        "gather": lambda: gather(folder),
+    }
+    stages[stage]()
+    return {
+        "wall_s": round(time.perf_counter() - started, 2),
+        "cpu_s": round(time.process_time() - started_cpu, 2),
+        "peak_resident_gb": round(peak_resident_gb(), 3),
+    }
+
+
+def gather(folder: Path) -> None:
+    plan = describe_parquet(folder / "plan.parquet")
+    summary = read_plan_summary(plan)
+    num_rows = sum(len(read_partition(plan, partition).row_ids) for partition in summary.handing_order)
+    if num_rows != summary.num_rows:
+        raise WrongAnswerError(f"partitions hold {num_rows} rows, the plan {summary.num_rows}")
+
+
+def check(folder: Path, num_requests: int) -> dict[str, Any]:
+    """The size of what was made; raises `WrongAnswerError` where it is not what the data must give."""
+    plan = describe_parquet(folder / "plan.parquet")
+    summary = read_plan_summary(plan)
+    if summary.num_rows != num_requests:
+        raise WrongAnswerError(f"{summary.num_rows} rows planned, expected {num_requests}")
+    sample = read_spread_rows(plan, 50)
+    with pq.ParquetFile(folder / "tokens.parquet") as file:
+        wanted = dict(zip(sample.row_ids.tolist(), sample.prompts, strict=True))
+        for batch in file.iter_batches(columns=["row_id", "token_ids"]):
+            for position, row_id in enumerate(batch.column("row_id").to_pylist()):
+                prompt = wanted.pop(row_id, None)
+                if prompt is not None and prompt.tolist() != batch.column("token_ids")[position].as_py():
+                    raise WrongAnswerError(f"row {row_id}: the partition's prompt is not the tokenized one")
+    if wanted:
+        raise WrongAnswerError(f"rows {sorted(wanted)} are in the plan only")
+    num_documents = -(-num_requests // SHARE_DEGREE)
+    sharing = summary.sharing
+    num_saved = sharing.num_logical_tokens - sharing.num_processed_tokens
+    expected = (num_requests - num_documents) * PREFIX_TOKENS
+    if not 0.9 * expected <= num_saved <= 1.1 * expected:
+        raise WrongAnswerError(f"{num_saved} tokens saved, expected about {expected}")
+    costs = np.array(summary.partition_costs)
+    return {
+        "num_requests": num_requests,
+        "num_prompt_tokens": sharing.num_logical_tokens,
+        "token_saving_ratio": round(sharing.token_saving_ratio, 5),
+        "best_token_saving_ratio": round(sharing.best_token_saving_ratio, 5),
+        "num_groups": summary.num_groups,
+        "num_partitions": summary.num_partitions,
+        "largest_to_mean_partition_cost": round(float(costs.max() / costs.mean()), 4),
+        "database_gb": round((folder / "case.duckdb").stat().st_size / 1e9, 3),
+    }
+
+
+def measure_size(num_requests: int, checkpoint: Path, scratch: Path | None) -> dict[str, Any]:
+    with (
+        tempfile.TemporaryDirectory(prefix="batchloom-scale-", dir=scratch) as name,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes,
+    ):
+        folder = Path(name)
+        make_database(folder / "case.duckdb", num_requests, TextCodec.load(checkpoint))
+        stages = {}
+        for stage in STAGES:
+            stages[stage] = processes.submit(run_stage, stage, folder, checkpoint).result()
+            print(f"{num_requests:,} requests, {stage}: {stages[stage]}", file=sys.stderr)
+        sizes = {f"{name}_gb": round((folder / f"{name}.parquet").stat().st_size / 1e9, 3)
+                 for name in ("requests", "tokens", "plan")}  # fmt: skip
+        return check(folder, num_requests) | sizes | {"stages": stages}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/scale.json")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[62_500, 250_000, 1_000_000], help="requests, ascending"
+    )
+    parser.add_argument("--scratch", type=Path, help="folder for the files: about 15 GB for a million requests")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    checkpoint = resolve_checkpoint(str(find_demo_model()))
+    try:
+        sizes = [measure_size(size, checkpoint, arguments.scratch) for size in arguments.sizes]
+    except WrongAnswerError as error:
+        print(f"wrong plan, no figures: {error}", file=sys.stderr)
+        return 1
+    peak_gb = max(stage["peak_resident_gb"] for size in sizes for stage in size["stages"].values())
+    growth = {
+        stage: round(
+            (sizes[-1]["stages"][stage]["cpu_s"] / sizes[-1]["num_requests"])
+            / (sizes[0]["stages"][stage]["cpu_s"] / sizes[0]["num_requests"]),
+            2,
+        )
+        for stage in STAGES
+    }
+    report = {
+        "benchmark": "scale",
+        "machine": machine,
+        "versions": {name: version(name) for name in ("duckdb", "pyarrow", "tokenizers", "numpy")},
+        "sizes": sizes,
+        "cpu_time_per_request_last_to_first_size": growth,
+        "goals_met": {
+            f"{sizes[-1]['num_requests']:,} requests within 4 GB at every stage": peak_gb <= 4,
+            "CPU time per request grows by less than half": max(growth.values()) < 1.5,
+        },
+    }
+    text = json.dumps(report, indent=2)
+    print(text)
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+// The CPU path's own kernels: what a decoder layer computes, for the element types bf16 and float.
+//
+// Compiled once per machine by engine/kernels/native_build.py. bf16 products run on AMX tiles where the CPU has them, else
+// in plain loops that compilers vectorise.
+
+#include "attention.h"
+#include "layer.h"
+#include "product.h"
+
+extern "C" bool has_tiles() { return tiles_granted(); }
+
+// x: [num_rows, depth] in memory for rows rounded up to 32; packed as multiply_tiles reads it; columns and depth are
+// multiples of 32.
+extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out,
+                             int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
+#ifdef HAS_AMX
+  project(x, packed, bias, residual, out, num_rows, num_columns, depth, is_gated);
+#else
+  (void)x, (void)packed, (void)bias, (void)residual, (void)out, (void)num_rows, (void)num_columns, (void)depth;
+  (void)is_gated;
+#endif
+}
+
+#define EXPORT(T, suffix)                                                                                             \
+  extern "C" void attend_##suffix(const T* query, int64_t query_stride, T* out, const T* keys, const T* values,       \
+                                  int num_q_heads, int num_kv_heads, int dim, int block_size, float scale,            \
+                                  const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,     \
+                                  const int32_t* prefix_blocks, const int32_t* own_blocks, float* state) {            \
+    attend(query, query_stride, out, keys, values, num_q_heads, num_kv_heads, dim, block_size, scale, shared,         \
+           num_shared, own, num_own, prefix_blocks, own_blocks, state);                                               \
+  }                                                                                                                   \
+  extern "C" void rms_norm_##suffix(const T* x, const T* weight, T* out, int64_t num_rows, int64_t size,              \
+                                    float epsilon) {                                                                  \
+    rms_norm(x, weight, out, num_rows, size, epsilon);                                                                \
+  }                                                                                                                   \
+  extern "C" void rotate_and_store_##suffix(T* qkv, const float* cos, const float* sin, const T* q_norm,              \
+                                            const T* k_norm, float epsilon, const int64_t* slots, T* keys, T* values, \
+                                            int64_t num_rows, int num_q_heads, int num_kv_heads, int dim,             \
+                                            int block_size) {                                                         \
+    rotate_and_store(qkv, cos, sin, q_norm, k_norm, epsilon, slots, keys, values, num_rows, num_q_heads,              \
+                     num_kv_heads, dim, block_size);                                                                  \
+  }                                                                                                                   \
+  extern "C" void swiglu_##suffix(const T* gate_up, T* out, int64_t num_rows, int64_t size) {                         \
+    swiglu(gate_up, out, num_rows, size);                                                                             \
+  }
+
+EXPORT(bf16, bf16)
+EXPORT(float, float32)

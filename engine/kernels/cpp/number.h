@@ -1,0 +1,107 @@
+// Numbers: bf16, exponentials, and the CPU's vector and tile units where it has them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512DQ__)
+#define HAS_AVX512 1
+#include <immintrin.h>
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define HAS_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
+namespace {
+
+constexpr float LOG2E = 1.44269504088896341f;
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline float load(float x) { return x; }
+inline float load(bf16 x) { return __builtin_bit_cast(float, uint32_t(x.bits) << 16); }
+inline void store(float& to, float x) { to = x; }
+inline void store(bf16& to, float x) {  // to nearest, ties to even
+  const uint32_t u = __builtin_bit_cast(uint32_t, x);
+  to.bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// 2^x for x <= 0, relative error about 2e-7; 0 below -126. Written so that compilers vectorise it.
+inline float exp2_negative(float x) {
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, kept in the low bits
+  const float bounded = x < -126.0f ? -126.0f : x;
+  const float shifted = bounded + shift;
+  const float f = bounded - (shifted - shift);
+  float p = 1.535336188e-4f;
+  p = p * f + 1.339887440e-3f;
+  p = p * f + 9.618437357e-3f;
+  p = p * f + 5.550332548e-2f;
+  p = p * f + 2.402264791e-1f;
+  p = p * f + 6.931472028e-1f;
+  p = p * f + 1.0f;
+  const uint32_t power = (__builtin_bit_cast(uint32_t, shifted) + 127) << 23;
+  return x < -126.0f ? 0.0f : p * __builtin_bit_cast(float, power);
+}
+
+inline float silu(float x) {
+  const float e = exp2_negative(-std::fabs(x) * LOG2E);  // exp(-|x|)
+  return x * (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+#ifdef HAS_AVX512
+// 2^x with a polynomial of degree 4, relative error about 4e-6: far below what bf16 keeps.
+inline __m512 exp2_16(__m512 x) {
+  const __m512 f = _mm512_reduce_ps(x, 1);  // x - floor(x)
+  __m512 p = _mm512_set1_ps(1.3534167e-2f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.2011464e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.41442757e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93003834e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.000002593f));
+  return _mm512_scalef_ps(p, x);  // p 2^floor(x)
+}
+
+inline __m512 load_16(const bf16* x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
+}
+
+inline void store_16(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, __m256i(_mm512_cvtneps_pbh(x))); }
+
+// x / (1 + exp(-x)), relative error about 6e-5.
+inline __m512 silu_16(__m512 x) {
+  const __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2E)));
+  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+}
+#endif
+
+#ifdef HAS_AMX
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+  TileConfig() {
+    for (int i = 0; i < 8; i++) row_bytes[i] = 64, rows[i] = 16;
+  }
+};
+
+// Tiles are the process's to use once the kernel has been asked.
+bool tiles_granted() {
+  static const bool granted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+  return granted;
+}
+
+void load_tile_config() {
+  static const TileConfig config;
+  _tile_loadconfig(&config);
+}
+#else
+constexpr bool tiles_granted() { return false; }
+#endif
+
+}  // namespace

@@ -1,0 +1,92 @@
+"""Compiles cpp/native.cpp for this machine, once, and loads it."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_SOURCES = Path(__file__).with_name("cpp")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
+_WIDE_FLAGS = ("-mprefer-vector-width=512",)  # refused by compilers for other processors
+
+_I64, _INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+KERNELS: dict[str, list[Any]] = {
+    "attend": [_POINTER, _I64, *[_POINTER] * 3, *[_INT] * 4, _FLOAT, *[_POINTER, _I64] * 2, *[_POINTER] * 3],
+    "rms_norm": [*[_POINTER] * 3, *[_I64] * 2, _FLOAT],
+    "rotate_and_store": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 3, _I64, *[_INT] * 4],
+    "swiglu": [*[_POINTER] * 2, *[_I64] * 2],
+}
+"""Argument types of the functions that come once for each element type."""
+
+_PROJECT_SIGNATURE: list[Any] = [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool]
+_SUFFIXES = ("bf16", "float32")
+
+
+class NativeBuildError(RuntimeError):
+    """The kernels cannot be compiled or loaded here."""
+
+
+@cache
+def load_library(folder: Path) -> ctypes.CDLL:
+    """The kernels, compiled where `folder` does not hold them yet.
+
+    Raises:
+        NativeBuildError: there is no compiler, it fails, or what it made cannot be kept or loaded.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise NativeBuildError(f"there is no C++ compiler: {os.environ.get('CXX', 'g++')!r} is not on the path")
+    try:
+        library = ctypes.CDLL(str(_built(compiler, folder)))
+    except OSError as error:
+        raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
+    for name, signature in KERNELS.items():
+        for suffix in _SUFFIXES:
+            function = getattr(library, f"{name}_{suffix}")
+            function.argtypes, function.restype = signature, None
+    library.project_bf16.argtypes, library.project_bf16.restype = _PROJECT_SIGNATURE, None
+    library.has_tiles.restype = ctypes.c_bool
+    return library
+
+
+def _built(compiler: str, folder: Path) -> Path:
+    """The shared library for this source, compiler and processor; compiled where it is not in the cache."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    flags = _FLAGS + (_WIDE_FLAGS if platform.machine() == "x86_64" else ())
+    identity = hashlib.sha256("\0".join([compiler, version, *flags, _processor()]).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        identity.update(source.read_bytes())
+    path = folder / f"native-{identity.hexdigest()[:16]}.so"
+    if path.is_file():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / path.name
+            built = subprocess.run(
+                [compiler, *flags, str(_SOURCES / "native.cpp"), "-o", str(made)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if built.returncode != 0:
+                raise NativeBuildError(f"{compiler} cannot compile native.cpp: {built.stderr.strip()[:2000]}")
+            made.replace(path)
+    except OSError as error:
+        raise NativeBuildError(f"the kernels cannot be kept in {folder}: {error}") from error
+    return path
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,0 +1,76 @@
+"""Where an engine computes, in which number format, and how much memory it takes for KV."""
+
+from typing import Literal
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.kv_cache import KVCache, free_memory_bytes
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+MOST_CPU_KV_BYTES = 4 * 1024**3
+"""On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
+
+
+_DTYPES: dict[DtypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a setting; "auto" is the first GPU, else the CPU.
+
+    Raises:
+        ConfigError: no device has this name.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known to torch") from error
+
+
+def find_prefill_device(device: torch.device) -> torch.device:
+    """Where a process that computes prompts for one on `device` runs: on the next GPU where there are several."""
+    if device.type == "cpu" or torch.cuda.device_count() < 2:
+        return device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.device(device.type, (index + 1) % torch.cuda.device_count())
+
+
+def kv_budget_bytes(config: EngineConfig, device: torch.device) -> int:
+    """KV memory on a device whose weights are loaded; a process that shares the device gets as much."""
+    if config.kv_memory_bytes != "auto":
+        return config.kv_memory_bytes
+    budget_bytes = int(config.memory_fraction * free_memory_bytes(device))
+    if device.type == "cpu":
+        budget_bytes = min(budget_bytes, MOST_CPU_KV_BYTES)
+    is_shared = config.disaggregation == "processes" and find_prefill_device(device) == device
+    return budget_bytes // 2 if is_shared else budget_bytes
+
+
+def swap_budget_bytes(config: EngineConfig, cache: KVCache) -> int:
+    """Host memory for the KV of preempted requests."""
+    if config.preemption != "swap":
+        return 0
+    if config.swap_memory_bytes != "auto":
+        return config.swap_memory_bytes
+    return min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
+
+
+def find_dtype(name: DtypeName | Literal["auto"], device: torch.device) -> torch.dtype:
+    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32."""
+    if name != "auto":
+        return _DTYPES[name]
+    is_native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if is_native else torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> DtypeName:
+    """The setting that means this number format."""
+    return next(name for name, known in _DTYPES.items() if known == dtype)

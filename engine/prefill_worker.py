@@ -1,0 +1,80 @@
+"""The process that computes prompts for another one, which schedules them and decodes.
+
+It has KV memory of as many blocks as the other process, and writes where the other's scheduler says. Steps are
+computed in the order in which they come, so each block holds what the scheduler takes it to hold. No scheduler, request
+or answer is needed here: token batches in; the KV of the blocks they wrote, and the last hidden states, out.
+"""
+
+import os
+import socket
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from engine.block_transport import BlockTransport, DistributedTransport, SharedMemoryTransport
+from engine.engine import Engine
+from engine.errors import PrefillWorkerError
+from engine.prefill_client import PrefillJob
+
+
+def serve_prefills(model: str | Path, *, device: str = "auto", peer: int = 0) -> None:
+    """Computes the prompts of an engine with disaggregation "distributed" until that engine is closed or dropped.
+
+    Call it in rank 1 of two torch.distributed processes, on a backend for the CPU such as gloo, while rank 0 has the
+    engine. The timeout that the group was made with bounds how long one waits for the other.
+
+    Args:
+        model: checkpoint folder, GGUF file or hub id, of the same weights as the engine's.
+        device: of this process. The number format is the engine's.
+        peer: rank of the engine.
+    Raises:
+        ConfigError, ModelError, CapacityError: the checkpoint does not fit the engine, which raises it, too.
+        RuntimeError: the other process is gone.
+    """
+    _serve(DistributedTransport(peer), model, device)
+
+
+def _serve(transport: BlockTransport, model: str | Path | None = None, device: str | None = None) -> None:
+    """Raises what goes wrong, once the other process has been told."""
+    job = transport.receive()[0]
+    if job is None:
+        return
+    assert isinstance(job, PrefillJob)
+    try:
+        engine = Engine.load(model or job.model or "", replace(job.config, device=device or job.config.device))
+        engine.check_kv_shape(job.kv_shape)
+        while (message := transport.receive()[0]) is not None:
+            batch, is_compiled = message
+            transport.send(*engine.compute_prompts(batch, is_compiled=is_compiled))
+        transport.send(None)
+    except Exception as error:
+        _tell(transport, error)
+        raise
+
+
+def _tell(transport: BlockTransport, error: Exception) -> None:
+    try:
+        transport.send(error)
+    except (OSError, RuntimeError):
+        pass  # the line is what has failed
+    except Exception:  # an error that cannot be pickled
+        transport.send(PrefillWorkerError(f"{type(error).__name__}: {error}"))
+
+
+def _end_with(transport: SharedMemoryTransport) -> None:
+    transport.wait_for_hangup()
+    os._exit(0)  # in the middle of a step, too: nobody wants it any more
+
+
+def main() -> None:
+    """Serves the process that has started this one; arguments: file descriptors of line and memory, its bytes."""
+    line_fd, memory_fd, num_bytes = map(int, sys.argv[1:])
+    transport = SharedMemoryTransport(socket.socket(fileno=line_fd), memory_fd, num_bytes)
+    os.close(memory_fd)
+    threading.Thread(target=_end_with, args=(transport,), daemon=True).start()
+    _serve(transport)
+
+
+if __name__ == "__main__":
+    main()

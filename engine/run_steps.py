@@ -1,0 +1,121 @@
+"""The steps of a run, as they are computed: in this process, or prompts in another one."""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import torch
+
+from engine.kv_cache import KVCache
+from engine.prefill_client import PrefillClient
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step import Step
+from engine.token_batch import TokenBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScheduledStep:
+    """A step that has its memory, and how much of it was held then.
+
+    Attributes:
+        batch: the step's rows.
+        owners: whose its output rows are: (sequence, number of rows), in row order.
+    """
+
+    step: Step
+    batch: TokenBatch
+    owners: list[tuple[Sequence, int]]
+    num_blocks_used: int
+    num_prefix_blocks: int
+    num_request_blocks: int
+    num_cached_blocks: int
+
+    @classmethod
+    def of(cls, step: Step, scheduler: Scheduler, block_size: int) -> "ScheduledStep":
+        batch, owners = step.lay_out(block_size)
+        return cls(
+            step=step,
+            batch=batch,
+            owners=owners,
+            num_blocks_used=scheduler.pool.num_used,
+            num_prefix_blocks=scheduler.num_prefix_blocks,
+            num_request_blocks=scheduler.num_request_blocks,
+            num_cached_blocks=scheduler.num_cached_blocks,
+        )
+
+
+ComputedSteps = Generator[tuple[ScheduledStep, torch.Tensor], None, None]
+"""Steps and the hidden states of their output rows. What these say is booked before the next step is asked for."""
+
+
+def run_here(scheduler: Scheduler, forward: Callable[[TokenBatch], torch.Tensor], block_size: int) -> ComputedSteps:
+    """One step after the other, prompts and decode tokens mixed as the policies say."""
+    while not (step := scheduler.next_step()).is_empty:
+        scheduled = ScheduledStep.of(step, scheduler, block_size)
+        hidden = forward(scheduled.batch)
+        scheduler.complete_step(step)
+        yield scheduled, hidden
+
+
+class DisaggregatedRun:
+    """Prompts in steps of their own, computed by a worker, while this process decodes.
+
+    One scheduler serves both. A step of prompts is booked as computed when it is sent, because the worker computes in
+    turn; but its requests decode only when it is back, so what they and their prefixes have written is here by then.
+    Nobody loses memory while a step is under way: its blocks are still to be written.
+
+    Args:
+        forward: computes a step in this process.
+        is_compiled: whether the worker is to compile its layers.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        forward: Callable[[TokenBatch], torch.Tensor],
+        worker: PrefillClient,
+        cache: KVCache,
+        *,
+        is_compiled: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._forward = forward
+        self._worker = worker
+        self._cache = cache
+        self._is_compiled = is_compiled
+        self._under_way: deque[ScheduledStep] = deque()
+
+    def steps(self) -> ComputedSteps:
+        """Steps of either kind as they are done; no step has both prompts and decode tokens."""
+        scheduler = self._scheduler
+        while scheduler.num_unfinished:
+            step = scheduler.new_step()
+            has_memory = scheduler.add_decodes(step, may_preempt=not self._under_way)
+            decodes = None if step.is_empty else ScheduledStep.of(step, scheduler, self._cache.block_size)
+            if has_memory:  # else the worker is to run dry, so that memory can be taken from the latest request
+                self._send_prompts(scheduler.new_step() if decodes is not None else step)
+            if decodes is not None:
+                decoded = self._forward(decodes.batch)
+                scheduler.complete_step(decodes.step)
+                yield decodes, decoded
+            elif not self._under_way:
+                scheduler.evict_idle_prefixes()
+                self._send_prompts(step)
+                assert self._under_way, "requests are left, but none of them could be given memory"
+            waits = decodes is None
+            while self._under_way and (hidden := self._worker.take(self._cache, waits=waits)) is not None:
+                yield self._under_way.popleft(), hidden.to(self._cache.keys[0].device)
+                waits = False
+
+    def _send_prompts(self, step: Step) -> None:
+        """Sends as many steps as may be under way; the first is `step`, which may hold what preemption has booked."""
+        while self._worker.can_send:
+            self._scheduler.add_prompts(step)
+            if step.is_empty:
+                return
+            scheduled = ScheduledStep.of(step, self._scheduler, self._cache.block_size)
+            self._worker.send(scheduled.batch, is_compiled=self._is_compiled)
+            self._scheduler.complete_step(step)
+            self._under_way.append(scheduled)
+            step = self._scheduler.new_step()

@@ -1,0 +1,83 @@
+"""Workers of a Ray cluster, one GPU each; `prefect-ray` hands partitions to them."""
+
+import importlib.util
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prefect_ray import RayTaskRunner
+
+SEE_ALL_GPUS = {
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
+}
+"""Ray hides the GPUs that a task did not get. See `tasks.infer_elsewhere.name_device` for why it may not."""
+
+CONNECT_SECONDS = 10.0
+
+
+@contextmanager
+def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
+    """Be a driver of a Ray cluster for the length of the block; its workers, and their models, live as long.
+
+    Args:
+        address: of the cluster's head, ``host:port``, or "auto" for one that this host is part of.
+    Raises:
+        ConfigError: prefect-ray is not installed, or no cluster answers.
+    """
+    if importlib.util.find_spec("prefect_ray") is None:
+        raise ConfigError("runner 'ray' needs the package prefect-ray: install batchloom[ray]")
+    import ray
+    from prefect_ray import RayTaskRunner
+
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdecimal():  # Ray itself knocks for minutes
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        ray.init(
+            address=address,
+            namespace="batchloom",
+            log_to_driver=False,
+            logging_level="error",
+            runtime_env={"env_vars": SEE_ALL_GPUS},
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would hide how we end
+    try:
+        # A worker that does not know the flow's server, which may be a temporary one, would start its own.
+        with get_client(sync_client=True) as client:
+            server = str(client.api_url)
+        with temporary_settings({PREFECT_API_URL: server}), RayTaskRunner(address) as runner:
+            yield runner
+    finally:
+        ray.shutdown()
+
+
+def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
+    """What Ray is asked for, for each worker: a GPU, or on a CPU as many cores as threads.
+
+    Raises:
+        ConfigError: the device is none that a cluster can choose.
+    """
+    import ray
+
+    if engine.device not in ("auto", "cuda", "cpu"):
+        raise ConfigError(f"on a Ray cluster the device is auto, cuda or cpu, got {engine.device!r}: Ray chooses which")
+    has_gpus = engine.device == "cuda" or (engine.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+    share = {"num_gpus": 1} if has_gpus else {"num_cpus": max(1, engine.num_threads)}
+    # Workers are kept between partitions, and replaced when they die, as often as the run's attempts allow.
+    return {**share, "max_calls": 0, "max_retries": -1}

@@ -1,0 +1,107 @@
+"""Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from prefect import unmapped
+from prefect.futures import PrefectFutureList
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.ray_cluster import join_cluster, worker_options
+from flows.settings import WorkerSettings
+from tasks.artifact import ArtifactRef
+from tasks.engine_host import PROCESS_HOST
+from tasks.infer import infer
+from tasks.infer_elsewhere import infer_in_pool, infer_on_ray
+from tasks.infer_job import InferJob
+from tasks.night_artifacts import start_progress
+from tasks.progress import watch_progress
+from tasks.stop_request import StopRequest
+from tasks.worker_layout import WorkerLayout, lay_out_workers
+from tasks.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from prefect_ray import RayTaskRunner
+
+STOP_SECONDS = 30.0
+"""How long a run that was told to stop waits for the workers of a cluster."""
+
+Futures = PrefectFutureList[Any]
+
+
+class Workers:
+    """Engines that are loaded when there is work for them, and kept from partition to partition and from workload to
+    workload, until `close`."""
+
+    __slots__ = ("_cluster", "_layout", "_pool", "_resources", "_settings")
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._resources = ExitStack()
+        self._layout: WorkerLayout | None = None
+        self._pool: WorkerPool | None = None
+        self._cluster: RayTaskRunner[Any] | None = None
+
+    def infer_partitions(
+        self, job: InferJob, handing_order: Sequence[int], title: str, num_rows: int
+    ) -> list[ArtifactRef]:
+        """Map `infer` over the partitions, each to the next engine that is free; returns the parts of all.
+
+        Raises what the first failing partition raised, and `KeyboardInterrupt` where somebody made a stop request; what
+        is finished by then stays.
+        """
+        show = start_progress(title, num_rows)
+        on_whom = self._on_host if self._settings.runner == "local" else self._on_cluster
+        with watch_progress(job.run_folder, title, num_rows, show=show), on_whom(job, handing_order) as futures:
+            found = futures.result()
+            if None in found:
+                raise KeyboardInterrupt
+        parts = cast("list[list[ArtifactRef]]", found)  # Prefect annotates a list of futures
+        return list(chain.from_iterable(parts))
+
+    def close(self) -> None:
+        """End the processes, leave the cluster, give memory back; the next partition loads again."""
+        self._resources.close()
+        self._pool = self._cluster = None
+        PROCESS_HOST.release()
+
+    @contextmanager
+    def _on_host(self, job: InferJob, handing_order: Sequence[int]) -> Iterator[Futures]:
+        """Partitions by the engine of this process, in their order, or by one process for each engine."""
+        if self._layout is None:
+            self._layout = lay_out_workers(self._settings.workers, job.engine)
+            if len(self._layout.environments) > 1:
+                self._pool = WorkerPool(self._layout.environments)
+                self._resources.callback(self._pool.close)
+        job = replace(job, engine=self._layout.engine)
+        runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(self._layout.environments))
+        with runner as threads, _stopping_on_error(job):
+            if self._pool is None:
+                yield threads.map(infer, {"partition": sorted(handing_order), "job": unmapped(job)})
+            else:
+                given = {"partition": handing_order, "job": unmapped(job), "pool": unmapped(self._pool)}
+                yield threads.map(infer_in_pool, given)
+
+    @contextmanager
+    def _on_cluster(self, job: InferJob, handing_order: Sequence[int]) -> Iterator[Futures]:
+        """Partitions by whatever workers the cluster has room for."""
+        from prefect_ray.context import remote_options
+
+        if self._cluster is None:
+            self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
+        job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
+        with remote_options(**worker_options(job.engine)):
+            futures = self._cluster.map(infer_on_ray, {"partition": handing_order, "job": unmapped(job)})
+        try:
+            with _stopping_on_error(job):
+                yield futures
+        finally:
+            futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
+
+
+def _stopping_on_error(job: InferJob) -> AbstractContextManager[None]:
+    return StopRequest(job.run_folder).make_on_error()

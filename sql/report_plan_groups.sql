@@ -1,0 +1,12 @@
+-- purpose: what the plan says of each prefix group, for report_slowest_groups
+-- grain:   one row a group
+-- inputs:  the run's plan artifact
+-- parameters: $plan (path)
+
+create or replace temp table report_plan_groups as
+select
+    group_id::bigint as prefix_group,
+    count(distinct member_id) as share_degree,
+    max(num_prefix_tokens)::bigint as num_prefix_tokens
+from read_parquet($plan)
+group by group_id

@@ -1,0 +1,8 @@
+-- purpose: report_plan_groups of a run whose plan is no longer there
+-- grain:   no row
+-- inputs:  none
+-- parameters: none
+
+create or replace temp table report_plan_groups as
+select null::bigint as prefix_group, null::bigint as share_degree, null::bigint as num_prefix_tokens
+where false

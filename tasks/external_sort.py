@@ -1,0 +1,138 @@
+"""Streams of record batches that are larger than memory: kept on disk for a while, or sorted there.
+
+The files have no name: they lie on the file system of a folder, nobody else can open them, and they are gone with the
+process however it ends.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import accumulate, islice
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import pyarrow as pa
+
+from engine.errors import ArtifactError
+
+RUN_BYTES = 128 << 20
+"""Of rows that are sorted in memory at a time. A merge holds an open file and a batch of each run besides."""
+
+BATCH_BYTES = 1 << 20
+"""Of a batch of a run, about."""
+
+ROW_BYTES = 512
+"""What a row takes besides its values while a run is sorted: a key and a place in a list."""
+
+MOST_BATCH_ROWS = 1024
+
+KeysOf = Callable[[pa.RecordBatch], list[bytes]]
+
+
+class Spool:
+    """Batches of one schema on disk, to be written once and read once. A context manager, or close it."""
+
+    __slots__ = ("_file", "_folder", "_schema")
+
+    def __init__(self, folder: str | Path, schema: pa.Schema) -> None:
+        """Raises `ArtifactError` where the folder cannot be written."""
+        self._folder, self._schema = folder, schema
+        try:
+            self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
+        except OSError as error:
+            raise ArtifactError(f"{folder}: no room for temporary files there: {error}") from error
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Raises `ArtifactError` where the disk is full."""
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        try:
+            with pa.ipc.new_stream(self._file, self._schema, options=options) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            self._file.flush()
+        except ArtifactError:
+            raise
+        except OSError as error:
+            raise ArtifactError(f"{self._folder}: no room for temporary files there: {error}") from error
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        self._file.seek(0)
+        with pa.ipc.open_stream(self._file) as reader:
+            yield from reader
+
+
+def sort_batches(
+    batches: Iterable[pa.RecordBatch], keys_of: KeysOf, folder: str | Path, *, run_bytes: int = RUN_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all batches in the order of their keys' bytes; rows of equal keys in the order of arrival.
+
+    What is not more than `run_bytes` is sorted in memory; beyond that sorted runs lie on disk and are merged.
+
+    Args:
+        batches: of one schema.
+        keys_of: the key of each row of a batch.
+        folder: on whose file system the runs lie.
+    Raises:
+        ArtifactError: the folder cannot be written.
+    """
+    with ExitStack() as files:
+        runs: list[Spool] = []
+        pending: list[pa.RecordBatch] = []
+        num_pending_bytes = 0
+        for batch in batches:
+            if pending and num_pending_bytes >= run_bytes:
+                runs.append(files.enter_context(Spool(folder, batch.schema)))
+                runs[-1].write(_sort_run(pending, keys_of))
+                num_pending_bytes = 0
+            pending.append(batch)
+            num_pending_bytes += batch.nbytes + ROW_BYTES * batch.num_rows
+        last = _sort_run(pending, keys_of)
+        yield from _merge_runs([*(run.read() for run in runs), last], keys_of) if runs else last
+
+
+def _sort_run(batches: list[pa.RecordBatch], keys_of: KeysOf) -> Iterator[pa.RecordBatch]:
+    """The rows of some batches as sorted batches of about `BATCH_BYTES`; empties the list."""
+    keys = [key for batch in batches for key in keys_of(batch)]
+    if not keys:
+        return
+    order = pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64())
+    del keys
+    rows = pa.concat_batches(batches)
+    batches.clear()
+    num_rows = max(1, min(MOST_BATCH_ROWS, BATCH_BYTES * len(order) // max(1, rows.nbytes)))
+    for start in range(0, len(order), num_rows):
+        yield rows.take(order[start : start + num_rows])
+
+
+def _merge_runs(runs: list[Iterator[pa.RecordBatch]], keys_of: KeysOf) -> Iterator[pa.RecordBatch]:
+    """Equal keys come from the earlier run first."""
+
+    def rows_of(run: Iterator[pa.RecordBatch]) -> Iterator[tuple[bytes, pa.RecordBatch, int]]:
+        for batch in run:
+            for row, key in enumerate(keys_of(batch)):
+                yield key, batch, row
+
+    merged = heapq.merge(*map(rows_of, runs), key=lambda item: item[0])
+    while rows := [(batch, row) for _, batch, row in islice(merged, MOST_BATCH_ROWS)]:
+        yield _gather(rows)
+
+
+def _gather(rows: list[tuple[pa.RecordBatch, int]]) -> pa.RecordBatch:
+    """One batch of the rows named; those of one batch are consecutive there, so that no other row is copied."""
+    first_rows: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    sources: dict[int, pa.RecordBatch] = {}
+    for batch, row in rows:
+        first_rows.setdefault(id(batch), row)
+        counts[id(batch)] = counts.get(id(batch), 0) + 1
+        sources[id(batch)] = batch
+    needed = pa.concat_batches([batch.slice(first_rows[key], counts[key]) for key, batch in sources.items()])
+    starts = dict(zip(sources, accumulate(counts.values(), initial=0), strict=False))
+    positions = [starts[id(batch)] + row - first_rows[id(batch)] for batch, row in rows]
+    return needed.take(pa.array(positions, pa.int64()))

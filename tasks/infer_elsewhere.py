@@ -1,0 +1,51 @@
+"""The task `infer` where the engine is not in the flow's process: in another one of the host, or on a Ray cluster."""
+
+import os
+from dataclasses import replace
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.artifact import ArtifactRef
+from tasks.attempt_log import AttemptLog
+from tasks.infer import infer
+from tasks.infer_job import InferJob
+from tasks.stop_request import StopRequest
+from tasks.worker_pool import WorkerPool
+
+
+@task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
+def infer_in_pool(partition: int, job: InferJob, pool: WorkerPool) -> list[ArtifactRef] | None:
+    """As `tasks.infer.infer`, by a process of the pool; raises what `WorkerPool.answer` raises."""
+    with StopRequest(job.run_folder).make_on_error():
+        return pool.answer(partition, job)
+
+
+@task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
+def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
+    """As `tasks.infer.infer`, by a worker of a Ray cluster, on the GPU that it was given, if any.
+
+    Ray runs it again where its worker has died. Raises what `infer` raises, and `WorkerError` where one worker after
+    the other dies before it tries a row.
+    """
+    import ray
+
+    with StopRequest(job.run_folder).make_on_error():
+        AttemptLog(job.run_folder, partition).note_start()
+        gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        if gpu_ids:
+            device = name_device(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES"))
+            job = replace(job, engine=replace(job.engine, device=device))
+        return infer.fn(partition, job)
+
+
+def name_device(gpu_id: str, visible: str | None) -> str:
+    """A GPU as torch names it, by its place among those that the process sees.
+
+    A worker sees all GPUs of its host, since Ray may give it another one for the next partition, and a process cannot
+    change what it sees once it has used a GPU.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+    """
+    return f"cuda:{gpu_id if visible is None else [one.strip() for one in visible.split(',')].index(gpu_id)}"

@@ -1,0 +1,74 @@
+"""One partition in a run folder: which of its rows are answered, and where the answers to others go."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from engine.step_record import StepRecord
+from tasks.artifact import write_parquet
+from tasks.part import PART_SCHEMA, STEPS_SCHEMA, step_batch
+from tasks.progress import PartitionProgress
+from tasks.run_folder import keep_whole
+
+
+class PartitionWork:
+    """What is durable of a partition: its parts, ``parts/part-XXXXX*.parquet``, and the step records beside them.
+
+    Attributes:
+        parts: references of the parts, in the order in which they were written.
+        answered: int64, ascending: ids of the rows in them, answers and errors alike.
+        num_failed: how many of these are errors.
+        progress: where its counts are shown.
+    """
+
+    __slots__ = ("_num_files", "_num_steps", "_partition", "_places", "answered", "num_failed", "parts", "progress")
+
+    def __init__(self, run_folder: str | Path, partition: int) -> None:
+        self._partition = partition
+        self._places = (Path(run_folder) / "steps", Path(run_folder) / "parts")
+        self._num_files = 0
+        while any((place / self._name(self._num_files)).exists() for place in self._places):
+            self._num_files += 1
+        names = [self._name(number) for number in range(self._num_files)]
+        steps, self.parts = (keep_whole(place / name for name in names) for place in self._places)
+        self._num_steps = sum(ref.num_rows for ref in steps)
+        self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.num_failed = 0
+        self.progress = PartitionProgress(Path(run_folder), partition)
+        for part in self.parts:
+            self._count(pq.read_table(part.path, columns=["row_id", "error"]))
+        if self.parts:
+            self._show()
+
+    def keep(self, answers: pa.RecordBatch, steps: Sequence[StepRecord] = ()) -> None:
+        """Write answers in the form of `PART_SCHEMA` and the steps they took, if any; durable when this returns.
+
+        Raises:
+            ArtifactError: the run folder cannot be written.
+        """
+        name = self._name(self._num_files)
+        steps_path, part_path = (place / name for place in self._places)
+        if steps:
+            write_parquet(steps_path, STEPS_SCHEMA, [step_batch(self._partition, steps, self._num_steps)])
+            self._num_steps += len(steps)
+        if answers.num_rows:
+            self.parts.append(write_parquet(part_path, PART_SCHEMA, [answers]))
+            self._count(answers)
+        self._num_files += bool(steps or answers.num_rows)
+        self._show()
+
+    def _count(self, rows: pa.RecordBatch | pa.Table) -> None:
+        self.answered = np.union1d(self.answered, rows.column("row_id").to_numpy())
+        self.num_failed += pc.count(rows.column("error")).as_py()
+
+    def _show(self) -> None:
+        self.progress.settle(len(self.answered), self.num_failed)
+
+    def _name(self, number: int) -> str:
+        """Of the files of one attempt that came to something, in both places."""
+        return f"part-{self._partition:05d}{f'-{number:04d}' if number else ''}.parquet"

@@ -1,0 +1,86 @@
+"""A copy of the database for readers alone, always whole: they never meet a writer, and no writer meets them."""
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from engine.errors import ConfigError, DatabaseError
+from sql import statement
+from tasks.artifact import replace_file
+from tasks.database import connect
+
+COPY_BYTES = 16 * 1024**2
+WAIT_SECONDS = 0.2
+
+
+def check_target(database: Path, target: Path) -> None:
+    """Refuse a place where no copy of the database can lie.
+
+    Raises:
+        ConfigError: its folder is missing, it is a folder itself, or it is the database.
+    """
+    if not target.parent.is_dir():
+        raise ConfigError(f"publish: no folder {target.parent}")
+    if target.is_dir():
+        raise ConfigError(f"publish: {target} is a folder, expected a file or nothing")
+    if target.resolve() == database.resolve() or (target.exists() and target.samefile(database)):
+        raise ConfigError(f"publish: {target} is the database itself")
+
+
+@task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
+def publish(database: str, target: str) -> int:
+    """`publish_copy` as a step of a flow; tried again, since a lock or a full disk may not last."""
+    return publish_copy(database, target)
+
+
+def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_seconds: float = 60.0) -> int:
+    """Put a copy of the database, as it was last committed, in the place of `target`; returns its size in bytes.
+
+    Whoever has the old copy open goes on reading the old one. Meanwhile others may read the database, not write it.
+    Do not call it while this process has the database open.
+
+    Raises:
+        DatabaseError: the database is locked for longer than `lock_timeout_seconds`, or somebody writes to the copy.
+        OSError: the copy cannot be written; the old one stays.
+    """
+    database, target = Path(database), Path(target)
+    log = target.with_name(f"{target.name}.wal")
+    if log.exists():
+        raise DatabaseError(f"{log} exists: somebody writes to the published copy; close it and delete {log.name}")
+    _remove_leftovers(target)
+    deadline = time.monotonic() + lock_timeout_seconds
+    while True:
+        with connect(database, lock_timeout_seconds=max(0.0, deadline - time.monotonic())) as connection:
+            connection.execute(statement("checkpoint"))
+        with open(database, "rb") as source:
+            if _keep_writers_out(source.fileno(), database):
+                with replace_file(target) as copy:
+                    os.fchmod(copy.fileno(), os.fstat(source.fileno()).st_mode & 0o444)
+                    shutil.copyfileobj(source, copy, COPY_BYTES)
+                return target.stat().st_size
+        if time.monotonic() > deadline:
+            raise DatabaseError(f"{database} is written to all the time; waited {lock_timeout_seconds:g} s")
+        time.sleep(WAIT_SECONDS)
+
+
+def _keep_writers_out(descriptor: int, database: Path) -> bool:
+    """Take the lock that DuckDB's readers take; False where a writer came first, or left something in its log."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    log = database.with_name(f"{database.name}.wal")
+    return not log.exists() or log.stat().st_size == 0
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Delete what `replace_file` could not, because its process was killed."""
+    for path in target.parent.glob(f".{target.name}.*.tmp"):
+        if re.fullmatch(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]{{8}}\.tmp", path.name):
+            path.unlink(missing_ok=True)

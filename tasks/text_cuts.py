@@ -1,0 +1,204 @@
+"""Where a text may be cut so that the token ids of its pieces, one after the other, are those of the whole text.
+
+A byte-level or SentencePiece-like BPE tokenizer works in stages: added tokens are found in the text, the stretches
+between them are normalized and split into words, and merges never leave a word. A cut is exact where no stage looks
+across it. Two characters decide, one on each side, in two forms of tokenizer that are recognised by their pipeline:
+
+words
+    byte-level BPE whose words are matches of a pattern as GPT-2's, Llama 3's or Qwen's. In each alternative that is
+    known here, a letter can be followed by nothing but letters (or an apostrophe and letters), and nothing after the
+    letters is looked at. So between an ASCII letter and a blank or one of a few punctuation marks a word ends, whatever
+    stands before or after. Unicode normalization never joins an ASCII character with what stands before it.
+spaces
+    BPE without words, blanks written as "▁". Merges cross everything but what no piece of the vocabulary spells. So
+    it is exact to cut before a blank that follows a letter, if no piece has a "▁" behind a letter. What puts a
+    "▁" before the first word of a text must be undone: it is the blank that the piece begins with.
+
+White space is a trap (how a run of it is parted depends on what follows), and so is an added token that spells both
+sides of a cut. Other tokenizers have no cuts at all: Unigram weighs whole texts, WordPiece cleans and lowercases them.
+"""
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MARKS = ' \t\n\r:,.;?!()[]{}<>"'
+"""What may stand behind a cut between words. Not the apostrophe (don't), nor what some patterns join to words."""
+
+WORD_ALTERNATIVES = frozenset(
+    (
+        # Contractions, case by case or not.
+        r"'s",
+        r"'t",
+        r"'re",
+        r"'ve",
+        r"'m",
+        r"'ll",
+        r"'d",
+        r"'(?:[sdmt]|ll|ve|re)",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        # Letters, perhaps behind one character that is none; with marks; by case, perhaps with a contraction.
+        r" ?\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        # Digits, punctuation and white space: no letter in any.
+        r" ?\p{N}+",
+        r"\p{N}+",
+        r"\p{N}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+        r" ?[\p{P}\p{S}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s*[\r\n]",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+"""Alternatives of which a known word pattern is made."""
+
+LETTER_ALTERNATIVES = frozenset(text for text in WORD_ALTERNATIVES if text.endswith((r"\p{L}+", r"[\p{L}\p{M}]+")))
+CASED_ALTERNATIVES = frozenset(text for text in WORD_ALTERNATIVES if r"\p{Lu}" in text)
+
+_LETTERS = string.ascii_letters
+_UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+_SPACE = "▁"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCuts:
+    """The exact cuts of one tokenizer.
+
+    Attributes:
+        pairs: a letter and what may stand behind it; between the two is an exact cut.
+        drops_space: a piece behind a cut is encoded without the blank it begins with, because the tokenizer puts one.
+        added: the tokenizer's added tokens; it puts no blank before one of these.
+    """
+
+    pairs: frozenset[str]
+    drops_space: bool
+    added: tuple[str, ...]
+
+    def last(self, text: str, start: int, end: int) -> int:
+        """The last exact cut in ``[start, end]``, at least 1; -1 where there is none. The text before it and the text
+        from there on are the pieces."""
+        end = min(end, len(text) - (2 if self.drops_space else 1))
+        for position in range(end, max(start, 1) - 1, -1):
+            if text[position - 1 : position + 1] in self.pairs and not (
+                self.drops_space and text.startswith(self.added, position + 1)
+            ):
+                return position
+        return -1
+
+    def behind(self, piece: str) -> str:
+        """What to encode for a piece that stands behind a cut."""
+        return piece[1:] if self.drops_space else piece
+
+
+def find_cuts(spec: Mapping[str, Any], names: Mapping[str, str]) -> TextCuts | None:
+    """The exact cuts of a tokenizer; None where its pipeline is not of a form known to have any.
+
+    Args:
+        spec: the tokenizer as JSON.
+        names: what added tokens are spelled like instead, where not as in `spec`.
+    """
+    added = [names.get(token["content"], token["content"]) for token in spec["added_tokens"]]
+    # These two look at what stands around the token.
+    if any(token["single_word"] or token["rstrip"] for token in spec["added_tokens"]):
+        return None
+    if spec["model"]["type"] != "BPE" or spec["model"].get("dropout"):
+        return None
+    if _has_words(spec):
+        return _cuts(MARKS, added, drops_space=False)
+    if _has_spaces(spec):
+        prepends = any(step["type"] == "Prepend" for step in _steps(spec["normalizer"]))
+        return _cuts(" ", added, drops_space=prepends)
+    return None
+
+
+def _cuts(marks: str, added: list[str], *, drops_space: bool) -> TextCuts | None:
+    """All pairs but those that an added token spells: it might lie across the cut."""
+    pairs = {letter + mark for letter in _LETTERS for mark in marks}
+    pairs -= {text[i : i + 2] for text in added for i in range(len(text) - 1)}
+    return TextCuts(pairs=frozenset(pairs), drops_space=drops_space, added=tuple(added)) if pairs else None
+
+
+def _has_words(spec: Mapping[str, Any]) -> bool:
+    if any(step["type"] not in _UNICODE_FORMS for step in _steps(spec["normalizer"])):
+        return False
+    steps = _steps(spec["pre_tokenizer"])
+    return any(map(_splits_words, steps)) and all(_splits_words(step) or _is_harmless(step) for step in steps)
+
+
+def _splits_words(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":  # GPT-2's pattern
+        return bool(step["use_regex"]) and not step["add_prefix_space"]
+    if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
+        return False
+    alternatives = set(_alternatives(step["pattern"].get("Regex", "")))
+    covers_letters = alternatives & LETTER_ALTERNATIVES or len(alternatives & CASED_ALTERNATIVES) > 1
+    return bool(covers_letters) and alternatives <= WORD_ALTERNATIVES
+
+
+def _is_harmless(step: Mapping[str, Any]) -> bool:
+    """It parts digits from the rest, or changes none of the words."""
+    if step["type"] == "ByteLevel":
+        return not step["use_regex"] and not step["add_prefix_space"]
+    if step["type"] == "Split":
+        is_digits = step["pattern"].get("Regex") in (r"\p{N}", r"\p{N}{1,3}", r"\d", r"[0-9]")
+        return is_digits and step["behavior"] == "Isolated" and not step["invert"]
+    return bool(step["type"] == "Digits")
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """The parts of a pattern between its outermost "|"."""
+    parts, depth, in_class, start, position = [], 0, False, 0, 0
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "\\":
+            position += 1
+        elif in_class:
+            in_class = character != "]"
+        elif character == "[":
+            in_class = True
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+        elif character == "|" and depth == 0:
+            parts.append(pattern[start:position])
+            start = position + 1
+        position += 1
+    return [*parts, pattern[start:]]
+
+
+def _has_spaces(spec: Mapping[str, Any]) -> bool:
+    model = spec["model"]
+    if any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")):
+        return False
+    pieces = model["vocab"]
+    if not {_SPACE, *_LETTERS} <= pieces.keys():
+        return False
+    if any(before and before[-1] in _LETTERS for piece in pieces for before in piece.split(_SPACE)[:-1]):
+        return False
+    normalizer, pre_tokenizer = _steps(spec["normalizer"]), _steps(spec["pre_tokenizer"])
+    to_space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    if not pre_tokenizer:
+        return normalizer in ([to_space], [{"type": "Prepend", "prepend": _SPACE}, to_space])
+    (first, *rest) = pre_tokenizer
+    return not normalizer and not rest and (first["type"], first.get("replacement")) == ("Metaspace", _SPACE)
+
+
+def _steps(part: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, sequences in sequences flattened."""
+    if part is None:
+        return []
+    nested = part.get("normalizers", part.get("pretokenizers"))
+    return [dict(part)] if nested is None else [step for inner in nested for step in _steps(inner)]

@@ -1,0 +1,120 @@
+"""A process that has imported everything and loaded the model, and forks a child for each order: nights become cheap.
+
+Orders come as lines of JSON on standard input. For each, the child's process id goes to standard output, then, when it
+has ended, its exit status (minus the number of the signal that killed it). Keys of an order:
+
+    arguments   of the nightly command line; or
+    infer       partition and job, for the task alone
+    output      file for what the child writes to standard output and error
+    calls       file that gets a line for each fsync or replace: number, name, inode of what is safe from then on
+    kill        number of the call at which the child kills itself, and "before" or "after" it
+    poison      token id: the child kills itself when the model is about to compute it
+    file_bytes  limit of the operating system on the size of a file
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from engine.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.config import EngineConfig
+from flows.cli import main
+from flows.nightly import nightly
+from tasks.artifact import ArtifactRef
+from tasks.engine_host import PROCESS_HOST
+from tasks.failure_policy import FailurePolicy
+from tasks.infer import infer
+from tasks.infer_job import InferJob
+
+LATE_IMPORTS = ("prefect.flow_engine", "prefect.task_engine", "anyio._backends._asyncio", "fastapi", "pyarrow.dataset")
+"""What a night imports on its way."""
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch_calls(path: str, kill: tuple[int, str] | None) -> None:
+    """Number the calls that make things durable, and end at the one that is asked for."""
+    calls = Path(path)
+    calls.write_text("")
+    number = 0
+
+    def watch(name: str) -> None:
+        original = getattr(os, name)
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            nonlocal number
+            number += 1
+            if kill == (number, "before"):
+                die()
+            inode = os.stat(arguments[0]).st_ino
+            result = original(*arguments, **options)
+            with calls.open("a") as file:
+                file.write(f"{number} {name} {inode}\n")
+            if kill == (number, "after"):
+                die()
+            return result
+
+        setattr(os, name, watched)
+
+    watch("fsync")
+    watch("replace")
+
+
+def work(order: dict[str, Any]) -> int:
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if "calls" in order:
+        watch_calls(order["calls"], tuple(order["kill"]) if "kill" in order else None)
+    if "poison" in order:
+
+        def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+            if isinstance(module, torch.nn.Embedding) and (inputs[0] == order["poison"]).any():
+                die()
+
+        register_module_forward_pre_hook(look)
+    if "file_bytes" in order:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
+    if "infer" in order:
+        partition, job = order["infer"]
+        job |= {"plan": ArtifactRef.from_json(job["plan"])}
+        job |= {"engine": EngineConfig(**job["engine"]), "failures": FailurePolicy(**job["failures"])}
+        infer.fn(partition, InferJob(**job))
+        return 0
+    return main(nightly, order["arguments"])
+
+
+def serve(model: Path) -> None:
+    checkpoint = resolve_checkpoint(model)
+    config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, chunk_tokens=128, num_threads=1)
+    for name in LATE_IMPORTS:
+        import_module(name)
+    with PROCESS_HOST.use(str(checkpoint), checkpoint_digest(checkpoint), config):
+        pass
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = work(order)
+            finally:
+                os._exit(code)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

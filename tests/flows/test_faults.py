@@ -1,0 +1,271 @@
+"""Nights that are killed at any moment, lose what was not synced, or fill the disk: the next one ends right.
+
+``BATCHLOOM_FAULT_POINTS=200`` in the environment tries as many moments instead of a few; ``BATCHLOOM_FAULT_SEED``
+chooses others.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from engine.config import EngineConfig
+from tasks.failure_policy import FailurePolicy
+from tasks.infer_job import InferJob
+from tasks.plan_prefix import plan_prefix
+from tasks.read import read_requests
+from tasks.run import Run
+from tasks.run_folder import list_finished_parts, runs_folder
+from tasks.tokenize import read_max_model_len, tokenize
+from tasks.workload import load_workload
+
+ROOT = Path(__file__).parents[2]
+NUM_POINTS = int(os.environ.get("BATCHLOOM_FAULT_POINTS", "9"))
+SEED = int(os.environ.get("BATCHLOOM_FAULT_SEED", "5"))
+OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128", "--num-threads", "1")
+ANSWERS = "select doc_id, query_id, snippet, status, finish_reason, error from snippets order by all"
+WHOLE = ([0, 0], [12, 0], [12, 6])
+"""Rows in the two output tables: a workload is written in one transaction."""
+
+SCORES = "select query_id, doc_id, round(score, 3), status, error from rankings order by all"
+
+
+@dataclass
+class Forker:
+    """See `forked_nights`."""
+
+    process: "subprocess.Popen[str]"
+    output: Path
+
+    def start(self, **order: Any) -> int:
+        """Begin; returns the child's process id. `wait` must follow."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"output": str(self.output), **order}) + "\n")
+        self.process.stdin.flush()
+        self.output.unlink(missing_ok=True)
+        return self._read()
+
+    def wait(self) -> int:
+        return self._read()
+
+    def run(self, **order: Any) -> int:
+        self.start(**order)
+        return self.wait()
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def _read(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def forker(prefect_server: str, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOCAL_STORAGE_PATH"}
+    environment |= {"PREFECT_API_URL": prefect_server, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    program = Path(__file__).with_name("forked_nights.py")
+    folder = tmp_path_factory.mktemp("forker")
+    with (
+        open(folder / "errors", "w") as errors,
+        subprocess.Popen(
+            [sys.executable, str(program), str(tiny_llama)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", (folder / "errors").read_text()
+        yield Forker(process, folder / "output")
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def arguments(database: Path, model: Path) -> list[str]:
+    inputs = ["--database", str(database), "--model", str(model), "--publish", f"{database}.copy"]
+    return [*inputs, *OPTIONS, "--partition-tokens", "400", "--retry-delay-seconds", "0"]
+
+
+def read_rows(database: Path | str) -> list[list[tuple[Any, ...]]]:
+    """Every row of the output tables, not only the newest, so that one written twice shows."""
+    with duckdb.connect(str(database), read_only=True) as connection:
+        return [connection.execute(query).fetchall() for query in (ANSWERS, SCORES)]
+
+
+def lose_what_was_not_synced(database: Path, calls: Path) -> None:
+    """As a power loss may: what was renamed or written but never fsynced is empty. The database is DuckDB's affair."""
+    safe = {int(line.split()[2]) for line in calls.read_text().splitlines() if line.split()[1] == "fsync"}
+    for path in runs_folder(database).rglob("*"):
+        if path.is_file() and path.stat().st_ino not in safe:
+            os.truncate(path, 0)
+
+
+def check_end(database: Path, expected: list[list[tuple[Any, ...]]], *ends: str) -> None:
+    """The database and its copy hold these rows, each once; runs ended like this, the last ones well; no litter."""
+    assert read_rows(database) == expected
+    assert read_rows(f"{database}.copy") == expected
+    with duckdb.connect(str(database), read_only=True) as connection:
+        statuses = connection.execute("select distinct status from runs").fetchall()
+        assert {status for (status,) in statuses} <= {"completed", *ends}
+        last = "select workload, arg_max(status, started_at) from runs group by workload order by all"
+        assert connection.execute(last).fetchall() == [("ranking", "completed"), ("snippets", "completed")]
+        (num_rows,) = connection.execute("select sum(num_ok + num_errors) from runs").fetchone() or (0,)
+        assert num_rows == sum(map(len, expected))
+    folder = runs_folder(database)
+    leftovers = [path for path in folder.rglob("*.tmp") if path.parent.name != "cache"]
+    leftovers += [path for name in ("parts", "attempts", "requests.parquet") for path in folder.glob(f"*/{name}")]
+    leftovers += [path for path in folder.glob("2*") if not (path / "manifest.json").exists()]
+    leftovers += list(database.parent.glob(".*.tmp"))
+    assert leftovers == []
+
+
+def test_a_night_killed_at_any_moment_is_ended_by_the_next(nights: Any, forker: Forker, tmp_path: Path) -> None:
+    nights.sql("insert into snippet_requests values ('d-gone', 'q0')")
+    calls, random_ = tmp_path / "calls", random.Random(SEED)
+    undisturbed = tmp_path / "undisturbed.duckdb"
+    shutil.copyfile(nights.path, undisturbed)
+    started = time.monotonic()
+    assert forker.run(arguments=arguments(undisturbed, nights.model), calls=str(calls)) == 0, forker.said
+    seconds, num_calls = time.monotonic() - started, len(calls.read_text().splitlines())
+    expected = read_rows(undisturbed)
+    assert [len(rows) for rows in expected] == [13, 6]
+    check_end(undisturbed, expected)
+
+    num_killed = 0
+    for point in range(NUM_POINTS):
+        kind = ("before", "after", "time")[point % 3]
+        where = (point // 3 + random_.random()) / -(-NUM_POINTS // 3)  # evenly over the night, for each kind
+        database = tmp_path / f"{point}" / "team.duckdb"
+        database.parent.mkdir()
+        shutil.copyfile(nights.path, database)
+        order = {"arguments": arguments(database, nights.model), "calls": str(calls)}
+        if kind == "time":
+            child = forker.start(**order)
+            time.sleep(where * seconds)
+            with suppress(ProcessLookupError):  # it was quicker this time
+                os.kill(child, signal.SIGKILL)
+        else:
+            forker.start(**order, kill=(1 + int(where * num_calls), kind))
+        status = forker.wait()
+        assert status in (-signal.SIGKILL, 0), forker.said
+        num_killed += status != 0
+        is_power_loss = random_.random() < 0.5
+        if is_power_loss:
+            lose_what_was_not_synced(database, calls)
+        for path in (database, Path(f"{database}.copy")):
+            assert not path.exists() or read_rows(path) is not None
+        what = f"point {point}: {kind} {where:.3f}, power loss {is_power_loss}"
+        assert forker.run(arguments=order["arguments"]) == 0, f"{what}\n{forker.said}"
+        try:
+            check_end(database, expected, "interrupted")
+        except AssertionError as error:
+            error.add_note(f"{what}\n{forker.said}")
+            raise
+        shutil.rmtree(database.parent)
+    print(f"{num_killed} of {NUM_POINTS} nights of {num_calls} durable calls and {seconds:.1f} s were killed")
+    assert num_killed >= NUM_POINTS * 2 // 3
+
+
+def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
+    nights: Any, forker: Forker, tmp_path: Path
+) -> None:
+    """Each process goes on in the same run folder, as a worker does that takes over another one's partition."""
+    nights.sql("update documents set body = body || '~' where doc_id = 'd2'")
+    workload = load_workload("snippets")
+    run = Run.begin(nights.path, workload, "tiny", "digest", {})
+    requests = read_requests(nights.path, workload, "digest", run.folder).requests
+    model_len = read_max_model_len(nights.model, "auto")
+    tokens = tokenize.fn(requests, str(tmp_path / "tokens.parquet"), "snippets", str(nights.model), model_len)
+    plan = plan_prefix.fn(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
+    job = InferJob(
+        run_folder=run.folder,
+        plan=plan,
+        workload_source="snippets",
+        checkpoint=str(nights.model),
+        model_digest="digest",
+        engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
+        failures=FailurePolicy(retries=0),
+        expected_output_tokens=None,
+    )
+    (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
+    num_deaths, parts = 0, []
+    while (status := forker.run(infer=(0, asdict(job)), poison=poison)) != 0:
+        assert status == -signal.SIGKILL, forker.said
+        num_deaths += 1
+        before, parts = parts, list_finished_parts(run.folder)
+        assert [part for part in parts if part in before] == before, "a finished piece was made again"
+    assert num_deaths == 7, "the whole, a half, a document, its three rows two at a time and each alone"
+    table = pq.ParquetDataset([part.path for part in list_finished_parts(run.folder)]).read()
+    rows = {row["row_id"]: row["error"] for row in table.to_pylist()}
+    texts = pq.read_table(requests.path, columns=["row_id", "doc_id"]).to_pylist()
+    assert table.num_rows == len(rows) == 12
+    for row in texts:
+        reason = "the process that tried it ended each time" if row["doc_id"] == "d2" else None
+        assert rows[row["row_id"]] == reason, row
+
+
+@contextmanager
+def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
+    """A file system of this size at `folder`; skips the test where this user may not mount one."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"no tmpfs: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("spare", [20_000, 700_000])
+def test_a_full_disk_is_named_and_the_next_night_goes_on(
+    nights: Any, forker: Forker, tmp_path: Path, spare: int
+) -> None:
+    """Full while the rows are read, or when the answers are written."""
+    size, folder = nights.path.stat().st_size, tmp_path / "disk"
+    with small_disk(folder, size + spare):
+        database = folder / "team.duckdb"
+        shutil.copyfile(nights.path, database)
+        assert forker.run(arguments=arguments(database, nights.model)) == 1, forker.said
+        (line,) = [line for line in forker.said.splitlines() if line.startswith("nightly: ")]
+        assert re.search(rf"{folder}/.*: No space left on device; [\d,]+ bytes free in {folder}", line), line
+        assert [len(rows) for rows in read_rows(database)] in WHOLE
+        subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
+        assert forker.run(arguments=arguments(database, nights.model)) == 0, forker.said
+        rows = read_rows(database)
+        check_end(database, rows, "failed", "interrupted")
+    assert [len(part) for part in rows] == [12, 6]
+
+
+def test_a_database_that_may_not_grow_is_named_and_the_next_night_goes_on(nights: Any, forker: Forker) -> None:
+    """A limit of the operating system on the size of a file, as a quota is."""
+    command = arguments(nights.path, nights.model)
+    assert forker.run(arguments=command, file_bytes=nights.path.stat().st_size) == 1, forker.said
+    (line,) = [line for line in forker.said.splitlines() if line.startswith("nightly: ")]
+    free = rf"File too large; [\d,]+ bytes free in {nights.path.parent}"
+    assert re.search(rf"^nightly: {nights.path}: .*{free}$", line), line
+    assert [len(rows) for rows in read_rows(nights.path)] in WHOLE
+    assert forker.run(arguments=command) == 0, forker.said
+    assert [len(rows) for rows in read_rows(nights.path)] == [12, 6]

@@ -1,0 +1,104 @@
+"""What a night foretells of itself before it begins, against what it then does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+
+from engine.config import EngineConfig
+from engine.sharing_stats import SharingStats
+from flows.nightly import Night, predict_night
+from flows.settings import EngineSettings, PlanSettings, WorkerSettings
+from flows.workers import Workers
+from tasks.answer_length import read_answer_length
+from tasks.artifact import ArtifactRef
+from tasks.failure_policy import FailurePolicy
+from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, spread
+from tasks.plan_prefix import PlanSummary
+from tasks.report import write_report
+from tasks.run import Run
+from tasks.workload import load_workload
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def read_prediction(nights: Any) -> dict[str, float]:
+    ((config,),) = nights.sql("select config from runs order by started_at desc limit 1")
+    found: dict[str, float] = json.loads(config).get("prediction", {})
+    return found
+
+
+def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
+    nights.sql(
+        "insert into documents"
+        " select 'long' || i, 'House ' || i, repeat('house ' || i || ' at night ', 90 + i % 7) from range(100) as d (i)"
+    )
+    nights.sql("insert into ranking_candidates select 'q' || i % 3, 'long' || i from range(100) as d (i)")
+    engine = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=512)
+    nights.run("ranking", engine=engine, partition_tokens=20_000)
+    prediction = read_prediction(nights)
+    ((num_steps, num_tokens, num_partitions, peak_blocks),) = nights.sql(
+        "select count(*), sum(num_decode_tokens + num_suffix_tokens + num_prefix_tokens), count(distinct partition),"
+        " max(num_kv_blocks_used) from steps"
+    )
+    assert num_tokens > FEWEST_TOKENS_TO_PREDICT
+    assert 2 <= prediction.pop("num_simulated_partitions") <= num_partitions
+    assert prediction["num_steps"] == pytest.approx(num_steps, rel=0.1)
+    assert prediction["num_computed_tokens"] == pytest.approx(num_tokens, rel=0.05)
+    assert prediction["peak_kv_blocks"] == pytest.approx(peak_blocks, rel=0.1)
+    assert prediction["num_preempted_requests"] == 0
+    assert 0 < prediction["tecd_seconds"] <= prediction["step_seconds"]
+    page, facts = write_report(nights.path)
+    assert facts.prediction.keys() >= prediction.keys()
+    text = page.read_text()
+    assert 'id="prediction"' in text
+    assert all(title in text for title in ("tokens computed", "most KV blocks", "time of all steps"))
+
+    nights.run("ranking", engine=engine)
+    assert read_prediction(nights) == {}, "nothing new, nothing predicted"
+    nights.sql("insert into documents values ('one more', 'House', 'He walks.')")
+    nights.sql("insert into ranking_candidates values ('q0', 'one more')")
+    nights.run("ranking", engine=engine)
+    assert read_prediction(nights) == {}, "over before it would be predicted"
+
+
+def test_a_night_that_cannot_be_predicted_goes_on(
+    nights: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    workload = load_workload("ranking")
+    night = Night(
+        database=nights.path,
+        model="gone",
+        checkpoint=tmp_path / "gone",
+        model_digest="",
+        max_model_len=1024,
+        engine=EngineConfig(device="cpu"),
+        planning=PlanSettings(),
+        failures=FailurePolicy(),
+        machines=WorkerSettings(),
+        workers=Workers(WorkerSettings()),
+        full=False,
+    )
+    run = Run.begin(nights.path, workload, "gone", "", {"full": False})
+    plan = ArtifactRef(path=str(tmp_path / "plan.parquet"), num_rows=1, digest="")
+    sharing = SharingStats(num_logical_tokens=10**6, num_processed_tokens=10**6, num_best_tokens=1)
+    summary = PlanSummary(
+        num_rows=1, num_groups=1, num_partitions=1, partition_costs=(1,), handing_order=(0,), sharing=sharing
+    )
+
+    @flow(name="unpredictable", persist_result=False)
+    def unpredictable() -> None:
+        predict_night(night, run, plan, summary, read_answer_length(nights.path, workload))
+
+    unpredictable()
+    assert run.config == {"full": False}
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("ranking: the run is not predicted: ")
+    assert "config.json cannot be read" in warning
+
+
+@pytest.mark.parametrize(("count", "order"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 2, 1]), (5, [0, 4, 2, 1, 3])])
+def test_partitions_are_simulated_in_a_spread_order(count: int, order: list[int]) -> None:
+    assert spread(count) == order

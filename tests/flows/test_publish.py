@@ -1,0 +1,130 @@
+"""The copy for readers: whole at every moment, whoever reads, writes or is killed meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from engine.errors import BatchloomError, ConfigError, DatabaseError
+from tasks.publish import check_target, publish_copy
+
+ROOT = Path(__file__).parents[2]
+READ = """
+import sys, time, duckdb
+seen, number_of_reads = set(), 0
+print("reading", flush=True)
+while 2 not in seen or number_of_reads < 20:
+    with duckdb.connect(sys.argv[1], read_only=True) as connection:
+        seen.add(connection.execute("select count(*) from runs").fetchone()[0])
+        ok, errors = connection.execute("select sum(num_ok), sum(num_errors) from runs").fetchone()
+        rows = connection.execute("select (select count(*) from snippets) + (select count(*) from rankings)").fetchone()
+        assert rows[0] == (ok or 0) + (errors or 0), (rows, ok, errors)
+        number_of_reads += 1
+print(sorted(seen), flush=True)
+"""
+PUBLISH = "import sys; from tasks.publish import publish_copy; publish_copy(sys.argv[1], sys.argv[2])"
+
+
+def temporaries(folder: Path) -> list[Path]:
+    return list(folder.glob(".*.tmp"))
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_readers_see_whole_nights(nights: Any, tmp_path: Path) -> None:
+    """One process reads the copy in a loop while a night of two workloads runs and renews it."""
+    copy = tmp_path / "published" / "team.duckdb"
+    copy.parent.mkdir()
+    publish_copy(nights.path, copy)
+    with duckdb.connect(str(copy), read_only=True) as yesterday:
+        with subprocess.Popen([sys.executable, "-c", READ, str(copy)], stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+            nights.run(publish=copy)
+            assert reader.stdout.readline() == "[0, 2]\n"
+        assert reader.returncode == 0
+        assert yesterday.execute("select count(*) from snippets").fetchall() == [(0,)]
+    assert copy.stat().st_mode & 0o777 == nights.path.stat().st_mode & 0o444
+    assert temporaries(copy.parent) == []
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_failed_night_publishes_what_it_finished(nights: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.duckdb"
+
+    def spoil() -> None:
+        while not (parts := list(nights.runs.glob("*/parts/part-00000.parquet"))):
+            time.sleep(0.001)
+        steps = parts[0].parents[1] / "steps"
+        steps.rename(steps.with_name("gone"))
+
+    spoiler = threading.Thread(target=spoil)
+    spoiler.start()
+    with pytest.raises(BatchloomError, match="steps"):
+        nights.run("snippets", partition_tokens=1, publish=copy)
+    spoiler.join()
+    with duckdb.connect(str(copy), read_only=True) as connection:
+        ((status, num_ok),) = connection.execute("select status, num_ok from runs").fetchall()
+        assert status == "failed"
+        assert connection.execute("select count(*) from snippets").fetchall() == [(num_ok,)]
+
+
+def test_a_copy_in_the_making_keeps_writers_out_and_readers_in(nights: Any, tmp_path: Path) -> None:
+    """The copying process is halted in the middle, then killed."""
+    copy = tmp_path / "copy.duckdb"
+    publish_copy(nights.path, copy)
+    nights.sql("create table ballast as select repeat(md5(i::varchar), 10) as text from range(250_000) as t (i)")
+    command = [sys.executable, "-c", PUBLISH, str(nights.path), str(copy)]
+    with subprocess.Popen(command, cwd=ROOT) as publisher:
+        while not temporaries(tmp_path):
+            assert publisher.poll() is None
+        publisher.send_signal(signal.SIGSTOP)
+        assert temporaries(tmp_path)
+        with pytest.raises(duckdb.IOException, match=rf"Could not set lock .* \(PID {publisher.pid}\)"):
+            duckdb.connect(str(nights.path))
+        for path, num_tables in ((nights.path, 1), (copy, 0)):
+            with duckdb.connect(str(path), read_only=True) as connection:
+                found = connection.execute("select count(*) from duckdb_tables() where table_name = 'ballast'")
+                assert found.fetchall() == [(num_tables,)]
+        publisher.kill()
+    with duckdb.connect(str(copy), read_only=True) as connection:
+        assert connection.execute("select count(*) from documents").fetchall() == [(4,)]
+    assert temporaries(tmp_path)
+    num_bytes = publish_copy(nights.path, copy)
+    assert temporaries(tmp_path) == []
+    assert num_bytes == copy.stat().st_size == nights.path.stat().st_size
+    with duckdb.connect(str(copy), read_only=True) as connection:
+        assert connection.execute("select count(*) from ballast").fetchall() == [(250_000,)]
+
+
+def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> None:
+    link = tmp_path / "link.duckdb"
+    os.link(nights.path, link)
+    for target, message in (
+        (tmp_path / "none" / "copy.duckdb", "no folder"),
+        (tmp_path, "is a folder"),
+        (nights.path, "is the database itself"),
+        (link, "is the database itself"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_target(nights.path, target)
+    copy = tmp_path / "copy.duckdb"
+    (tmp_path / "copy.duckdb.wal").write_bytes(b"x")
+    with pytest.raises(DatabaseError, match=r"copy\.duckdb\.wal exists: somebody writes to the published copy"):
+        publish_copy(nights.path, copy)
+    (tmp_path / "copy.duckdb.wal").unlink()
+    hold = (
+        f"import duckdb, sys; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(DatabaseError, match=f"is locked by process {holder.pid}"):
+            publish_copy(nights.path, copy, lock_timeout_seconds=0.3)
+        assert not copy.exists()

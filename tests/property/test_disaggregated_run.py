@@ -1,0 +1,162 @@
+"""Two memories and one scheduler: whatever the timing, each token is computed from KV that is there and is right.
+
+The model is a hash: a token's "KV" is one number, made of the token and of all KV that it attends to. So one slot that
+is stale, missing or overwritten shows in every answer that depends on it.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import EngineConfig, Request, plan_prefix_groups
+from engine.admission import make_pool
+from engine.policies.preemption import SwapSpace
+from engine.policies.sharing import schedule_groups
+from engine.prefill_client import written_blocks
+from engine.run_steps import DisaggregatedRun
+from engine.scheduler import Scheduler
+from engine.token_batch import TokenBatch
+
+BLOCK_SIZE = 4
+UNWRITTEN = 10**9
+
+
+class HashMemory:
+    """KV memory of the hash model, as one of the two processes has it; one block more for padding."""
+
+    block_size = BLOCK_SIZE
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = np.full((num_blocks + 1, BLOCK_SIZE), UNWRITTEN)
+        self.keys = [torch.zeros(1)]
+
+    def forward(self, batch: TokenBatch) -> torch.Tensor:
+        attention = batch.attention
+        slots = self.blocks.reshape(-1)
+        group_of = np.repeat(np.arange(len(attention.prefix_lens)), np.diff(attention.group_starts))
+        for sequence, group in enumerate(group_of):
+            first_prefix = attention.prefix_block_starts[group]
+            seen = slot_ids(attention.prefix_block_ids[first_prefix:], attention.prefix_lens[group])
+            own = slot_ids(
+                attention.own_block_ids[attention.own_block_starts[sequence] :], attention.own_lens[sequence]
+            )
+            rows = range(attention.query_starts[sequence], attention.query_starts[sequence + 1])
+            for row, place in zip(rows, range(len(own) - len(rows), len(own)), strict=True):
+                earlier = int(slots[seen].sum() + slots[own[:place]].sum())
+                slots[attention.slot_mapping[row]] = mix(earlier, int(batch.input_ids[row]))
+        return torch.from_numpy(slots[attention.slot_mapping[batch.output_rows]].copy())
+
+
+class LateWorker:
+    """Computes steps in turn, at any time between sending and taking."""
+
+    def __init__(self, num_blocks: int, rng: random.Random) -> None:
+        self._memory = HashMemory(num_blocks)
+        self._rng = rng
+        self._waiting: list[TokenBatch] = []
+        self._done: list[tuple[npt.NDArray[np.int32], npt.NDArray[Any], torch.Tensor]] = []
+
+    @property
+    def can_send(self) -> bool:
+        return len(self._waiting) + len(self._done) < 2
+
+    def send(self, batch: TokenBatch, *, is_compiled: bool) -> None:
+        self._waiting.append(batch)
+        self._work()
+
+    def take(self, cache: HashMemory, *, waits: bool) -> torch.Tensor | None:
+        self._work()
+        if not self._done:
+            if not waits:
+                return None
+            self._compute()
+        block_ids, kv, hidden = self._done.pop(0)
+        cache.blocks[block_ids] = kv
+        return hidden
+
+    def _work(self) -> None:
+        while self._waiting and self._rng.random() < 0.5:
+            self._compute()
+
+    def _compute(self) -> None:
+        batch = self._waiting.pop(0)
+        hidden = self._memory.forward(batch)
+        block_ids = written_blocks(batch)
+        self._done.append((block_ids, self._memory.blocks[block_ids], hidden))
+
+
+def slot_ids(block_ids: npt.NDArray[np.int32], num_tokens: int) -> npt.NDArray[np.int64]:
+    places = np.arange(num_tokens)
+    return block_ids[places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE
+
+
+def mix(earlier: int, token: int) -> int:
+    return (earlier * 31 + token * 7919 + 5) % 1_000_003
+
+
+def next_token(state: int) -> int:
+    return 2 + state % 97
+
+
+def answer(prompt: list[int], num_tokens: int) -> list[int]:
+    """What the hash model says, straight away."""
+    tokens, total, state = list(prompt), 0, 0
+    for place in range(len(prompt) + num_tokens - 1):
+        state = mix(total, tokens[place])
+        total += state
+        if place >= len(prompt) - 1:
+            tokens.append(next_token(state))
+    return tokens[len(prompt) :]
+
+
+@given(st.integers(0, 2**32).map(random.Random), st.integers(4, 14), st.integers(0, 8))
+def test_each_token_is_computed_from_kv_that_is_there(
+    rng: random.Random, num_prompts: int, num_spare_blocks: int
+) -> None:
+    instruction = [1] * rng.randrange(10)
+    documents = [[rng.randrange(2, 5) for _ in range(rng.randrange(12))] for _ in range(3)]
+    prompts = [
+        instruction + rng.choice(documents) + [rng.randrange(2, 9) for _ in range(rng.randrange(1, 8))]
+        for _ in range(num_prompts)
+    ]
+    packing = rng.choice(["ragged", "prepacked", "padded", "length_ordered"])
+    config = EngineConfig(
+        disaggregation="processes",
+        block_size=BLOCK_SIZE,
+        chunk_tokens=rng.randrange(1, 25),
+        output_reserve=rng.choice([0.0, 1.0]),
+        sharing=rng.choice(["path", "group", "none"]),
+        max_running_requests=rng.choice(["memory", 3]),
+        batching=rng.choice(["continuous", "static", "dynamic"]),
+        prefill="whole" if packing != "ragged" else rng.choice(["chunked", "whole"]),
+        packing=packing,
+        preemption=rng.choice(["recompute", "kill"]),
+    )
+    requests = [
+        Request(request_id=str(index), token_ids=prompt, max_new_tokens=rng.randrange(1, 25))
+        for index, prompt in enumerate(prompts)
+    ]
+    num_blocks = max(-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests) + num_spare_blocks
+    pool, cache, worker = make_pool(config, num_blocks), HashMemory(num_blocks), LateWorker(num_blocks, rng)
+    groups = schedule_groups(requests, plan_prefix_groups(prompts), (), BLOCK_SIZE, config.sharing)
+    scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
+    run = DisaggregatedRun(scheduler, cache.forward, worker, cache, is_compiled=False)  # type: ignore[arg-type]
+    ended: list[int] = []
+    for scheduled, hidden in run.steps():
+        assert pool.num_used <= pool.num_blocks
+        for (sequence, _), state in zip(scheduled.owners, hidden.tolist(), strict=True):
+            sequence.append(next_token(int(state)))
+            if sequence.num_output_tokens < sequence.request.max_new_tokens:
+                scheduler.continue_decoding(sequence)
+                continue
+            scheduler.finish(sequence)
+            ended += sequence.owners
+            assert sequence.output_token_ids == answer(prompts[sequence.owners[0]], sequence.request.max_new_tokens)
+        ended += [owner for sequence in scheduled.step.killed for owner in sequence.owners]
+    assert sorted(ended) == list(range(len(requests)))
+    assert pool.num_used == 0
