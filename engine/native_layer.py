@@ -38,7 +38,7 @@ class NativeStep:
 
 
 class _Projection:
-    """One or several linear layers on the same input as one product, on tiles where the CPU has them."""
+    """One or several linear layers on the same input as one product, by our kernels where the CPU multiplies bf16."""
 
     __slots__ = ("_bias", "_kernels", "_packed", "_weight")
 

@@ -1,4 +1,4 @@
-"""The CPU kernels of cpp/, called on torch tensors: attention, norms, rotation, SwiGLU and products on tiles.
+"""The CPU kernels of cpp/, called on torch tensors: attention, norms, rotation, SwiGLU and bf16 products.
 
 Whoever has a C++ compiler gets them; without one the CPU path is torch alone (`engine.kernels.cpu`).
 """
@@ -48,7 +48,7 @@ class NativeWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
-    """Weights of a linear layer in the order in which tile products read them.
+    """Weights of a linear layer in the order in which products on tiles or vectors read them.
 
     Attributes:
         panels: bfloat16, panels of 32 output columns.
@@ -103,7 +103,7 @@ class NativeKernels:
             getattr(library, f"{name}_{suffix}") for name in KERNELS
         )
         self._project = library.project_bf16
-        self.has_tiles = dtype == torch.bfloat16 and bool(library.has_tiles())
+        self.has_products = dtype == torch.bfloat16 and bool(library.has_products())
         self._state = torch.empty(0)
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
@@ -224,9 +224,9 @@ class NativeKernels:
         return out
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight | None:
-        """``[n, depth]`` weights of a linear layer for `project`; None where tiles do not serve them."""
+        """``[n, depth]`` weights of a linear layer for `project`; None where only torch multiplies them."""
         num_columns, depth = weight.shape
-        if not self.has_tiles or num_columns % 32 or depth % 32:
+        if not self.has_products or num_columns % 32 or depth % 32:
             return None
         # Panel, step in depth, half, pair of depth, column, one of the pair.
         panels = weight.view(num_columns // 32, 2, 16, depth // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
@@ -256,7 +256,7 @@ class NativeKernels:
         return out
 
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
-        """Uninitialised ``[num_rows, num_columns]``; tile products read whole tiles, so memory reaches to their end."""
+        """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""
         return torch.empty(-(-num_rows // TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]
 
 

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -51,14 +52,15 @@ def load_library(folder: Path) -> ctypes.CDLL:
             function = getattr(library, f"{name}_{suffix}")
             function.argtypes, function.restype = signature, None
     library.project_bf16.argtypes, library.project_bf16.restype = _PROJECT_SIGNATURE, None
-    library.has_tiles.restype = ctypes.c_bool
+    library.has_products.restype = ctypes.c_bool
     return library
 
 
 def _built(compiler: str, folder: Path) -> Path:
     """The shared library for this source, compiler and processor; compiled where it is not in the cache."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    flags = _FLAGS + (_WIDE_FLAGS if platform.machine() == "x86_64" else ())
+    flags = [*_FLAGS, *(_WIDE_FLAGS if platform.machine() == "x86_64" else ())]
+    flags += shlex.split(os.environ.get("CXXFLAGS", ""))
     identity = hashlib.sha256("\0".join([compiler, version, *flags, _processor()]).encode())
     for source in sorted(_SOURCES.iterdir()):
         identity.update(source.read_bytes())

@@ -178,13 +178,42 @@ def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("native")
 
 
+CPU_FLAGS = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
+UNITS = {"best": ""}
+"""Compiler flags that leave out what this CPU has, so that what serves lesser ones is tested here as well."""
+if "amx_bf16" in CPU_FLAGS:
+    UNITS["vectors"] = "-DNO_TILES"
+if "avx512_bf16" in CPU_FLAGS:
+    UNITS["plain"] = "-DNO_TILES -DNO_VECTORS"
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the kernels lie, compiled for each of `UNITS`."""
+    folders = {units: tmp_path_factory.mktemp(units) for units in UNITS}
+    for units, folder in folders.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CXXFLAGS", UNITS[units])
+            load_library(folder)
+    return folders
+
+
 @pytest.mark.parametrize(
     ("heads", "head_dim"), [((1, 1), 64), ((9, 3), 64), ((7, 1), 96), ((16, 1), 128), ((4, 4), 256), ((6, 2), 16)]
 )
-@pytest.mark.parametrize(("dtype", "most_error"), [(torch.float32, 6e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "most_error", "units"),
+    [(torch.float32, 6e-6, "best"), *((torch.bfloat16, 2e-2, units) for units in UNITS)],
+)
 @pytest.mark.parametrize("name", NATIVE_BATCHES)
 def test_native_rows_attend_to_their_prefix_and_their_own_past(
-    name: str, dtype: torch.dtype, most_error: float, heads: tuple[int, int], head_dim: int, native_folder: Path
+    name: str,
+    dtype: torch.dtype,
+    most_error: float,
+    units: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    folders: dict[str, Path],
 ) -> None:
     """Blocks are scattered; those of nobody, and slots beyond an end, hold values that would swamp any answer."""
     generator = torch.Generator().manual_seed(len(name))
@@ -197,7 +226,7 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
         head_dim=head_dim,
         dtype=dtype,
         block_size=NATIVE_BLOCK_SIZE,
-        folder=native_folder,
+        folder=folders[units],
     )
     work = kernels.prepare(layout.batch)
     shape = (NUM_NATIVE_BLOCKS, NATIVE_BLOCK_SIZE, num_kv_heads, head_dim)
@@ -227,13 +256,14 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
     assert (out.double() - layout.expected(query, keys, values, 0.2)).abs().max() < most_error
 
 
-@pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 300])
-def test_native_products_and_what_is_between_them(num_rows: int, native_folder: Path) -> None:
-    """Against float64, in both formats; bfloat16 products run on tiles where this CPU has them."""
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("num_rows", [1, 5, 12, 13, 31, 32, 33, 300])
+def test_native_products_and_what_is_between_them(num_rows: int, units: str, folders: dict[str, Path]) -> None:
+    """Against float64, in both formats; where this CPU does not multiply bf16, products are torch's."""
     generator = torch.Generator().manual_seed(num_rows)
     for dtype, most_error in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
         kernels = NativeKernels(
-            num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=native_folder
+            num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
         )
         x, gate, up, weight, residual = (
             torch.randn(shape, generator=generator).to(dtype) / shape[1] ** 0.5
@@ -249,7 +279,9 @@ def test_native_products_and_what_is_between_them(num_rows: int, native_folder: 
         both = torch.cat([gate, up])
         assert (kernels.swiglu(normed @ both.T).double() - expected).abs().max() < most_error * expected.abs().max()
         packed, packed_gated = kernels.pack(weight, bias), kernels.pack_gated(gate, up)
-        assert (packed is not None) == (packed_gated is not None) == kernels.has_tiles
+        assert (packed is not None) == (packed_gated is not None) == kernels.has_products
+        is_here = dtype == torch.bfloat16 and units != "plain" and "avx512_bf16" in CPU_FLAGS
+        assert kernels.has_products == is_here
         if packed is not None and packed_gated is not None:
             gated = kernels.project(normed, packed_gated)
             assert (gated.double() - expected).abs().max() < most_error * expected.abs().max()

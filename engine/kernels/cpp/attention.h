@@ -8,7 +8,7 @@
 // Log-sum-exps are not kept: a row's running maximum, sum and output pass from its prefix to its own part.
 #pragma once
 
-#include "number.h"
+#include "pairs.h"
 
 namespace {
 
@@ -116,6 +116,34 @@ void weigh_tiles(const bf16* weights, const bf16* const* values, int num_subs, f
 }
 #endif
 
+#ifdef HAS_AVX512
+void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows, int dim) {
+  by_rows(num_rows, [=](auto rows, int first) {
+    RowSums<rows> sums;
+    sums.clear();
+    for (int d = 0; d < dim; d += 2) sums.add(q + first * dim + d, dim, keys + d * 16, keys + (dim + d) * 16);
+    sums.store(scores + first * CHUNK, CHUNK);
+  });
+}
+
+// All sub-blocks of a chunk at once, so that the output stays in registers.
+void weigh_vectors(const bf16* weights, const bf16* const* values, int num_subs, float* out, int num_rows, int dim) {
+  by_rows(num_rows, [=](auto rows, int first) {
+    for (int d = 0; d < dim; d += 32) {
+      RowSums<rows> sums;
+      sums.load(out + first * dim + d, dim);
+      for (int s = 0; s < num_subs; s++) {
+        const bf16* from = weights + first * CHUNK + s * SUB;
+        const bf16* columns = values[s] + 2 * d;
+        for (int pair = 0; pair < SUB / 2; pair++)
+          sums.add(from + 2 * pair, CHUNK, columns + pair * 2 * dim, columns + pair * 2 * dim + 32);
+      }
+      sums.store(out + first * dim + d, dim);
+    }
+  });
+}
+#endif
+
 inline float largest(const float* x, int count) {
 #ifdef HAS_AVX512
   __m512 a = _mm512_set1_ps(-3e38f), b = a;
@@ -176,7 +204,7 @@ template <typename T>
 struct Attend {
   int num_kv_heads, group, dim, block_size;
   float scale;  // with log2(e) in it
-  bool use_tiles;
+  Units units;
 
   int64_t sub_block(const int32_t* table, int head, int token) const {
     const int64_t block = table[token / block_size];
@@ -199,27 +227,33 @@ struct Attend {
       for (int r = 0; r < num_rows; r++)
         seen[r] = std::max(0, std::min(count, visible + (causal ? r / group : 0) - first));
       scores_to_weights(w, num_rows, seen, num_subs * SUB);
-#ifdef HAS_AMX
       if constexpr (std::is_same_v<T, bf16>) {
-        if (use_tiles) {
+#ifdef HAS_AMX
+        if (units == Units::tiles) {
           weigh_tiles(w.weights, parts, num_subs, w.out, num_rows > 16, dim);
           continue;
         }
-      }
 #endif
+#ifdef HAS_AVX512
+        if (units == Units::vectors) {
+          weigh_vectors(w.weights, parts, num_subs, w.out, num_rows, dim);
+          continue;
+        }
+#endif
+      }
       for (int s = 0; s < num_subs; s++) weigh_plain(w.weights + s * SUB, parts[s], w.out, num_rows, dim);
     }
   }
 
   void score(const T* q, const T* keys, float* scores, int num_rows) const {
-#ifdef HAS_AMX
     if constexpr (std::is_same_v<T, bf16>) {
-      if (use_tiles) {
-        score_tiles(q, keys, scores, num_rows > 16, dim);
-        return;
-      }
-    }
+#ifdef HAS_AMX
+      if (units == Units::tiles) return score_tiles(q, keys, scores, num_rows > 16, dim);
 #endif
+#ifdef HAS_AVX512
+      if (units == Units::vectors) return score_vectors(q, keys, scores, num_rows, dim);
+#endif
+    }
     score_plain(q, keys, scores, num_rows, dim);
   }
 
@@ -286,13 +320,13 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
             float* state) {
   const int group = num_q_heads / num_kv_heads;
   const int state_size = dim + 2;
-  const bool use_tiles = std::is_same_v<T, bf16> && dim % 32 == 0 && tiles_granted();
-  const Attend<T> part{num_kv_heads, group, dim, block_size, scale * LOG2E, use_tiles};
+  const Units units = std::is_same_v<T, bf16> && dim % 32 == 0 ? units_here() : Units::plain;
+  const Attend<T> part{num_kv_heads, group, dim, block_size, scale * LOG2E, units};
 #pragma omp parallel
   {
     Workspace<T>& w = workspace<T>();
 #ifdef HAS_AMX
-    if (use_tiles) load_tile_config();
+    if (units == Units::tiles) load_tile_config();
 #endif
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {
@@ -331,7 +365,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       }
     }
 #ifdef HAS_AMX
-    if (use_tiles) _tile_release();
+    if (units == Units::tiles) _tile_release();
 #endif
   }
 }

@@ -1,19 +1,19 @@
 // The CPU path's own kernels: what a decoder layer computes, for the element types bf16 and float.
 //
 // Compiled once per machine by engine/kernels/native_build.py. bf16 products run on AMX tiles where the CPU has them, else
-// in plain loops that compilers vectorise.
+// on AVX-512's vectors of bf16 pairs, else in plain loops that compilers vectorise.
 
 #include "attention.h"
 #include "layer.h"
 #include "product.h"
 
-extern "C" bool has_tiles() { return tiles_granted(); }
+extern "C" bool has_products() { return units_here() != Units::plain; }
 
-// x: [num_rows, depth] in memory for rows rounded up to 32; packed as multiply_tiles reads it; columns and depth are
+// x: [num_rows, depth] in memory for rows rounded up to 32; packed as product.h says; columns and depth are
 // multiples of 32.
 extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out,
                              int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
-#ifdef HAS_AMX
+#ifdef HAS_AVX512
   project(x, packed, bias, residual, out, num_rows, num_columns, depth, is_gated);
 #else
   (void)x, (void)packed, (void)bias, (void)residual, (void)out, (void)num_rows, (void)num_columns, (void)depth;

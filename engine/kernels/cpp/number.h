@@ -7,10 +7,11 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512DQ__)
+// NO_TILES and NO_VECTORS leave units out, so that what serves CPUs without them can be tested on those that have them.
+#if !defined(NO_VECTORS) && defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512DQ__)
 #define HAS_AVX512 1
 #include <immintrin.h>
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if !defined(NO_TILES) && defined(__AMX_BF16__) && defined(__linux__)
 #define HAS_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -103,5 +104,16 @@ void load_tile_config() {
 #else
 constexpr bool tiles_granted() { return false; }
 #endif
+
+// What multiplies bf16 here.
+enum class Units { plain, vectors, tiles };
+
+inline Units units_here() {
+#ifdef HAS_AVX512
+  return tiles_granted() ? Units::tiles : Units::vectors;
+#else
+  return Units::plain;
+#endif
+}
 
 }  // namespace
