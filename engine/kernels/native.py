@@ -90,8 +90,8 @@ class NativeKernels:
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, _SUFFIXES))}")
         if block_size % SUB_BLOCK_TOKENS:
             raise ValueError(f"block_size {block_size} is not a multiple of {SUB_BLOCK_TOKENS}")
-        if head_dim % 2 or head_dim > LARGEST_HEAD_DIM:
-            raise ValueError(f"head dim {head_dim} is odd or above {LARGEST_HEAD_DIM}")
+        if head_dim % 16 or head_dim > LARGEST_HEAD_DIM:
+            raise ValueError(f"head dim {head_dim} is not a multiple of 16 up to {LARGEST_HEAD_DIM}")
         if num_q_heads // num_kv_heads > TILE_ROWS:
             raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim

@@ -336,7 +336,7 @@ def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pyte
     ("change", "reason"),
     [
         ({"block_size": 16}, "block_size 16 is not a multiple of 32"),
-        ({"head_dim": 33}, "head dim 33 is odd"),
+        ({"head_dim": 40}, "head dim 40 is not a multiple of 16"),
         ({"dtype": torch.float16}, "element type torch.float16"),
         ({"num_q_heads": 33}, "33 query heads a KV head"),
     ],

@@ -27,33 +27,48 @@ struct alignas(64) Workspace {
   float sum[ROWS];
 };
 
-// scores[r][0..32) = q[r] . keys of a sub-block; r below num_rows, scores with row stride CHUNK.
+// Rows of a set share what is loaded of keys and values, and their sums stay in registers.
+constexpr int SET = 4;
+
+// sums[r] += the pair at x of each row of a set, times pairs of 16 columns.
+template <typename T>
+__attribute__((always_inline)) inline void add_pairs(Lanes (&sums)[SET][2], const T* x, int64_t stride, const T* columns) {
+  const Lanes low = load_lanes(columns), high = load_lanes(columns + 16);
+#pragma GCC unroll 4
+  for (int r = 0; r < SET; r++) {
+    const Lanes pair = repeat_pair(x + r * stride);
+    sums[r][0] += pair * low;
+    sums[r][1] += pair * high;
+  }
+}
+
+// scores[r][0..32) = q[r] . keys of a sub-block for whole sets of rows, scores with row stride CHUNK.
 template <typename T>
 void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim) {
-  for (int half = 0; half < 2; half++) {
-    const T* k = keys + half * 16 * dim;
-    for (int r = 0; r < num_rows; r++) {
-      float acc[32] = {};
-      for (int d = 0; d < dim; d += 2) {
-        const float even = load(q[r * dim + d]), odd = load(q[r * dim + d + 1]);
-        for (int j = 0; j < 32; j++) acc[j] += (j & 1 ? odd : even) * load(k[d * 16 + j]);
-      }
-      for (int j = 0; j < 16; j++) scores[r * CHUNK + half * 16 + j] = acc[2 * j] + acc[2 * j + 1];
+  for (int first = 0; first < num_rows; first += SET) {
+    for (int half = 0; half < 2; half++) {
+      Lanes sums[SET][2] = {};
+      for (int d = 0; d < dim; d += 2) add_pairs(sums, q + first * dim + d, dim, keys + (half * dim + d) * 16);
+      for (int r = 0; r < SET; r++) add_up_pairs(sums[r], scores + (first + r) * CHUNK + half * 16);
     }
   }
 }
 
-// out[r] += weights[r][0..32) . values of a sub-block; weights with row stride CHUNK.
+// out[r] += weights[r] . values of all sub-blocks of a chunk; weights with row stride CHUNK.
 template <typename T>
-void weigh_plain(const T* weights, const T* values, float* out, int num_rows, int dim) {
-  for (int r = 0; r < num_rows; r++) {
-    float acc[2 * MAX_DIM] = {};
-    for (int pair = 0; pair < SUB / 2; pair++) {
-      const float even = load(weights[r * CHUNK + 2 * pair]), odd = load(weights[r * CHUNK + 2 * pair + 1]);
-      const T* v = values + pair * 2 * dim;
-      for (int j = 0; j < 2 * dim; j++) acc[j] += (j & 1 ? odd : even) * load(v[j]);
+void weigh_plain(const T* weights, const T* const* values, int num_subs, float* out, int num_rows, int dim) {
+  for (int first = 0; first < num_rows; first += SET) {
+    for (int d = 0; d < dim; d += 16) {
+      Lanes sums[SET][2] = {};
+      for (int s = 0; s < num_subs; s++)
+        for (int pair = 0; pair < SUB / 2; pair++)
+          add_pairs(sums, weights + first * CHUNK + s * SUB + 2 * pair, CHUNK, values[s] + 2 * (pair * dim + d));
+      for (int r = 0; r < SET; r++) {
+        float added[16];
+        add_up_pairs(sums[r], added);
+        for (int j = 0; j < 16; j++) out[(first + r) * dim + d + j] += added[j];
+      }
     }
-    for (int d = 0; d < dim; d++) out[r * dim + d] += acc[2 * d] + acc[2 * d + 1];
   }
 }
 
@@ -241,7 +256,7 @@ struct Attend {
         }
 #endif
       }
-      for (int s = 0; s < num_subs; s++) weigh_plain(w.weights + s * SUB, parts[s], w.out, num_rows, dim);
+      weigh_plain(w.weights, parts, num_subs, w.out, num_rows, dim);
     }
   }
 

@@ -51,6 +51,43 @@ inline float exp2_negative(float x) {
   return x < -126.0f ? 0.0f : p * __builtin_bit_cast(float, power);
 }
 
+// 16 floats: 8 pairs. In as many registers as that takes.
+typedef float Lanes __attribute__((vector_size(64)));
+
+inline Lanes load_lanes(const float* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
+}
+
+inline Lanes load_lanes(const bf16* from) {
+  typedef uint16_t Halves __attribute__((vector_size(32)));
+  typedef uint32_t Words __attribute__((vector_size(64)));
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return Lanes(__builtin_convertvector(halves, Words) << 16);
+}
+
+typedef uint64_t Pairs __attribute__((vector_size(64)));
+
+inline Lanes repeat_pair(const float* from) {
+  uint64_t pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return Lanes(Pairs{} + pair);
+}
+
+inline Lanes repeat_pair(const bf16* from) {
+  const uint64_t first = uint32_t(from[0].bits) << 16, second = uint32_t(from[1].bits) << 16;
+  return Lanes(Pairs{} + (second << 32 | first));
+}
+
+// to[0..16) = the sums of the pairs in two Lanes.
+inline void add_up_pairs(const Lanes (&lanes)[2], float* to) {
+  float pairs[32];
+  std::memcpy(pairs, lanes, sizeof pairs);
+  for (int i = 0; i < 16; i++) to[i] = pairs[2 * i] + pairs[2 * i + 1];
+}
+
 inline float silu(float x) {
   const float e = exp2_negative(-std::fabs(x) * LOG2E);  // exp(-|x|)
   return x * (x < 0 ? e : 1.0f) / (1.0f + e);
