@@ -2,16 +2,18 @@
 
 Each row of a table runs one configuration of this engine: measured with a small model on the processor, or simulated
 (the real planner and scheduler, steps timed by a roofline of the device that is named). Measured configurations must
-first give the same greedy answers in float32, or the run ends with exit code 1 and the table has no figures.
+first give the same greedy answers in float32, or the table gets no figures; the others are run all the same, and the
+exit code is 1.
 
-Results are kept by table: those that are not run stay as they are in the file. `--render` runs nothing and writes what
-the file holds into docs/papers.md, with the plots beside it.
+Results are kept by table, each as soon as it is there: those that are not run stay as they are in the file. `--render`
+runs nothing and writes what the file holds into docs/papers.md, with the plots beside it.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,6 +34,7 @@ from benchmarks.paper_parts.throughput import measured_throughput, simulated_thr
 from benchmarks.paper_parts.token_batching import token_batching
 from benchmarks.random_model import write_checkpoint
 from engine.checkpoint import resolve_checkpoint
+from engine.errors import BatchloomError
 
 ROOT = Path(__file__).parents[1]
 RANDOM_SHAPE: Mapping[str, Any] = {
@@ -84,14 +87,17 @@ def main(command_line: Sequence[str] | None = None) -> int:
     if arguments.render:
         render_page(results, arguments.document)
         return 0
+    failed = []
     with open_lab(arguments) as lab:
         for name in arguments.only:
-            machine = describe_machine()
+            machine, started = describe_machine(), time.perf_counter()
+            print(f"{name}: begun", flush=True)
             try:
                 table = SIMULATED[name]() if name in SIMULATED else MEASURED[name](lab)
-            except WrongAnswerError as error:
-                print(f"benchmarks.papers: {name}: no figures: {error}", file=sys.stderr)
-                return 1
+            except (WrongAnswerError, BatchloomError) as error:
+                print(f"benchmarks.papers: {name}: no figures: {error}", file=sys.stderr, flush=True)
+                failed.append(name)
+                continue
             results["tables"][name] = {
                 "command": _command(arguments, name),
                 "machine": machine,
@@ -100,8 +106,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
             }
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-            print(f"{name}: {len(table.rows)} rows", flush=True)
-    return 0
+            print(f"{name}: {len(table.rows)} rows after {time.perf_counter() - started:.0f} s", flush=True)
+    return 1 if failed else 0
 
 
 def _command(arguments: argparse.Namespace, name: str) -> str:

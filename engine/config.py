@@ -26,7 +26,9 @@ class EngineConfig:
             there to compare with.
         block_size: tokens in a KV block; "native" attention takes multiples of 32.
         chunk_tokens: most tokens in one token batch (S_chunk of BatchLLM section 4.3.3).
-        kv_memory_bytes: KV budget (M_threshold); "auto" takes `memory_fraction` of the memory free after loading.
+        kv_memory_bytes: KV budget (M_threshold); "auto" takes `memory_fraction` of what is left: on the CPU, of what is
+            free after loading; on a GPU, of what weights, a full step, CUDA graphs and other processes do not need,
+            measured with a step when the engine is loaded.
         memory_fraction: used where kv_memory_bytes is "auto".
         max_model_len: longest prompt plus answer, in tokens; "auto" is the checkpoint's own limit.
         output_reserve: share of an answer's expected length that is set aside in KV memory when a request starts.
@@ -48,6 +50,8 @@ class EngineConfig:
         compile: whether torch.compile fuses the elementwise work of the model, where attention is not "native", which
             has it fused already. "auto" does so in 16-bit formats where a C++ compiler is installed and the plan is
             long enough to pay for the seconds it takes.
+        cuda_graphs: on a GPU, whether steps of decode tokens alone are launched as CUDA graphs, captured as they are
+            first needed; "auto" does so where attention is "fused" or "plain".
         num_threads: of the CPU, in each process; 0 leaves torch's setting.
     """
 
@@ -70,6 +74,7 @@ class EngineConfig:
     swap_memory_bytes: int | Literal["auto"] = "auto"
     disaggregation: Disaggregation = "none"
     compile: Literal["auto", "always", "never"] = "auto"
+    cuda_graphs: Literal["auto", "never"] = "auto"
     num_threads: int = 0
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -13,26 +12,24 @@ import torch
 import transformers
 
 from engine.admission import make_pool
-from engine.attention import make_attention
-from engine.compute_ledger import ComputeLedger
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
-from engine.kernels.native import NativeKernels
-from engine.kv_cache import KVCache, KVShape
+from engine.kv_cache import KVShape
+from engine.limits import EngineLimits
 from engine.model import Model
-from engine.output import Decoder, OutputProcessor
-from engine.placement import find_device, find_dtype, find_prefill_device, kv_budget_bytes, swap_budget_bytes
+from engine.output import Answered, Decoder, OutputProcessor
+from engine.placement import find_device, find_dtype, find_prefill_device, swap_budget_bytes
 from engine.plan import PrefixGroup, plan_prefix_groups
-from engine.policies.packing import PADDED_PACKINGS
 from engine.policies.preemption import SwapSpace
 from engine.policies.sharing import schedule_groups
 from engine.prefill_client import PrefillClient, open_prefill_client, written_blocks
 from engine.request import Completion, Mode, Request
-from engine.run_steps import ComputedSteps, DisaggregatedRun, run_here
+from engine.run_steps import DisaggregatedRun, SubmittedSteps, overlaps_steps, run_here
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as RunningSequence
-from engine.sequence import most_extra_tokens
+from engine.step_books import StepBooks
 from engine.step_record import StepRecord
+from engine.step_runner import StepRunner
 from engine.token_batch import TokenBatch
 
 TOKENS_THAT_PAY_FOR_COMPILING = 100_000
@@ -53,24 +50,10 @@ class Engine:
         self._model = model
         self._checkpoint = checkpoint
         self._prefill_client: PrefillClient | None = None
-        is_cpu = model.device.type == "cpu"
-        self._cache = KVCache(
-            model.kv_shape,
-            block_size=config.block_size,
-            budget_bytes=kv_budget_bytes(config, model.device),
-            device=model.device,
-            has_pad_block=config.packing in PADDED_PACKINGS,
-        )
+        self._overlaps_steps = overlaps_steps(config, model.device)
+        self._runner = StepRunner(model, config, max_model_len=self.max_model_len)
+        self._cache = self._runner.cache
         self._num_swap_blocks = swap_budget_bytes(config, self._cache) // self._cache.block_bytes
-        self._backend = make_attention(
-            "torch" if config.attention == "auto" and is_cpu and not model.is_swiglu else config.attention,
-            num_q_heads=model.num_q_heads,
-            kv_shape=model.kv_shape,
-            block_size=config.block_size,
-            device=model.device,
-        )
-        if isinstance(self._backend, NativeKernels):
-            model.use_native_layers(self._backend)
 
     @classmethod
     def load(cls, model: str | Path | transformers.PreTrainedModel, config: EngineConfig | None = None) -> "Engine":
@@ -88,6 +71,8 @@ class Engine:
         if config.disaggregation == "processes" and isinstance(model, transformers.PreTrainedModel):
             raise ConfigError("disaggregation 'processes' needs a checkpoint that both load, got a loaded model")
         device = find_device(config.device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels, graphs and events go to the current device
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device)
@@ -145,10 +130,11 @@ class Engine:
             decode: needed where a request has stop strings.
             on_step: called after each step.
         """
+        can_decode = decode is not None
         impossible = {
             index: reason
             for index, request in enumerate(requests)
-            if (reason := self._why_impossible(request, decode)) is not None
+            if (reason := self._limits.why_impossible(request, can_decode=can_decode)) is not None
         }
         for index, reason in impossible.items():
             request = requests[index]
@@ -169,39 +155,22 @@ class Engine:
         if self._pays_to_compile(groups):
             self._model.compile_layers()
         outputs = OutputProcessor(requests, self._model, scheduler, decode)
-        ledger = ComputeLedger()
-        started = time.perf_counter()
-        with closing(self._run(scheduler)) as computed:
-            for number, (scheduled, hidden) in enumerate(computed):
-                step = scheduled.step
-                finished = list(outputs.process(hidden, scheduled.owners))
-                ended = time.perf_counter()
-                duration_ms = (ended - started) * 1e3
-                ledger.book(step, duration_ms)
+        books = StepBooks(scheduler)
+        late: list[Answered] = []
+        with closing(self._run(scheduler, outputs)) as submitted:
+            for scheduled, said in submitted:
+                answered = list(outputs.collect(said))
+                record = books.book(scheduled, sum(len(found.sequence.owners) for found in answered))
                 if on_step is not None:
-                    on_step(
-                        StepRecord(
-                            step=number,
-                            num_decode_tokens=sum(count for _, count in step.decodes),
-                            num_suffix_tokens=sum(count for _, count in step.suffixes),
-                            num_prefix_tokens=sum(step.prefixes.values()),
-                            num_kv_blocks_used=scheduled.num_blocks_used,
-                            num_prefix_kv_blocks=scheduled.num_prefix_blocks,
-                            num_request_kv_blocks=scheduled.num_request_blocks,
-                            num_cached_kv_blocks=scheduled.num_cached_blocks,
-                            num_kv_blocks_total=pool.num_blocks,
-                            num_running_requests=scheduler.num_running,
-                            num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
-                            num_finished_requests=sum(len(sequence.owners) for sequence, _ in finished),
-                            num_preempted_requests=step.num_preempted,
-                            duration_ms=duration_ms,
-                        )
-                    )
-                started = ended
-                for sequence, reason in finished:
-                    yield from outputs.complete(sequence, reason, ledger.take(sequence))
-                for sequence in step.killed:
-                    yield from outputs.refuse(sequence, _why_killed(sequence), ledger.take(sequence))
+                    on_step(record)
+                # One of whom the step under way computes a row has not been charged with all that it costs yet.
+                completed = late + [found for found in answered if not found.has_late_row]
+                late = [found for found in answered if found.has_late_row]
+                for found in completed:
+                    yield from outputs.complete(found.sequence, found.reason, books.take_cost_ms(found.sequence))
+                for sequence in scheduled.step.killed:
+                    yield from outputs.refuse(sequence, _why_killed(sequence), books.take_cost_ms(sequence))
+        assert not late, "a step was computed and not booked"
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
     def compute_prompts(self, batch: TokenBatch, *, is_compiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,7 +184,7 @@ class Engine:
         """
         if is_compiled:
             self._model.compile_layers()
-        hidden = self._forward(batch)
+        hidden = self._runner.forward(batch)
         return hidden.cpu(), self._cache.read_blocks(written_blocks(batch))
 
     def check_kv_shape(self, shape: KVShape) -> None:
@@ -223,19 +192,27 @@ class Engine:
         if shape != self._model.kv_shape:
             raise ConfigError(f"the process that decodes has {shape}, the one for prompts {self._model.kv_shape}")
 
-    def _forward(self, batch: TokenBatch) -> torch.Tensor:
-        return self._model.forward(batch, self._cache, self._backend)
+    @property
+    def _limits(self) -> EngineLimits:
+        return EngineLimits(
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            block_size=self._cache.block_size,
+            num_kv_blocks=self._cache.num_blocks,
+        )
 
-    def _run(self, scheduler: Scheduler) -> ComputedSteps:
+    def _run(self, scheduler: Scheduler, outputs: OutputProcessor) -> SubmittedSteps:
+        cache, forward = self._cache, self._runner.forward
         if self.config.disaggregation == "none":
-            yield from run_here(scheduler, self._forward, self._cache.block_size)
+            yield from run_here(scheduler, forward, outputs.submit, cache.block_size, overlaps=self._overlaps_steps)
             return
         worker = self._open_prefill_client()
-        run = DisaggregatedRun(scheduler, self._forward, worker, self._cache, is_compiled=self._model.is_compiled)
+        run = DisaggregatedRun(scheduler, forward, worker, cache, is_compiled=self._model.is_compiled)
         try:
-            yield from run.steps()
+            for scheduled, hidden in run.steps():
+                yield scheduled, outputs.submit(hidden, scheduled.owners)
         except BaseException:
-            worker.abandon(self._cache)
+            worker.abandon(cache)
             raise
 
     def _open_prefill_client(self) -> PrefillClient:
@@ -257,7 +234,7 @@ class Engine:
             if request.request_id in seen:
                 raise RequestError(f"request {request.request_id!r}: the request_id is used twice in one call")
             seen.add(request.request_id)
-            reason = self._why_impossible(request, decode)
+            reason = self._limits.why_impossible(request, can_decode=decode is not None)
             if request.mode != mode:
                 reason = f"mode is {request.mode!r}, expected {mode!r} here"
             if reason is not None:
@@ -265,31 +242,6 @@ class Engine:
         groups = plan_prefix_groups([request.token_ids for request in requests])
         answers = {answer.request_id: answer for answer in self.run_plan(requests, groups, decode=decode)}
         return [answers[request.request_id] for request in requests]
-
-    def _why_impossible(self, request: Request, decode: Decoder | None) -> str | None:
-        """Why a request cannot be answered even alone; None where it can."""
-        num_prompt_tokens = len(request.token_ids)
-        largest = max(int(request.token_ids.max()), *(max(label) for label in request.labels), 0)
-        if largest >= self.vocab_size:
-            return f"token id {largest} is not below the vocabulary size {self.vocab_size}"
-        if any(token < 0 for label in request.labels for token in label):
-            return f"label token ids must not be negative, got {request.labels}"
-        num_tokens = num_prompt_tokens + most_extra_tokens(request) + 1
-        if num_tokens > self.max_model_len:
-            return (
-                f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer "
-                f"{num_tokens}, which exceeds the context of {self.max_model_len}"
-            )
-        # A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
-        num_blocks = -(-num_tokens // self._cache.block_size) + 1
-        if num_blocks > self._cache.num_blocks:
-            return (
-                f"{num_tokens} tokens need up to {num_blocks} KV blocks of {self._cache.block_size} tokens, "
-                f"the memory budget holds {self._cache.num_blocks}"
-            )
-        if request.stop and decode is None:
-            return "stop strings need the caller's decoder: pass decode="
-        return None
 
 
 def _why_killed(sequence: RunningSequence) -> str:

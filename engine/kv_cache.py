@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import CapacityError
+from engine.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +54,23 @@ class KVCache:
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
         """A copy in host memory: ``[2 * num_layers, n, block_size, num_kv_heads, head_dim]``, all keys, then values."""
-        index = self._index(block_ids)
+        index, device = self._index(block_ids), self.keys[0].device
         shape = (2 * len(self.keys), len(block_ids), *self.keys[0].shape[1:])
-        kv = torch.empty(shape, dtype=self.keys[0].dtype)
+        kv = torch.empty(shape, dtype=self.keys[0].dtype, pin_memory=device.type == "cuda")
         for copied, tensor in zip(kv, (*self.keys, *self.values), strict=True):
-            copied.copy_(tensor.index_select(0, index))
+            copied.copy_(tensor.index_select(0, index), non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
         return kv
 
     def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: torch.Tensor) -> None:
         """Writes what `read_blocks` gave into n blocks, of this memory or of another one like it."""
-        index = self._index(block_ids)
+        index, is_pinned = self._index(block_ids), kv.is_pinned()
         for tensor, saved in zip((*self.keys, *self.values), kv, strict=True):
-            tensor.index_copy_(0, index, saved.to(tensor.device))
+            tensor.index_copy_(0, index, saved.to(tensor.device, non_blocking=is_pinned))
 
     def _index(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(block_ids.astype(np.int64)).to(self.keys[0].device)
+        return to_device(block_ids.astype(np.int64), self.keys[0].device)
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

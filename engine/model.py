@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
-from transformers.masking_utils import AttentionMaskInterface
 
 from engine.attention import AttentionBackend
 from engine.checkpoint import no_progress_bars, resolve_checkpoint
@@ -20,6 +20,7 @@ from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache, KVShape
 from engine.native_layer import NativeLayer, NativeStep, Rotation
 from engine.token_batch import TokenBatch
+from engine.transfers import to_device
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -59,12 +60,9 @@ def _attention(
     return out.unsqueeze(0), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Who sees what is in the AttentionBatch."""
-
-
 AttentionInterface.register(_ATTENTION_NAME, _attention)
-AttentionMaskInterface.register(_ATTENTION_NAME, _no_mask)
+# Without a mask function of that name transformers makes no mask, and does not look for packed sequences in the
+# positions either, which would make the host wait for the device in each step. Who sees what is in the AttentionBatch.
 
 
 class Model:
@@ -87,6 +85,7 @@ class Model:
         self.dtype: torch.dtype = language_model.dtype
         self.vocab_size = int(config.vocab_size)
         self.max_positions = int(config.max_position_embeddings)
+        self.hidden_size = int(config.hidden_size)
         self.num_q_heads = int(config.num_attention_heads)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.kv_shape = KVShape(
@@ -165,9 +164,17 @@ class Model:
         self.is_compiled = False
 
     @torch.inference_mode()
-    def forward(self, batch: TokenBatch, cache: KVCache, backend: AttentionBackend | NativeKernels) -> torch.Tensor:
+    def forward(
+        self,
+        batch: TokenBatch,
+        cache: KVCache,
+        backend: AttentionBackend | NativeKernels,
+        late_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Runs one token batch and writes its KV.
 
+        Args:
+            late_ids: int64, tokens that the step before has sampled and only the device knows (`TokenBatch.input_ids`).
         Returns:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
@@ -176,9 +183,25 @@ class Model:
             step = NativeStep(cache=cache, work=backend.prepare(batch.attention), rotation=Rotation())
         else:
             step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
+        numbers = to_device(np.concatenate([batch.input_ids, batch.positions, batch.output_rows]), self.device)
+        num_rows = len(batch.input_ids)
+        input_ids, positions = numbers[:num_rows], numbers[num_rows : 2 * num_rows]
+        if batch.has_late_tokens:
+            assert late_ids is not None, "a token is missing that no step has sampled"
+            input_ids = fill_in(input_ids, late_ids)
+        return self.compute(input_ids, positions, step).index_select(0, numbers[2 * num_rows :])
+
+    @torch.inference_mode()
+    def compute(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep | NativeStep
+    ) -> torch.Tensor:
+        """The layers alone, all tensors on the device: int64 ``[T]`` twice -> last hidden states ``[T, hidden]``.
+
+        Nothing in it waits for the device or depends on what is in the tensors, so a CUDA graph can be made of it.
+        """
         inputs = {
-            "input_ids": torch.from_numpy(batch.input_ids).to(self.device).unsqueeze(0),
-            "position_ids": torch.from_numpy(batch.positions).to(self.device).unsqueeze(0),
+            "input_ids": input_ids.unsqueeze(0),
+            "position_ids": positions.unsqueeze(0),
             "use_cache": False,
             "attention_step": step,
         }
@@ -189,7 +212,7 @@ class Model:
             LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
             self._decompile_layers()
             hidden = self._base(**inputs).last_hidden_state
-        return hidden[0].index_select(0, torch.from_numpy(batch.output_rows).to(self.device))
+        return hidden[0]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -205,6 +228,12 @@ class Model:
         """
         bias = None if self._head.bias is None else self._head.bias[token_ids].float()
         return nn.functional.linear(hidden.float(), self._head.weight[token_ids].float(), bias)
+
+
+def fill_in(input_ids: torch.Tensor, late_ids: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by late_ids[row]."""
+    is_late = input_ids < 0
+    return torch.where(is_late, late_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
 
 
 def check_supported(config: transformers.PretrainedConfig) -> None:

@@ -2,21 +2,50 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from engine.label_scores import LabelRows
 from engine.model import Model
 from engine.request import Completion, FinishReason, Request
 from engine.sampler import sample
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.transfers import HostCopies, to_device
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
 
-_ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 256
 """Rows that go through the output layer together: a bound on the memory of logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepOutputs:
+    """What the model says in one step; the device may still be computing it.
+
+    Attributes:
+        token_ids: int64 ``[n]`` on the device, one token for each sampled row.
+        sampled: (sequence, which of its own tokens), for each of these.
+        labels: rows that score labels.
+        copies: of all that is computed, on their way to the host.
+    """
+
+    token_ids: torch.Tensor
+    sampled: list[tuple[Sequence, int]]
+    labels: LabelRows
+    copies: HostCopies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answered:
+    """A sequence that is answered. With has_late_row, the step under way computes a row of it in vain."""
+
+    sequence: Sequence
+    reason: FinishReason
+    has_late_row: bool
 
 
 class OutputProcessor:
@@ -29,30 +58,61 @@ class OutputProcessor:
         self._model = model
         self._scheduler = scheduler
         self._decode = decode
-        self._label_columns: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
 
-    def process(
-        self, hidden: torch.Tensor, outputs: Sequences[tuple[Sequence, int]]
-    ) -> Iterator[tuple[Sequence, FinishReason]]:
-        """Books what the model said; yields what is answered by it and why it ended, its memory freed.
+    def submit(self, hidden: torch.Tensor, outputs: Sequences[tuple[Sequence, int]]) -> StepOutputs:
+        """Has the device sample and score a step's rows, and books what follows without knowing what they say.
+
+        An answer goes on with a token that only the device knows, unless it is as long as it may be; a label is
+        followed by the next one. So the next step can be scheduled before this one is done.
 
         Args:
             hidden: ``[R, hidden]``, last hidden states of the output rows.
-            outputs: whose rows they are, (sequence, number of rows) in row order; R rows in all.
+            outputs: whose rows they are, (sequence, number of rows) in row order; R rows in all. Their step is booked
+                as computed.
         """
         starts = np.cumsum([0, *(count for _, count in outputs)]).tolist()
-        sampled = [(s, row) for (s, _), row in zip(outputs, starts, strict=False) if s.request.mode == "generate"]
-        for first in range(0, len(sampled), _ROWS_AT_ONCE):
-            yield from self._sample(hidden, sampled[first : first + _ROWS_AT_ONCE])
-        for (sequence, count), row in zip(outputs, starts, strict=False):
-            if sequence.request.mode == "score":
-                yield from self._score(sequence, hidden[row : row + count])
+        owners = [(sequence, row, count) for (sequence, count), row in zip(outputs, starts, strict=False)]
+        sampled = [(sequence, row) for sequence, row, _ in owners if sequence.request.mode == "generate"]
+        token_ids = self._sample(hidden, sampled)
+        labels = LabelRows.of([owner for owner in owners if owner[0].request.mode == "score"])
+        scores = labels.score(hidden, self._model, ROWS_AT_ONCE)
+        copies = HostCopies([token_ids, *scores])
+        places = []
+        for index, (sequence, _) in enumerate(sampled):
+            places.append((sequence, sequence.length))
+            if sequence.num_output_tokens + 1 < sequence.request.max_new_tokens:
+                sequence.append(-1 - index)
+                self._scheduler.continue_decoding(sequence)
+        for sequence in labels.start_next():
+            self._scheduler.continue_decoding(sequence)
+        return StepOutputs(token_ids=token_ids, sampled=places, labels=labels, copies=copies)
+
+    def collect(self, outputs: StepOutputs) -> Iterator[Answered]:
+        """Waits for what a step says and books it; gives what is answered by it, its memory freed.
+
+        Steps are collected in the order in which they were submitted, at the latest before the next but one is.
+        """
+        token_ids, *scores = outputs.copies.wait()
+        for (sequence, place), token in zip(outputs.sampled, token_ids.tolist(), strict=True):
+            if sequence.is_answered:
+                continue
+            sequence.settle(place, token)
+            reason = self._finish_reason(sequence, place)
+            if reason is not None:
+                sequence.end_at(place + 1)
+                has_late_row = sequence.num_uncomputed == 0
+                self._scheduler.finish(sequence)
+                yield Answered(sequence=sequence, reason=reason, has_late_row=has_late_row)
+        for sequence in outputs.labels.book(scores):
+            sequence.end_at(sequence.num_suffix)
+            self._scheduler.finish(sequence)
+            yield Answered(sequence=sequence, reason="scored", has_late_row=False)
 
     def complete(self, sequence: Sequence, reason: FinishReason, compute_ms: float) -> Iterator[Completion]:
         """The answer of each request that owns a finished sequence; only the first one paid for it."""
         token_ids = tuple(sequence.output_token_ids)
-        sums = sequence.label_sums
-        logprobs = tuple((sums - np.logaddexp.reduce(sums)).tolist()) if reason == "scored" else ()
+        scores = sequence.label_scores
+        logprobs = tuple((scores - np.logaddexp.reduce(scores)).tolist()) if reason == "scored" else ()
         for place, owner in enumerate(sequence.owners):
             request = self._requests[owner]
             num_prompt_tokens = len(request.token_ids)
@@ -80,63 +140,31 @@ class OutputProcessor:
                 error=error,
             )
 
-    def _sample(
-        self, hidden: torch.Tensor, rows: Sequences[tuple[Sequence, int]]
-    ) -> Iterator[tuple[Sequence, FinishReason]]:
-        sequences = [sequence for sequence, _ in rows]
-        logits = self._model.logits(hidden[[row for _, row in rows]])
-        tokens = sample(logits, [s.request for s in sequences], [s.num_output_tokens for s in sequences])
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.append(token)
-            reason = self._finish_reason(sequence, token)
-            if reason is None:
-                self._scheduler.continue_decoding(sequence)
-            else:
-                self._scheduler.finish(sequence)
-                yield sequence, reason
+    def _sample(self, hidden: torch.Tensor, rows: Sequences[tuple[Sequence, int]]) -> torch.Tensor:
+        if len(rows) < len(hidden):
+            index = np.array([row for _, row in rows], dtype=np.int64)
+            hidden = hidden.index_select(0, to_device(index, hidden.device))
+        requests = [sequence.request for sequence, _ in rows]
+        positions = [sequence.num_output_tokens for sequence, _ in rows]
+        chosen = [
+            sample(self._model.logits(hidden[first:last]), requests[first:last], positions[first:last])
+            for first, last in ((first, first + ROWS_AT_ONCE) for first in range(0, len(rows), ROWS_AT_ONCE))
+        ]
+        if len(chosen) == 1:
+            return chosen[0]
+        return torch.cat([torch.empty(0, dtype=torch.int64, device=hidden.device), *chosen])
 
-    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+    def _finish_reason(self, sequence: Sequence, place: int) -> FinishReason | None:
+        """Why an answer ends with own token `place`, if it does."""
         request = sequence.request
+        token = int(sequence.own_tokens(place, place + 1)[0])
         if token in self._model.eos_token_ids and not request.ignore_eos:
             return "eos"
         if request.stop and self._decode is not None:
             # A token adds at least a byte of text, so a stop string that just ended began within this many tokens.
             most_tokens = max(len(text.encode()) for text in request.stop) + 4
-            text = self._decode(sequence.output_token_ids[-most_tokens:])
+            first = max(sequence.num_suffix, place + 1 - most_tokens)
+            text = self._decode(sequence.own_tokens(first, place + 1).tolist())
             if any(stop in text for stop in request.stop):
                 return "stop"
-        return "length" if sequence.num_output_tokens == request.max_new_tokens else None
-
-    def _score(self, sequence: Sequence, hidden: torch.Tensor) -> Iterator[tuple[Sequence, FinishReason]]:
-        """First the labels' first tokens, from the prompt's last row; then the rest of each longer label in turn.
-
-        The first tokens need only their own columns of the output layer: what normalises a row is common to all labels.
-        """
-        labels = sequence.request.labels
-        if sequence.num_computed == sequence.num_suffix:
-            if sequence.label < 0:
-                columns = self._label_columns.get(labels)
-                if columns is None:
-                    columns = torch.tensor([label[0] for label in labels], device=hidden.device)
-                    self._label_columns[labels] = columns
-                sequence.first_scores[:] = self._model.label_logits(hidden[-1:], columns)[0].tolist()
-                sequence.label_sums[:] = sequence.first_scores
-            next_label = max(sequence.label, 0)
-        else:
-            label = labels[sequence.label]
-            last = sequence.num_computed - sequence.num_suffix
-            targets = torch.tensor(label[last - len(hidden) + 1 : last + 1], device=hidden.device)
-            logprobs = self._model.logits(hidden).log_softmax(dim=-1).gather(1, targets.unsqueeze(1))
-            sequence.label_sums[sequence.label] += float(logprobs.double().sum())
-            if last < len(label) - 1:
-                return
-            next_label = sequence.label + 1
-        longer = (index for index in range(next_label, len(labels)) if len(labels[index]) > 1)
-        index = next(longer, None)
-        if index is None:
-            sequence.length = sequence.num_suffix
-            self._scheduler.finish(sequence)
-            yield sequence, "scored"
-        else:
-            sequence.start_label(index)
-            self._scheduler.continue_decoding(sequence)
+        return "length" if place + 1 - sequence.num_suffix == request.max_new_tokens else None

@@ -1,5 +1,6 @@
 """Where an engine computes, in which number format, and how much memory it takes for KV."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kv_cache import KVCache, free_memory_bytes
+from engine.memory_profile import MemoryProfile
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -43,13 +45,20 @@ def find_prefill_device(device: torch.device) -> torch.device:
     return torch.device(device.type, (index + 1) % torch.cuda.device_count())
 
 
-def kv_budget_bytes(config: EngineConfig, device: torch.device) -> int:
-    """KV memory on a device whose weights are loaded; a process that shares the device gets as much."""
+def kv_budget_bytes(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
+    """KV memory on a device whose weights are loaded; a process that shares the device gets as much.
+
+    Args:
+        measure_left: asked on a GPU, for a budget of "auto".
+    Raises:
+        CapacityError: nothing is left for KV.
+    """
     if config.kv_memory_bytes != "auto":
         return config.kv_memory_bytes
-    budget_bytes = int(config.memory_fraction * free_memory_bytes(device))
     if device.type == "cpu":
-        budget_bytes = min(budget_bytes, MOST_CPU_KV_BYTES)
+        budget_bytes = min(int(config.memory_fraction * free_memory_bytes(device)), MOST_CPU_KV_BYTES)
+    else:
+        budget_bytes = measure_left().kv_budget_bytes(config.memory_fraction)
     is_shared = config.disaggregation == "processes" and find_prefill_device(device) == device
     return budget_bytes // 2 if is_shared else budget_bytes
 

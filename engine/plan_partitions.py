@@ -62,16 +62,23 @@ class Placement:
 
 
 def split_groups(
-    table: PlanTable, num_prompt_tokens: IndexArray, partition_tokens: int, num_answer_tokens: int
+    table: PlanTable,
+    num_prompt_tokens: IndexArray,
+    partition_tokens: int,
+    num_answer_tokens: int,
+    priorities: IndexArray | None = None,
 ) -> GroupedRows:
-    """Splits the groups of a plan that cost more than a partition.
+    """Splits the groups of a plan that cost more than a partition, so that few of the pieces are urgent.
 
     Args:
         num_prompt_tokens: int64 ``[num_rows]``.
         partition_tokens: cost of a partition.
         num_answer_tokens: expected of each distinct prompt.
+        priorities: int64 ``[num_rows]``; members of a group come by descending priority. None: all have the same.
     """
     order = np.lexsort((table.member_id, table.group_id))
+    if priorities is not None:
+        order = _most_urgent_first(table, order, priorities)
     groups, members = table.group_id[order], table.member_id[order]
     starts_member = (np.diff(groups, prepend=-1) != 0) | (np.diff(members, prepend=-1) != 0)
     member_of_row = np.cumsum(starts_member) - 1
@@ -93,6 +100,22 @@ def split_groups(
         group_costs=np.bincount(new_groups, weights=costs).astype(np.int64) + prefixes[starts],
         num_repeated_tokens=num_computed_tokens - table.sharing.num_processed_tokens,
     )
+
+
+def _most_urgent_first(table: PlanTable, order: IndexArray, priorities: IndexArray) -> IndexArray:
+    """Rows by group, then member, of which those with the highest priority come first; a prompt has its rows' highest.
+
+    Args:
+        order: the rows by group and member.
+    """
+    groups, members = table.group_id[order], table.member_id[order]
+    starts_member = (np.diff(groups, prepend=-1) != 0) | (np.diff(members, prepend=-1) != 0)
+    if not len(order):
+        return order
+    highest = np.maximum.reduceat(priorities[order], np.flatnonzero(starts_member))
+    turns = np.unique(highest, return_inverse=True)[1][np.cumsum(starts_member) - 1]
+    by_turn: IndexArray = order[np.lexsort((members, -turns, groups))]
+    return by_turn
 
 
 def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: int) -> Placement:

@@ -1,4 +1,4 @@
-"""The steps of a run, as they are computed: in this process, or prompts in another one."""
+"""The steps of a run, as they are computed: in this process, one ahead or not, or prompts in another one."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.config import EngineConfig
 from engine.kv_cache import KVCache
+from engine.output import StepOutputs
 from engine.prefill_client import PrefillClient
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -48,14 +50,45 @@ class ScheduledStep:
 ComputedSteps = Generator[tuple[ScheduledStep, torch.Tensor], None, None]
 """Steps and the hidden states of their output rows. What these say is booked before the next step is asked for."""
 
+SubmittedSteps = Generator[tuple[ScheduledStep, StepOutputs], None, None]
+"""Steps and what the model says in them, in order; it is booked before the next step is asked for."""
 
-def run_here(scheduler: Scheduler, forward: Callable[[TokenBatch], torch.Tensor], block_size: int) -> ComputedSteps:
-    """One step after the other, prompts and decode tokens mixed as the policies say."""
-    while not (step := scheduler.next_step()).is_empty:
-        scheduled = ScheduledStep.of(step, scheduler, block_size)
-        hidden = forward(scheduled.batch)
-        scheduler.complete_step(step)
-        yield scheduled, hidden
+Forward = Callable[[TokenBatch, torch.Tensor | None], torch.Tensor]
+"""Launches a step; the tensor holds the tokens that the step before has sampled, where the batch lacks some."""
+
+Submit = Callable[[torch.Tensor, list[tuple[Sequence, int]]], StepOutputs]
+
+
+def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a step is scheduled and launched while the device computes the one before.
+
+    A CPU is its own host: nothing would overlap. The block cache of sharing "lru" finds blocks by their tokens, so it
+    has to know them; with disaggregation, another process must be told all tokens.
+    """
+    return device.type != "cpu" and config.sharing != "lru" and config.disaggregation == "none"
+
+
+def run_here(
+    scheduler: Scheduler, forward: Forward, submit: Submit, block_size: int, *, overlaps: bool
+) -> SubmittedSteps:
+    """One step after the other, prompts and decode tokens mixed as the policies say.
+
+    With overlaps, step n + 1 is launched before the caller gets step n, and with it waits for the device. The two run
+    on one stream: KV memory that is freed when step n is booked is written by nobody before step n + 1 is done with it.
+    """
+    under_way: deque[tuple[ScheduledStep, StepOutputs]] = deque()
+    while True:
+        step = scheduler.next_step(is_settled=not under_way)
+        if not step.is_empty:
+            scheduled = ScheduledStep.of(step, scheduler, block_size)
+            late_ids = under_way[-1][1].token_ids if under_way else None
+            hidden = forward(scheduled.batch, late_ids)
+            scheduler.complete_step(step)
+            under_way.append((scheduled, submit(hidden, scheduled.owners)))
+        elif not under_way:
+            return
+        if step.is_empty or len(under_way) > overlaps:
+            yield under_way.popleft()
 
 
 class DisaggregatedRun:

@@ -6,10 +6,14 @@ import numpy as np
 import torch
 
 from engine.request import Request
+from engine.transfers import to_device
+
+_ROWS_AT_ONCE = 64
+"""Rows that are drawn together: they are sorted in float64, a bound on that memory."""
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request], positions: Sequence[int]) -> list[int]:
-    """One token for each row.
+def sample(logits: torch.Tensor, requests: Sequence[Request], positions: Sequence[int]) -> torch.Tensor:
+    """One token for each row, chosen on the device that the logits are on.
 
     A draw depends on the row's logits, the request's seed and the position in its answer, on nothing else: not on the
     other rows, and not on how often the request was preempted.
@@ -19,37 +23,39 @@ def sample(logits: torch.Tensor, requests: Sequence[Request], positions: Sequenc
         requests: whose rows these are, ``R`` of them.
         positions: number of tokens each answer has so far.
     Returns:
-        R token ids.
+        int64 ``[R]`` token ids.
     """
-    chosen: list[int] = logits.argmax(dim=-1).tolist()
+    chosen = logits.argmax(dim=-1)
     drawn = [row for row, request in enumerate(requests) if request.temperature > 0]
-    for first in range(0, len(drawn), 64):  # rows are sorted in float64: a bound on that memory
-        rows = drawn[first : first + 64]
-        tokens = _draw(logits[rows], [requests[row] for row in rows], [positions[row] for row in rows])
-        for row, token in zip(rows, tokens, strict=True):
-            chosen[row] = token
+    for first in range(0, len(drawn), _ROWS_AT_ONCE):
+        rows = drawn[first : first + _ROWS_AT_ONCE]
+        index = to_device(np.array(rows, dtype=np.int64), logits.device)
+        settings = np.array([_settings(requests[row], positions[row], logits.shape[-1]) for row in rows])
+        chosen.index_copy_(0, index, _draw(logits.index_select(0, index), to_device(settings, logits.device)))
     return chosen
 
 
-def _draw(logits: torch.Tensor, requests: Sequence[Request], positions: Sequence[int]) -> list[int]:
-    """Inverse of the cumulative distribution over tokens by falling probability, cut by top-k and top-p."""
+def _settings(request: Request, position: int, vocab_size: int) -> tuple[float, float, float, float]:
+    """What a draw needs besides its logits; the number comes from the host, so that devices do not differ in it."""
+    return request.temperature, request.top_k or vocab_size, request.top_p, _uniform(request.seed, position)
 
-    def column(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
 
-    temperature = column([request.temperature for request in requests])
+def _draw(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+    """Inverse of the cumulative distribution over tokens by falling probability, cut by top-k and top-p.
+
+    Args:
+        settings: float64 ``[R, 4]``: temperature, top-k, top-p, a number in [0, 1).
+    """
+    temperature, top_k, top_p, uniform = (settings[:, column : column + 1] for column in range(4))
     scaled, order = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
-    top_k = column([request.top_k or logits.shape[-1] for request in requests])
     probabilities = scaled.masked_fill(rank >= top_k, -torch.inf).softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    top_p = column([request.top_p for request in requests])
     is_cut = (before >= top_p) & (rank > 0)
     cumulative = probabilities.masked_fill(is_cut, 0.0).cumsum(dim=-1)
-    uniform = column([_uniform(request.seed, at) for request, at in zip(requests, positions, strict=True)])
     place = (cumulative <= uniform * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-    chosen: list[int] = order.gather(1, place).squeeze(1).tolist()
-    return chosen
+    drawn: torch.Tensor = order.gather(1, place).squeeze(1)
+    return drawn
 
 
 def _uniform(seed: int, position: int) -> float:

@@ -6,25 +6,21 @@ last request finishes. When answers grow beyond the memory that was set aside fo
 its KV up. What is a matter of choice is decided in `engine.policies`.
 """
 
-import math
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from engine.admission import Admission
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.policies.batching import admission_window_tokens
-from engine.policies.order import order_groups
 from engine.policies.preemption import SwapSpace
 from engine.policies.reserve import OutputReserve
-from engine.prefix_node import PrefixNode
+from engine.request_queues import RequestQueues
 from engine.scheduled_group import ScheduledGroup
 from engine.sequence import Sequence
 from engine.step import Step
 
 
 class Scheduler:
-    """State of one run: waiting groups, the three queues, and the blocks.
+    """State of one run: the queues, and the blocks.
 
     Args:
         groups: what is to be answered, in any order.
@@ -41,25 +37,22 @@ class Scheduler:
         self._swap = swap
         self._reserve = OutputReserve(config.output_reserve)
         self._admission = Admission(pool, config.block_size, self._reserve, swap)
-        self._max_running = math.inf if config.max_running_requests == "memory" else config.max_running_requests
+        self._queues = RequestQueues(groups, pool=pool, config=config, admission=self._admission)
         # A step holds both prompts and decode tokens only where any part of a prompt will do at any time.
         self._mixes_phases = config.batching == "continuous" and config.prefill == "chunked"
-        self._waiting_groups = deque(order_groups(groups, config.order))
-        # Prefixes being computed, each with the requests that wait for it without memory of their own.
-        self._prefix_queue: dict[PrefixNode, list[Sequence]] = {}
-        self._suffix_queue: deque[Sequence] = deque()
-        self._prefilling: dict[Sequence, None] = {}
-        self._decoding: dict[Sequence, None] = {}
-        self.num_unfinished = sum(len(group.sequences) for group in self._waiting_groups)
+
+    @property
+    def num_unfinished(self) -> int:
+        return self._queues.num_unfinished
 
     @property
     def num_running(self) -> int:
-        return len(self._decoding) + len(self._prefilling)
+        return self._queues.num_running
 
     @property
     def can_start(self) -> bool:
         """Whether a waiting request that fits into memory would start: no batch and no cap keeps it."""
-        return self._config.batching == "continuous" and self.num_running < self._max_running
+        return self._config.batching == "continuous" and self._queues.has_free_place
 
     @property
     def num_request_blocks(self) -> int:
@@ -85,15 +78,22 @@ class Scheduler:
         """A step that nothing has been added to."""
         return Step(room=self._config.chunk_tokens)
 
-    def next_step(self) -> Step:
-        """Takes work from the queues, and memory for it. Empty only when everything is finished."""
+    def next_step(self, *, is_settled: bool = True) -> Step:
+        """Takes work from the queues, and memory for it. Empty when everything is finished.
+
+        Args:
+            is_settled: False while a step is under way whose outcome is not booked yet. Then nobody loses memory: the
+                step is empty, too, where somebody would have to, or where there is nothing to do without that outcome.
+        """
         step = self.new_step()
         if self.num_unfinished == 0:
             return step
-        self._schedule(step)
+        has_memory = self._schedule(step, may_preempt=is_settled)
+        if not is_settled:
+            return step if has_memory else self.new_step()
         if step.is_empty:
             self.evict_idle_prefixes()
-            self._schedule(step)
+            self._schedule(step, may_preempt=True)
         assert not step.is_empty, "requests are left, but none of them could be given memory"
         return step
 
@@ -101,16 +101,17 @@ class Scheduler:
         """Adds decode tokens, of the oldest requests first, which take memory of those admitted later.
 
         Args:
-            may_preempt: False while prompts are computed elsewhere: requests without memory wait until all are done.
+            may_preempt: False while steps are under way: requests without memory wait until all are booked.
         Returns:
             whether no request had to wait for memory.
         """
         has_all = True
+        decoding = self._queues.decoding
         # Oldest first, so that whoever loses memory to an older one has not been scheduled yet.
-        for sequence in sorted(self._decoding, key=lambda s: s.admission):
+        for sequence in sorted(decoding, key=lambda s: s.admission):
             if step.room == 0:
                 break
-            if sequence not in self._decoding:
+            if sequence not in decoding:
                 continue
             needed = sequence.num_computed + min(sequence.num_uncomputed, step.room)
             if needed <= len(sequence.block_ids) * self._config.block_size:
@@ -126,15 +127,15 @@ class Scheduler:
     def add_prompts(self, step: Step) -> None:
         """Adds prompts alone, for a process that decodes nothing; starts requests as memory allows."""
         if self._mixes_phases:
-            self._add_prefills(step)
+            self._queues.add_prefills(step)
         else:
-            self._start_batch()
-            self._add_batch_prefills(step)
+            self._queues.start_batch()
+            self._queues.add_batch_prefills(step)
 
     def complete_step(self, step: Step) -> None:
         """Books the step's KV as written. What the model said is booked by `continue_decoding` and `finish`.
 
-        A process that computes steps of prompts in turn may be sent the next one once the last is booked here.
+        A device or process that computes steps in turn may be sent the next one once the last is booked here.
         """
         for node, count in step.prefixes.items():
             node.num_computed += count
@@ -144,133 +145,42 @@ class Scheduler:
             sequence.num_computed += count
             if self._admission.cache is not None:
                 self._admission.cache.remember(sequence, sequence.num_computed - count)
-        for node in [node for node in self._prefix_queue if node.is_complete]:
-            self._suffix_queue.extend(self._prefix_queue.pop(node))
+        self._queues.release_computed_prefixes()
 
     def continue_decoding(self, sequence: Sequence) -> None:
         """The sequence has tokens to compute beyond its prompt."""
-        self._prefilling.pop(sequence, None)
-        self._decoding[sequence] = None
+        self._queues.continue_decoding(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence is answered: its KV is freed, and its prefix with it when it was the last."""
         self._reserve.book(sequence)
         self._drop(sequence)
 
-    def _schedule(self, step: Step) -> None:
+    def evict_idle_prefixes(self) -> None:
+        """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
+        self._queues.evict_idle_prefixes()
+
+    def _schedule(self, step: Step, *, may_preempt: bool) -> bool:
+        """Adds work to a step; whether no decoding request had to wait for memory."""
         if self._mixes_phases:
-            self.add_decodes(step)
-            self._add_prefills(step)
+            if not self.add_decodes(step, may_preempt=may_preempt):
+                return False
+            self._queues.add_prefills(step)
         else:
-            self._start_batch()
-            self._add_batch_prefills(step)
+            self.add_prompts(step)
             if step.is_empty:
-                self.add_decodes(step)
+                return self.add_decodes(step, may_preempt=may_preempt)
+        return True
 
     def _grow(self, sequence: Sequence, num_tokens: int, step: Step) -> bool:
         """Takes blocks for `num_tokens` own tokens from whoever was admitted last; False if that is this one itself."""
         while not self._admission.can_grow(sequence, num_tokens):
-            latest = max((*self._decoding, *self._prefilling), key=lambda s: s.admission)
+            latest = max((*self._queues.decoding, *self._queues.prefilling), key=lambda s: s.admission)
             self._preempt(latest, step)
             if latest is sequence:
                 return False
         sequence.reserve(self.pool, num_tokens, self._config.block_size)
         return True
-
-    def _add_prefills(self, step: Step) -> None:
-        """Continues prompts, then starts requests and prefixes as long as the step has room."""
-        for sequence in self._prefilling:
-            step.add_suffix(sequence)
-        if not self._admit_ready(step):
-            return
-        for node in self._prefix_queue:
-            step.add_chain(node)
-        while step.room and self._waiting_groups and self.num_running < self._max_running:
-            firsts = [waiting[0] for waiting in self._prefix_queue.values()]
-            if not self._admission.fits_group(self._waiting_groups[0], firsts):
-                return
-            group = self._waiting_groups.popleft()
-            self._start_prefix(group.node, group.sequences)
-            if group.node is not None and not group.node.is_complete:
-                step.add_chain(group.node)
-                continue
-            self._suffix_queue.extend(group.sequences)
-            if not self._admit_ready(step):
-                return
-
-    def _admit_ready(self, step: Step) -> bool:
-        """Starts waiting requests while the step has room; False where memory, or the cap, is what lacks."""
-        while step.room and self._suffix_queue:
-            sequence = self._suffix_queue[0]
-            if not self._can_admit(sequence):
-                return False
-            self._admit(self._suffix_queue.popleft())
-            if sequence in self._decoding:
-                step.add_decode(sequence)
-            else:
-                step.add_suffix(sequence)
-        return True
-
-    def _start_batch(self) -> None:
-        """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
-        window = admission_window_tokens(
-            self._config.batching, is_idle=self.num_running == 0, chunk_tokens=self._config.chunk_tokens
-        )
-        window = self._admit_window(window)
-        while window > 0 and self._waiting_groups and self.num_running < self._max_running:
-            if not self._admission.fits_group(self._waiting_groups[0], ()):
-                return
-            group = self._waiting_groups.popleft()
-            window -= self._start_prefix(group.node, ())
-            self._admit(group.sequences[0])
-            window -= group.sequences[0].num_uncomputed
-            self._suffix_queue.extend(group.sequences[1:])
-            window = self._admit_window(window)
-
-    def _admit_window(self, window: float) -> float:
-        """Starts waiting requests while the window has tokens left; returns what is left, nothing if memory lacks."""
-        while window > 0 and self._suffix_queue:
-            if not self._can_admit(self._suffix_queue[0]):
-                return 0
-            sequence = self._suffix_queue.popleft()
-            self._admit(sequence)
-            window -= sequence.num_uncomputed
-        return window
-
-    def _add_batch_prefills(self, step: Step) -> None:
-        """Prompts that have memory, in pieces or whole; requests before the prefixes that others wait for."""
-        if self._config.prefill == "chunked":
-            for sequence in self._ready_prompts():
-                step.add_suffix(sequence)
-            for node in self._prefix_queue:
-                step.add_chain(node)
-        else:
-            tops = dict.fromkeys(node.next_to_compute() for node in self._prefix_queue)
-            step.add_packed([*self._ready_prompts(), *tops], self._config.packing, self.pool.num_blocks)
-
-    def _ready_prompts(self) -> Iterator[Sequence]:
-        for sequence in self._prefilling:
-            if sequence.is_ready and sequence.num_uncomputed:
-                if self._admission.cache is not None and not sequence.has_started:
-                    self._admission.cache.reuse(sequence)  # of what was computed since it was admitted
-                yield sequence
-
-    def _can_admit(self, sequence: Sequence) -> bool:
-        return self.num_running < self._max_running and self._admission.fits(sequence)
-
-    def _admit(self, sequence: Sequence) -> None:
-        self._admission.admit(sequence)
-        is_prefilled = sequence.num_computed >= sequence.num_suffix  # swapped in
-        (self._decoding if is_prefilled else self._prefilling)[sequence] = None
-
-    def _start_prefix(self, node: PrefixNode | None, waiting: Iterable[Sequence]) -> int:
-        """Gives a prefix memory, and queues it where it is to be computed; returns of how many tokens, first asked."""
-        if node is None:
-            return 0
-        num_tokens = node.acquire(self.pool, self._config.block_size)
-        if not node.is_complete:
-            self._prefix_queue.setdefault(node, []).extend(waiting)
-        return num_tokens
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
         """Takes a request's KV. It goes to the head of the queue, or is killed where another one still runs."""
@@ -278,40 +188,22 @@ class Scheduler:
         if self._config.preemption == "kill" and self.num_running > 1:
             step.killed.append(sequence)
             self._drop(sequence)
-            for node in [node for node in self._prefix_queue if not node.holds_blocks]:
-                del self._prefix_queue[node]
+            self._queues.drop_freed_prefixes()
             return
-        self._decoding.pop(sequence, None)
-        self._prefilling.pop(sequence, None)
+        self._queues.stop(sequence)
         if self._swap.save(sequence, self._config.block_size):
             step.num_swapped += 1
             sequence.free_blocks(self.pool)
         else:
             sequence.release(self.pool)
-        self._suffix_queue.appendleft(sequence)
+        self._queues.ready.appendleft(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
-        self._prefilling.pop(sequence, None)
-        self._decoding.pop(sequence, None)
+        self._queues.stop(sequence)
         sequence.release(self.pool)
         if sequence.node is not None:
             sequence.node.finish_user(self.pool)
         if self._admission.cache is not None:
             self._admission.cache.forget(sequence)
-        self.num_unfinished -= 1
-
-    def evict_idle_prefixes(self) -> None:
-        """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
-        queued: defaultdict[PrefixNode | None, list[Sequence]] = defaultdict(list)
-        for sequence in self._suffix_queue:
-            queued[sequence.node].append(sequence)
-        ready = [ScheduledGroup(node=node, sequences=sequences) for node, sequences in queued.items()]
-        ready += [ScheduledGroup(node=node, sequences=waiting) for node, waiting in self._prefix_queue.items()]
-        groups = [*ready, *self._waiting_groups]
-        kept = set(groups[0].node.chain()) if groups[0].node is not None else set()
-        nodes = {node for group in groups if group.node is not None for node in group.node.chain()}
-        for node in sorted(nodes - kept, key=lambda node: -node.start):
-            node.release(self.pool)
-        self._suffix_queue.clear()
-        self._prefix_queue.clear()
-        self._waiting_groups = deque(groups)
+        self._queues.num_unfinished -= 1
+        sequence.is_answered = True

@@ -24,9 +24,10 @@ class Sequence:
         num_charged: prefix tokens that were computed on account of this sequence.
         num_reused: own prompt tokens that were never computed for it, because their blocks were in a `BlockCache`; all
             of them as long as nothing has been computed.
+        is_answered: finished, or given up; rows of it that are still under way mean nothing.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores: logits of the labels' first tokens, once the prompt is computed.
-        label_sums: natural-log scores of the labels, up to one common constant.
+        tail_sums: natural-log probabilities of each label's further tokens, as far as they are scored.
     """
 
     __slots__ = (
@@ -34,8 +35,8 @@ class Sequence:
         "admission",
         "block_ids",
         "first_scores",
+        "is_answered",
         "label",
-        "label_sums",
         "length",
         "node",
         "num_charged",
@@ -45,6 +46,7 @@ class Sequence:
         "owners",
         "prefix_length",
         "request",
+        "tail_sums",
     )
 
     def __init__(self, *, request: Request, owners: tuple[int, ...], node: PrefixNode | None) -> None:
@@ -61,9 +63,10 @@ class Sequence:
         self.admission = -1
         self.num_charged = 0
         self.num_reused = self.num_suffix
+        self.is_answered = False
         self.label = -1
         self.first_scores = np.zeros(len(request.labels))
-        self.label_sums = np.zeros(len(request.labels))
+        self.tail_sums = np.zeros(len(request.labels))
         if node is not None:
             node.num_unfinished += 1
 
@@ -107,16 +110,31 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return self.length - self.num_suffix
 
+    @property
+    def label_scores(self) -> npt.NDArray[np.float64]:
+        """Natural-log scores of the labels, up to one common constant."""
+        return self.first_scores + self.tail_sums
+
     def append(self, token_id: int) -> None:
-        """Adds a generated token."""
+        """Adds a generated token; a negative one stands for a token that only the device knows yet (`TokenBatch`)."""
         self._tokens[self.length] = token_id
         self.length += 1
+
+    def settle(self, place: int, token_id: int) -> None:
+        """Own token `place` is known now: one that was added without being known, or the next one."""
+        assert place <= self.length, "a token is sampled before those that it follows"
+        self._tokens[place] = token_id
+        self.length = max(self.length, place + 1)
+
+    def end_at(self, length: int) -> None:
+        """The answer ends with own token length - 1; what was added behind it does not count."""
+        self.length = length
 
     def start_label(self, label: int) -> None:
         """Puts a label's tokens but its last behind the prompt, over those of the label before it."""
         tail = self.request.labels[label][:-1]
         self.label = label
-        self.label_sums[label] = self.first_scores[label]
+        self.tail_sums[label] = 0.0
         self._tokens[self.num_suffix : self.num_suffix + len(tail)] = tail
         self.length = self.num_suffix + len(tail)
         self.num_computed = min(self.num_computed, self.num_suffix)

@@ -121,6 +121,8 @@ def simulate_plan(
                 num_finished_requests=num_finished,
                 num_preempted_requests=step.num_preempted,
                 duration_ms=cost.seconds * 1e3,
+                num_padding_tokens=step.num_padding_tokens,
+                num_swapped_kv_blocks=scheduler.num_swapped_blocks,
             ),
             cost=cost,
             is_held_back=is_held_back,

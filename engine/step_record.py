@@ -22,6 +22,8 @@ class StepRecord:
         num_finished_requests: requests answered in this step, duplicates included.
         num_preempted_requests: requests that lost their KV in this step.
         duration_ms: wall time of the step, scheduling and sampling included.
+        num_padding_tokens: rows computed and thrown away, of prompts padded to one length; not among the tokens above.
+        num_swapped_kv_blocks: blocks in host memory, after the step, that hold the KV of preempted requests.
     """
 
     step: int
@@ -38,6 +40,8 @@ class StepRecord:
     num_finished_requests: int
     num_preempted_requests: int
     duration_ms: float
+    num_padding_tokens: int = 0
+    num_swapped_kv_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:

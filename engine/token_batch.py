@@ -42,7 +42,8 @@ class TokenBatch:
     """No padding: T rows, T the sum of the chunks' lengths (prepacking's independent masks and restarting positions).
 
     Attributes:
-        input_ids: int64 ``[T]``.
+        input_ids: int64 ``[T]``. A negative one, -1 - row, is the token that the step before has sampled in that of its
+            sampled rows, where the host does not know it yet.
         positions: int64 ``[T]``, each row's place in its own prompt.
         output_rows: int64 ``[R]``, rows whose hidden state goes on, in the order of the chunks.
         attention: who attends to what.
@@ -52,6 +53,11 @@ class TokenBatch:
     positions: npt.NDArray[np.int64]
     output_rows: npt.NDArray[np.int64]
     attention: AttentionBatch
+
+    @property
+    def has_late_tokens(self) -> bool:
+        """Whether there are tokens that only the device knows."""
+        return bool((self.input_ids < 0).any())
 
 
 def build_token_batch(groups: Sequence[ChunkGroup], block_size: int) -> TokenBatch:

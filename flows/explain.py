@@ -7,17 +7,20 @@ import logging
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from prefect import flow
 from pydantic import Field
 
 from engine.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.config import EngineConfig
 from flows.explain_page import publish_forecast
 from flows.settings import EngineSettings, PlanSettings
 from tasks.artifact_cache import protect_result_storage, prune_cache
 from tasks.database import connect
+from tasks.engine_team import EngineTeam
 from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
 from tasks.forecast import Forecast
@@ -25,9 +28,11 @@ from tasks.hardware import choose_hardware
 from tasks.plan_prefix import plan_prefix_once
 from tasks.read import read
 from tasks.tokenize import read_max_model_len, tokenize_once
+from tasks.worker_layout import lay_out_workers
 from tasks.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
+LOGGER.setLevel(logging.INFO)  # else how far it is would not reach Prefect's log, nor standard error
 
 
 @flow(name="explain", flow_run_name="explain-{database.stem}", retries=0, persist_result=False)
@@ -36,6 +41,7 @@ def explain(
     model: str,
     workloads: Annotated[tuple[str, ...], Field(min_length=1)] = ("snippets", "ranking"),
     device: str = "auto",
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto",
     full: bool = False,
     engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
     planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
@@ -50,6 +56,8 @@ def explain(
         model: checkpoint folder, GGUF file or hub id; its weights are not loaded.
         workloads: shipped ones by name, others by the path of their TOML file.
         device: a100, h100, h200, mi250 or mi300x; cpu or cuda is what this machine has; auto its GPU, else its CPU.
+        workers: engines side by side, each on such a device, or dividing this machine's CPU; auto: one of a device that
+            is named, else as the night has it.
         full: explain every row, not only what is new or changed.
         engine: how the model computes.
         planning: how prompts are grouped, and how much work is one unit.
@@ -65,13 +73,15 @@ def explain(
     protect_result_storage()
     prune_cache(database)
     checkpoint = resolve_checkpoint(model)
-    config = engine.to_config()
+    team = choose_team(device, workers, engine.to_config())
+    config = team.engine
     job = ExplainJob(
         database=str(database),
         model=model,
         checkpoint=str(checkpoint),
         engine=config,
-        hardware=choose_hardware(device, checkpoint, config),
+        hardware=choose_hardware(device, checkpoint, config, team.num_on_host),
+        num_engines=team.num_engines,
         method=planning.method,
     )
     digest, max_model_len = checkpoint_digest(checkpoint), read_max_model_len(checkpoint, config.max_model_len)
@@ -80,6 +90,19 @@ def explain(
     for forecast in forecasts:
         publish_forecast(forecast)
     return forecasts
+
+
+def choose_team(device: str, workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
+    """The engines that a night with `workers` has on this host, or on so many devices of a kind.
+
+    Raises:
+        ConfigError: more workers than GPUs.
+    """
+    if device.lower() not in ("auto", "cpu", "cuda"):
+        return EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine)
+    layout = lay_out_workers(workers, replace(engine, device=device.lower()))
+    num_engines = len(layout.environments)
+    return EngineTeam(num_engines=num_engines, num_on_host=num_engines, engine=layout.engine)
 
 
 def explain_workload(

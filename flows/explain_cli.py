@@ -28,7 +28,7 @@ from flows.cli import (
     terminate,
 )
 from flows.explain_page import show_forecast
-from flows.settings import EngineSettings, PlanSettings
+from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 
 
 def main(explain: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +39,7 @@ def main(explain: Flow[..., Any], arguments: Sequence[str] | None = None) -> int
         settings = {name: options.pop(name) for name in EngineSettings.model_fields if name in options}
         engine = EngineSettings.model_validate(settings)
         planning = PlanSettings.model_validate({name: options.pop(name) for name in PlanSettings.model_fields})
+        workers = WorkerSettings.model_validate({"workers": options.pop("workers")}).workers
     except ValidationError as error:
         return _fail("; ".join(f"{option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
     atexit.register(close_stderr)
@@ -48,7 +49,7 @@ def main(explain: Flow[..., Any], arguments: Sequence[str] | None = None) -> int
             for handler in logging.getLogger("batchloom").handlers:
                 if isinstance(handler, logging.StreamHandler):
                     handler.setStream(sys.stderr)  # standard output is the answer's
-            forecasts = explain(**options, device=device, engine=engine, planning=planning)
+            forecasts = explain(**options, device=device, workers=workers, engine=engine, planning=planning)
     except (BatchloomError, OSError) as error:
         return _fail(" ".join(str(error).split()), EXIT_FAILED)
     except KeyboardInterrupt:
@@ -74,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         metavar="NAME",
         help=f"{', '.join(DEVICES)}; cpu or cuda: of this machine; auto: its GPU, else its CPU (default: auto)",
+    )
+    parser.add_argument(
+        "--workers",
+        default="auto",
+        metavar="NUMBER",
+        help="engines side by side, each on such a device, or dividing this machine's CPU; auto: one of a named "
+        "device, else what the night has (default: auto)",
     )
     return parser
 

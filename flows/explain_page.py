@@ -71,8 +71,12 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
     shares = ", ".join(
         f"{name} {seconds / run.seconds:.0%}" for name, seconds in run.seconds_by_resource.items() if seconds
     )
+    num_engines = prediction.num_engines
+    side_by_side = (
+        f" on {num_engines} engines side by side ({_duration(run.seconds)} of all)" if num_engines > 1 else ""
+    )
     facts = [
-        ("device", f"{device.name}: {device.title}"),
+        ("device", (f"{num_engines} x " if num_engines > 1 else "") + f"{device.name}: {device.title}"),
         (
             "assumed",
             f"{device.flops_per_second(prediction.dtype) / 1e12:,.3g} TFLOP/s in {prediction.dtype}, "
@@ -80,14 +84,17 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
             f"times {device.compute_efficiency:g} and {device.memory_efficiency:g}; "
             f"{device.host_s_per_layer * 1e3:g} ms of the host a layer and step",
         ),
-        ("predicted time", f"{_duration(run.seconds)}, bound by {run.bound} ({shares})"),
+        ("predicted time", f"{_duration(prediction.seconds)}{side_by_side}, bound by {run.bound} ({shares})"),
         ("cool-down", f"{run.cool_down_seconds / run.seconds:.0%} of the time in steps with nothing left to start"),
         (
             "steps",
             f"{run.num_steps:,} for {run.num_prompt_tokens:,} prompt and {run.num_decode_tokens:,} decode tokens",
         ),
         ("running", f"at most {run.peak_running_requests:,} requests after a step"),
-        ("KV memory", f"at most {_size(kv.peak_bytes)} of {_size(kv.budget_bytes)}"),
+        (
+            "KV memory",
+            f"at most {_size(kv.peak_bytes)} of {_size(kv.budget_bytes)}" + (" on each" if num_engines > 1 else ""),
+        ),
         ("weights", _size(prediction.weight_bytes)),
         ("preemptions", f"{run.num_preempted_requests:,}"),
     ]

@@ -24,7 +24,9 @@ from tasks.artifact import ArtifactRef
 from tasks.artifact_cache import protect_result_storage, prune_cache
 from tasks.database import connect
 from tasks.database_lock import hold_database
+from tasks.engine_guard import guard, is_guarded
 from tasks.failure_policy import FailurePolicy
+from tasks.infer import ENDED
 from tasks.infer_job import InferJob
 from tasks.night_artifacts import show_summaries
 from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, predict_run
@@ -34,6 +36,7 @@ from tasks.publish import check_target
 from tasks.read import read
 from tasks.run import Run, recover_runs
 from tasks.run_summary import RunSummary
+from tasks.shared_run import name_exchange
 from tasks.tokenize import read_max_model_len, tokenize_once
 from tasks.workload import Workload, load_workload
 
@@ -102,6 +105,7 @@ def nightly(
         prune_cache(database)
         checkpoint = resolve_checkpoint(model)
         config = engine.to_config()
+        jobs = [load_workload(name) for name in workloads]
         night = Night(
             database=database,
             model=model,
@@ -112,10 +116,9 @@ def nightly(
             planning=planning,
             failures=failures.to_policy(),
             machines=machines,
-            workers=Workers(machines),
+            workers=Workers(machines, any(is_guarded(database, workload.name) for workload in jobs)),
             full=full,
         )
-        jobs = [load_workload(name) for name in workloads]
         try:
             summaries = [run_workload(night, workload) for workload in jobs]
         except Exception:
@@ -200,25 +203,27 @@ def answer_requests(night: Night, run: Run, requests: ArtifactRef) -> None:
     job = InferJob(
         run_folder=run.folder,
         plan=plan,
-        workload_source=workload.source,
+        workload=workload,
         checkpoint=str(night.checkpoint),
         model_digest=night.model_digest,
         engine=night.engine,
         failures=night.failures,
         expected_output_tokens=answer.expected_output_tokens,
+        exchange=name_exchange(url, run.folder, night.model) if (url := night.machines.exchange) else None,
     )
     with run.measure("infer"):
         parts = night.workers.infer_partitions(job, summary.handing_order, workload.name, summary.num_rows)
-    night.failures.check(count_reasons(parts), sum(part.num_rows for part in parts))
+    reasons = count_reasons(parts)
+    guard(night.database, workload.name, is_needed=ENDED.reason in reasons)
+    night.failures.check(reasons, sum(part.num_rows for part in parts))
 
 
 def predict_night(night: Night, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength) -> None:
     """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without."""
     if summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT:
         return
-    state = predict_run(
-        plan, summary.partition_costs, run.workload, answer, night.checkpoint, night.engine, return_state=True
-    )
+    team = night.workers.count(night.engine)
+    state = predict_run(plan, summary, run.workload, answer, night.checkpoint, team, return_state=True)
     if state.is_completed():
         run.note({}, config={**run.config, "prediction": state.result()})
     else:

@@ -81,3 +81,13 @@ def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
     share = {"num_gpus": 1} if has_gpus else {"num_cpus": max(1, engine.num_threads)}
     # Workers are kept between partitions, and replaced when they die, as often as the run's attempts allow.
     return {**share, "max_calls": 0, "max_retries": -1}
+
+
+def count_workers(options: Mapping[str, Any]) -> tuple[int, int]:
+    """How many workers of these options the cluster has room for now, in all and on each of its hosts; at least one."""
+    import ray
+
+    kind, amount = ("GPU", options["num_gpus"]) if "num_gpus" in options else ("CPU", options["num_cpus"])
+    num_workers = max(1, int(ray.cluster_resources().get(kind, 0) / amount))
+    num_hosts = sum(node["Alive"] for node in ray.nodes())
+    return num_workers, -(-num_workers // max(1, num_hosts))

@@ -12,6 +12,7 @@ from engine.policies.packing import Packing, Prefill
 from engine.policies.preemption import Preemption
 from engine.policies.sharing import Sharing
 from tasks.failure_policy import FailurePolicy
+from tasks.object_store import check_url
 
 _DEFAULT = EngineConfig()
 _SIZE = r"^(auto|\d+(\.\d+)? ?([kKmMgGtT]i?)?[bB]?)$"
@@ -133,7 +134,7 @@ class PlanSettings(BaseModel):
 class WorkerSettings(BaseModel):
     """Which processes and machines compute; see `flows.workers.Workers`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     workers: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"],
@@ -145,6 +146,13 @@ class WorkerSettings(BaseModel):
     ray_address: Annotated[
         str, Field(description="of the cluster's head, host:port; auto: the cluster that this host is part of")
     ] = "auto"
+    exchange: Annotated[
+        str,
+        Field(
+            description="fsspec URL of a folder, such as s3://bucket/nights, through which workers that do not see the "
+            "database's folder get their work and hand it in; empty: all see it"
+        ),
+    ] = ""
 
     @field_validator("runner")
     @classmethod
@@ -152,6 +160,11 @@ class WorkerSettings(BaseModel):
         if runner == "ray" and others.data.get("workers", "auto") != "auto":
             raise ValueError("the cluster decides how many workers there are: leave workers at auto")
         return runner
+
+    @field_validator("exchange")
+    @classmethod
+    def _check_exchange(cls, url: str) -> str:
+        return url and check_url(url)
 
 
 class FailureSettings(BaseModel):

@@ -1,7 +1,7 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -11,15 +11,18 @@ from prefect import unmapped
 from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.ray_cluster import join_cluster, worker_options
+from engine.config import EngineConfig
+from flows.ray_cluster import count_workers, join_cluster, worker_options
 from flows.settings import WorkerSettings
 from tasks.artifact import ArtifactRef
 from tasks.engine_host import PROCESS_HOST
+from tasks.engine_team import EngineTeam
 from tasks.infer import infer
 from tasks.infer_elsewhere import infer_in_pool, infer_on_ray
 from tasks.infer_job import InferJob
 from tasks.night_artifacts import start_progress
 from tasks.progress import watch_progress
+from tasks.shared_run import SharedRun
 from tasks.stop_request import StopRequest
 from tasks.worker_layout import WorkerLayout, lay_out_workers
 from tasks.worker_pool import WorkerPool
@@ -35,12 +38,17 @@ Futures = PrefectFutureList[Any]
 
 class Workers:
     """Engines that are loaded when there is work for them, and kept from partition to partition and from workload to
-    workload, until `close`."""
+    workload, until `close`.
 
-    __slots__ = ("_cluster", "_layout", "_pool", "_resources", "_settings")
+    Args:
+        is_guarded: no engine in this process, which rows may end; see `tasks.engine_guard`.
+    """
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    __slots__ = ("_cluster", "_is_guarded", "_layout", "_pool", "_resources", "_settings")
+
+    def __init__(self, settings: WorkerSettings, is_guarded: bool = False) -> None:
         self._settings = settings
+        self._is_guarded = is_guarded
         self._resources = ExitStack()
         self._layout: WorkerLayout | None = None
         self._pool: WorkerPool | None = None
@@ -56,12 +64,34 @@ class Workers:
         """
         show = start_progress(title, num_rows)
         on_whom = self._on_host if self._settings.runner == "local" else self._on_cluster
-        with watch_progress(job.run_folder, title, num_rows, show=show), on_whom(job, handing_order) as futures:
+        shared = SharedRun(job.run_folder, job.exchange.url) if job.exchange is not None else None
+        if shared is not None:
+            shared.offer(job.plan)
+        with (
+            watch_progress(job.run_folder, title, num_rows, show=show),
+            shared.taking() if shared is not None else nullcontext(),
+            on_whom(job, handing_order) as futures,
+        ):
             found = futures.result()
             if None in found:
                 raise KeyboardInterrupt
-        parts = cast("list[list[ArtifactRef]]", found)  # Prefect annotates a list of futures
-        return list(chain.from_iterable(parts))
+        lists = cast("list[list[ArtifactRef]]", found)  # Prefect annotates a list of futures
+        parts = list(chain.from_iterable(lists))
+        return shared.find(parts) if shared is not None else parts
+
+    def count(self, engine: EngineConfig) -> EngineTeam:
+        """How many engines will work side by side, with which settings; joins the cluster, if any.
+
+        Raises:
+            ConfigError: see `lay_out_workers`, `join_cluster`.
+        """
+        if self._settings.runner == "local":
+            layout = self._lay_out(engine)
+            num_engines = len(layout.environments)
+            return EngineTeam(num_engines=num_engines, num_on_host=num_engines, engine=layout.engine)
+        self._join()
+        num_engines, num_on_host = count_workers(worker_options(engine))
+        return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
 
     def close(self) -> None:
         """End the processes, leave the cluster, give memory back; the next partition loads again."""
@@ -72,13 +102,13 @@ class Workers:
     @contextmanager
     def _on_host(self, job: InferJob, handing_order: Sequence[int]) -> Iterator[Futures]:
         """Partitions by the engine of this process, in their order, or by one process for each engine."""
-        if self._layout is None:
-            self._layout = lay_out_workers(self._settings.workers, job.engine)
-            if len(self._layout.environments) > 1:
-                self._pool = WorkerPool(self._layout.environments)
-                self._resources.callback(self._pool.close)
-        job = replace(job, engine=self._layout.engine)
-        runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(self._layout.environments))
+        layout = self._lay_out(job.engine)
+        is_elsewhere = self._is_guarded or job.exchange is not None or len(layout.environments) > 1
+        if self._pool is None and is_elsewhere:
+            self._pool = WorkerPool(layout.environments)
+            self._resources.callback(self._pool.close)
+        job = replace(job, engine=layout.engine)
+        runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(layout.environments))
         with runner as threads, _stopping_on_error(job):
             if self._pool is None:
                 yield threads.map(infer, {"partition": sorted(handing_order), "job": unmapped(job)})
@@ -91,16 +121,25 @@ class Workers:
         """Partitions by whatever workers the cluster has room for."""
         from prefect_ray.context import remote_options
 
-        if self._cluster is None:
-            self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
+        cluster = self._join()
         job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
         with remote_options(**worker_options(job.engine)):
-            futures = self._cluster.map(infer_on_ray, {"partition": handing_order, "job": unmapped(job)})
+            futures = cluster.map(infer_on_ray, {"partition": handing_order, "job": unmapped(job)})
         try:
             with _stopping_on_error(job):
                 yield futures
         finally:
             futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
+
+    def _lay_out(self, engine: EngineConfig) -> WorkerLayout:
+        if self._layout is None:
+            self._layout = lay_out_workers(self._settings.workers, engine)
+        return self._layout
+
+    def _join(self) -> "RayTaskRunner[Any]":
+        if self._cluster is None:
+            self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
+        return self._cluster
 
 
 def _stopping_on_error(job: InferJob) -> AbstractContextManager[None]:

@@ -20,13 +20,21 @@ select
     num_waiting_requests,
     num_finished_requests,
     num_preempted_requests,
-    duration_ms
+    duration_ms,
+    num_padding_tokens,
+    num_swapped_kv_blocks,
+    worker,
+    started_at
 from (
-    from read_parquet($steps)
+    from read_parquet($steps, union_by_name = true)
     union all by name -- steps of a run that an earlier version began
     select
         null::bigint as num_prefix_kv_blocks,
         null::bigint as num_request_kv_blocks,
-        null::bigint as num_cached_kv_blocks
+        null::bigint as num_cached_kv_blocks,
+        null::bigint as num_padding_tokens,
+        null::bigint as num_swapped_kv_blocks,
+        null::varchar as worker,
+        null::timestamptz as started_at
     where false
 )

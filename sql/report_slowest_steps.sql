@@ -4,9 +4,10 @@
 -- parameters: $num_rows
 
 select
+    engine,
     partition,
     step,
-    started_seconds,
+    engine_started_seconds as started_seconds,
     duration_ms,
     num_decode_tokens,
     num_suffix_tokens,

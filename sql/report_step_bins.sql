@@ -1,18 +1,19 @@
 -- purpose: a run's steps as a picture can show them: runs of neighbouring steps, each with least, mean and most
--- grain:   one row a bin, at most $num_bins; a bin is one step where there are no more steps than bins
+-- grain:   one row a bin, at most $num_bins and one an engine; of one engine each, and of one step where there are few
 -- inputs:  report_timeline
 -- parameters: $num_bins
 
 with numbered as (
     select
         *,
-        position * least($num_bins, count(*) over ()) // count(*) over () as bin
+        position * least($num_bins, count(*) over ()) // count(*) over () as place
     from report_timeline
 )
 
 select
     min(position) as first_position,
     max(position) as last_position,
+    any_value(engine) as engine,
     min(partition) as first_partition,
     max(partition) as last_partition,
     min(started_seconds) as started_seconds,
@@ -20,8 +21,10 @@ select
     avg(num_decode_tokens) as mean_decode_tokens,
     avg(num_suffix_tokens) as mean_suffix_tokens,
     avg(num_prefix_tokens) as mean_prefix_tokens,
+    avg(num_padding_tokens) as mean_padding_tokens,
     min(num_tokens) as min_tokens,
     max(num_tokens) as max_tokens,
+    max(num_tokens + num_padding_tokens) as max_rows,
     avg(num_kv_blocks_used) as mean_kv_blocks,
     min(num_kv_blocks_used) as min_kv_blocks,
     max(num_kv_blocks_used) as max_kv_blocks,
@@ -29,6 +32,7 @@ select
     arg_max(num_request_kv_blocks, (num_kv_blocks_used, position)) as request_kv_blocks_at_max,
     arg_max(num_cached_kv_blocks, (num_kv_blocks_used, position)) as cached_kv_blocks_at_max,
     max(num_kv_blocks_used + num_cached_kv_blocks) as max_held_kv_blocks,
+    max(num_swapped_kv_blocks) as max_swapped_kv_blocks,
     avg(num_running_requests) as mean_running_requests,
     min(num_running_requests) as min_running_requests,
     max(num_running_requests) as max_running_requests,
@@ -38,5 +42,5 @@ select
     sum(num_preempted_requests)::bigint as num_preempted_requests,
     bool_and(is_partition_cool_down) as is_cool_down
 from numbered
-group by bin
-order by bin
+group by engine, place
+order by first_position

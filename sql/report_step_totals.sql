@@ -2,16 +2,30 @@
 -- grain:   one row; counts are 0 and the rest null where the run had no step
 -- inputs:  report_timeline
 -- parameters: none
+--
+-- Engines work side by side, so the run takes as long as the longest of them, and so for TECD.
+
+with engines as (
+    select
+        engine,
+        sum(duration_ms) / 1000.0 as seconds,
+        coalesce(sum(duration_ms) filter (where not is_cool_down), 0.0) / 1000.0 as tecd_seconds
+    from report_timeline
+    group by engine
+)
 
 select
     count(*) as num_steps,
     count(distinct partition) as num_partitions,
+    count(distinct engine) as num_engines,
     max(chunk_tokens) as chunk_tokens,
     coalesce(sum(num_decode_tokens), 0)::bigint as num_decode_tokens,
     coalesce(sum(num_suffix_tokens), 0)::bigint as num_suffix_tokens,
     coalesce(sum(num_prefix_tokens), 0)::bigint as num_prefix_tokens,
+    coalesce(sum(num_padding_tokens), 0)::bigint as num_padding_tokens,
     coalesce(sum(duration_ms), 0.0) / 1000.0 as step_seconds,
-    coalesce(sum(duration_ms) filter (where not is_cool_down), 0.0) / 1000.0 as tecd_seconds,
+    coalesce((select max(seconds) from engines), 0.0) as elapsed_seconds,
+    coalesce((select max(tecd_seconds) from engines), 0.0) as tecd_seconds,
     count(*) filter (where not is_cool_down) as num_tecd_steps,
     coalesce(sum(duration_ms) filter (where is_partition_cool_down), 0.0) / 1000.0 as partition_cool_down_seconds,
     avg(utilisation) as utilisation,
@@ -21,6 +35,7 @@ select
         as valley_seconds,
     max(num_kv_blocks_used) as peak_kv_blocks,
     max(num_kv_blocks_total) as num_kv_blocks_total,
+    coalesce(max(num_swapped_kv_blocks), 0) as peak_swapped_kv_blocks,
     max(num_running_requests) as peak_running_requests,
     coalesce(sum(num_preempted_requests), 0)::bigint as num_preempted_requests,
     count(*) filter (where num_preempted_requests > 0) as num_preempting_steps

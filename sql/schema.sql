@@ -89,7 +89,7 @@ create table if not exists runs (
     num_prompt_tokens bigint,
     num_cached_tokens bigint,
     num_output_tokens bigint,
-    num_computed_tokens bigint, -- what went through the model, of all kinds
+    num_computed_tokens bigint, -- what went through the model, of all kinds but padding
     token_saving_ratio double, -- of the plan: shared tokens / prompt tokens, 0 to 1
     best_token_saving_ratio double, -- what no sharing of prefixes could exceed
     tokens_per_second double,  -- (prompt + output tokens) / infer_seconds
@@ -123,7 +123,11 @@ create table if not exists steps (
     num_waiting_requests bigint,
     num_finished_requests bigint,
     num_preempted_requests bigint,
-    duration_ms double
+    duration_ms double,
+    num_padding_tokens bigint, -- beyond the three above: rows computed and thrown away, where prompts are padded
+    num_swapped_kv_blocks bigint, -- in host memory after the step: KV of preempted requests (preemption swap)
+    worker text,               -- the engine that did it, where several work side by side
+    started_at timestamptz
 );
 
 -- the newest answer to each (doc_id, query_id) that is still asked for; an answer leaves with its document or query

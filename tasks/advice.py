@@ -44,6 +44,12 @@ def advise(
             f"{planned - run:.0%} of the prompt tokens are computed by several partitions each: raise "
             f"--partition-tokens."
         )
+    idle_share = 1 - prediction.run.seconds / (prediction.num_engines * prediction.seconds)
+    if idle_share >= WORTH_SAYING:
+        said.append(
+            f"The {prediction.num_engines} engines have nothing to do for {idle_share:.0%} of their time: lower "
+            f"--partition-tokens, or use fewer."
+        )
     if prediction.num_oversized_rows:
         said.append(f"{prediction.num_oversized_rows:,} rows need more KV memory than there is: raise --kv-memory.")
     if prediction.run.num_preempted_requests:

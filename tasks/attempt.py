@@ -19,7 +19,6 @@ from tasks.partition_work import PartitionWork
 from tasks.piece import select_rows
 from tasks.request_form import RequestForm
 from tasks.stop_request import StopRequest
-from tasks.workload import Workload
 
 
 class StoppedError(Exception):
@@ -34,9 +33,7 @@ class Failure:
     is_out_of_memory: bool = False
 
 
-def try_rows(
-    rows: Partition, job: InferJob, workload: Workload, work: PartitionWork, on_begin: Callable[[], None]
-) -> Failure | None:
+def try_rows(rows: Partition, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
     """One attempt. However it ends, the answers it came to are in `work`, and so are its steps.
 
     Args:
@@ -63,18 +60,18 @@ def try_rows(
             note_engine(job.run_folder, model.engine.config)
         on_begin()
         try:
-            for completion in _run_model(rows, job, workload, model, on_step):
+            for completion in _run_model(rows, job, model, on_step):
                 completions.append(completion)
         except (StoppedError, BatchloomError, OSError):
             raise
         except Exception as error:
             return _judge(error)
         finally:
-            work.keep(answer_batch(completions, rows, workload, model.codec), steps)
+            work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
     return None
 
 
-def check_other_rows(job: InferJob, workload: Workload) -> None:
+def check_other_rows(job: InferJob) -> None:
     """Try rows from all over the plan, one by one, and forget their answers.
 
     Where one partition fails again and again, this tells what is wrong with its rows from what is wrong with all.
@@ -95,7 +92,7 @@ def check_other_rows(job: InferJob, workload: Workload) -> None:
         for position in range(len(sample.row_ids)):
             row = select_rows(sample, np.array([position]))
             try:
-                (completion,) = _run_model(row, job, workload, model, on_step)
+                (completion,) = _run_model(row, job, model, on_step)
                 reasons.update([completion.error] if completion.error else [])
             except (StoppedError, BatchloomError, OSError):
                 raise
@@ -105,9 +102,9 @@ def check_other_rows(job: InferJob, workload: Workload) -> None:
 
 
 def _run_model(
-    rows: Partition, job: InferJob, workload: Workload, model: LoadedModel, on_step: Callable[[StepRecord], None]
+    rows: Partition, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
-    form = RequestForm.of(workload, model.codec, job.expected_output_tokens)
+    form = RequestForm.of(job.workload, model.codec, job.expected_output_tokens)
     requests = form.ask(rows.row_ids, rows.prompts, rows.priority)
     groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
     yield from model.engine.run_plan(requests, groups, decode=model.codec.decode, on_step=on_step)

@@ -1,6 +1,8 @@
 """How often the pieces of a partition were tried, kept where it outlives the process that tries."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from engine.errors import ArtifactError, WorkerError
 from tasks.disk_space import describe_write_error
@@ -15,13 +17,19 @@ class AttemptLog:
 
     An attempt is noted before it begins: one that ends with its process counts as well. Nothing is fsynced, since an
     attempt that a power loss wipes out is only made once more.
+
+    Args:
+        publish: told of each file that has changed.
     """
 
-    __slots__ = ("_folder", "_partition")
+    __slots__ = ("_folder", "_partition", "_publish")
 
-    def __init__(self, run_folder: str | Path, partition: int) -> None:
+    def __init__(
+        self, run_folder: str | Path, partition: int, publish: Callable[[Path], None] = lambda path: None
+    ) -> None:
         self._folder = Path(run_folder) / "attempts"
         self._partition = partition
+        self._publish = publish
 
     def count(self, piece: Piece) -> int:
         try:
@@ -32,7 +40,7 @@ class AttemptLog:
     def note(self, piece: Piece) -> None:
         """Count one more; `ArtifactError` where that cannot be written."""
         self._add(self._path(piece))
-        self._starts.unlink(missing_ok=True)
+        self._empty(self._starts)
 
     def note_start(self) -> None:
         """Count a process that takes the partition, until an attempt is noted.
@@ -49,7 +57,7 @@ class AttemptLog:
 
     def forget(self, piece: Piece) -> None:
         """Begin to count anew: the attempts so far say nothing about the rows."""
-        self._path(piece).unlink(missing_ok=True)
+        self._empty(self._path(piece))
 
     @property
     def _starts(self) -> Path:
@@ -57,13 +65,21 @@ class AttemptLog:
 
     def _add(self, path: Path) -> int:
         """One byte more; returns how many there are."""
+        return self._write(path, "ab", b".")
+
+    def _empty(self, path: Path) -> None:
+        self._write(path, "wb", b"")
+
+    def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes) -> int:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            with open(path, "ab") as file:
-                file.write(b".")
-                return file.tell()
+            with open(path, mode) as file:
+                file.write(content)
+                size = file.tell()
         except OSError as error:
             raise ArtifactError(describe_write_error(path, error)) from error
+        self._publish(path)
+        return size
 
     def _path(self, piece: Piece) -> Path:
         return self._folder / f"part-{self._partition:05d}-{piece.first}-{piece.last}"

@@ -24,6 +24,7 @@ from tasks.artifact import ArtifactRef, open_parquet
 from tasks.field_orders import MOST_FIELDS, FieldColumn, FieldOrder, compare_field_orders
 from tasks.forecast import Forecast, Prediction, SharingPolicy
 from tasks.hardware import Hardware
+from tasks.plan_prefix import read_plan_summary
 from tasks.planned_rows import PlannedRows, read_planned_rows
 from tasks.prediction import predict
 from tasks.read import ReadResult
@@ -43,7 +44,9 @@ class ExplainJob:
         database: path of the DuckDB file; earlier answers in it tell how long answers are.
         model: as the user named it.
         checkpoint: its folder; config.json and the tokenizer are read.
-        device: whose times are predicted.
+        engine: settings of each engine.
+        hardware: the device whose times are predicted.
+        num_engines: that work side by side, each on such a device.
         method: of the plans.
     """
 
@@ -52,6 +55,7 @@ class ExplainJob:
     checkpoint: str
     engine: EngineConfig
     hardware: Hardware
+    num_engines: int
     method: PlanMethod
 
 
@@ -88,7 +92,15 @@ def explain(
             answer = read_answer_length(job.database, workload)
             codec = TextCodec.load(Path(job.checkpoint)) if workload.mode == "score" else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
-            prediction = predict(rows, rows.ask(form), job.engine, job.hardware, answer)
+            prediction = predict(
+                rows,
+                rows.ask(form),
+                job.engine,
+                job.hardware,
+                answer,
+                handing_order=read_plan_summary(plan).handing_order,
+                num_engines=job.num_engines,
+            )
         with watch.stage("simulate a cache"):
             cache = _as_cached(rows, form, policies[0], answer, job)
         policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, rows.num_partitions))

@@ -60,7 +60,9 @@ class Prediction:
         dtype: of weights and KV.
         weight_bytes: that the model takes on the device.
         num_oversized_rows: that the KV budget cannot hold even alone; they become errors.
-        run: steps, tokens and times.
+        num_engines: that work side by side, each on such a device.
+        seconds: until the last of them is done.
+        run: steps, tokens and times, of all engines together.
         what_ifs: settings tried; the most helpful one first.
     """
 
@@ -70,6 +72,8 @@ class Prediction:
     kv: KVMemory
     answer: AnswerLength
     num_oversized_rows: int
+    num_engines: int
+    seconds: float
     run: SimulationSummary
     what_ifs: tuple[WhatIf, ...]
 

@@ -1,7 +1,7 @@
 """The device a run is predicted for, and what of its memory is left for KV; no weights are read."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,12 @@ class Hardware:
         return budget_bytes
 
 
-def choose_hardware(name: str, checkpoint: Path, config: EngineConfig) -> Hardware:
+def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_host: int = 1) -> Hardware:
     """The device called `name`, with the model of a checkpoint folder on it.
 
     Args:
         name: of the table, or "cpu", "cuda" or "auto" for what this machine has.
+        num_on_host: engines that divide the rates of a CPU; each has a GPU of its own.
     Raises:
         ConfigError: no such device, or no GPU here.
         ModelError: config.json cannot be read, or is not of a model whose cost is known.
@@ -77,8 +78,21 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig) -> Hardwa
         dtype = native_dtype(kind) if config.dtype == "auto" else config.dtype
         shape = ModelShape.from_config(values, value_bytes=_VALUE_BYTES[dtype])
         device = probe_device(kind, shape, dtype)
-        most_kv_bytes = MOST_CPU_KV_BYTES if device.name == "cpu" else None
+        if device.name == "cpu":
+            most_kv_bytes, device = MOST_CPU_KV_BYTES, _divide(device, num_on_host)
     return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
+
+
+def _divide(device: Device, num_engines: int) -> Device:
+    """A device as each of several engines has it that work on it side by side. Memory is theirs to divide."""
+    if num_engines == 1:
+        return device
+    return replace(
+        device,
+        title=f"{device.title}, divided by {num_engines} engines",
+        peak_flops={dtype: flops / num_engines for dtype, flops in device.peak_flops.items()},
+        peak_bytes_per_second=device.peak_bytes_per_second / num_engines,
+    )
 
 
 def _read_config(checkpoint: Path) -> dict[str, Any]:

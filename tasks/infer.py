@@ -1,7 +1,9 @@
 """One partition of the plan to parts of the answers, by the engine of this process."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -16,7 +18,6 @@ from tasks.partition import read_partition
 from tasks.partition_work import PartitionWork
 from tasks.piece import Pieces
 from tasks.stop_request import StopRequest
-from tasks.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -30,16 +31,23 @@ def infer(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     Rows that are in a part already are not answered again. None where the run was asked to stop. Raises what
     `answer_partition` raises.
     """
+    return infer_partition(partition, job)
+
+
+def infer_partition(
+    partition: int, job: InferJob, publish: Callable[[Path], None] = lambda path: None
+) -> list[ArtifactRef] | None:
+    """`infer` without Prefect; `publish` is told of each file that has changed and that other processes need."""
     with StopRequest(job.run_folder).make_on_error():  # else the next partition would begin before the flow hears of it
-        work = PartitionWork(job.run_folder, partition)
+        work = PartitionWork(job.run_folder, partition, publish)
         try:
-            answer_partition(partition, job, work)
+            answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, publish))
         except StoppedError:
             return None
     return work.parts
 
 
-def answer_partition(partition: int, job: InferJob, work: PartitionWork) -> None:
+def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog) -> None:
     """Try the partition's rows until each is in `work`, with an answer or an error.
 
     Where the model fails, what it had answered is kept; the rest is tried again after a while, then split in two until
@@ -53,8 +61,8 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork) -> None
         DeviceError: the device does not work any more.
         FailureRateError: so many rows fail, here and elsewhere in the plan, that it is hardly for what is in them.
     """
-    policy, stop, workload = job.failures, StopRequest(job.run_folder), load_workload(job.workload_source)
-    attempts, pieces = AttemptLog(job.run_folder, partition), Pieces(read_partition(job.plan, partition))
+    policy, stop, workload = job.failures, StopRequest(job.run_folder), job.workload
+    pieces = Pieces(read_partition(job.plan, partition))
     where = f"{workload.name}, partition {partition}"
     todo, num_failures = [pieces.whole], 0
     while todo:
@@ -65,8 +73,10 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork) -> None
         if stop.is_made:
             raise StoppedError
         rows, num_earlier, failure = pieces.select(piece, work.answered), attempts.count(piece), None
-        if num_earlier <= policy.retries:
-            failure = try_rows(rows, job, workload, work, on_begin=partial(attempts.note, piece))
+        # A piece between the whole and a single prompt is split at once: what ended its process is in one half.
+        most_earlier = 0 if piece != pieces.whole and len(prompts) > 1 else policy.retries
+        if num_earlier <= most_earlier:
+            failure = try_rows(rows, job, work, on_begin=partial(attempts.note, piece))
             if failure is None:
                 continue
             if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
@@ -76,7 +86,7 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork) -> None
         reason = (failure or ENDED).reason
         num_failures += 1
         if num_failures == policy.error_rate_rows:
-            check_other_rows(job, workload)
+            check_other_rows(job)
         if piece == pieces.whole and num_earlier < policy.retries:
             delay_seconds = policy.delay_seconds(num_earlier + 1)
             LOGGER.warning("%s: trying again in %g s: %s", where, delay_seconds, reason)

@@ -8,8 +8,9 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.artifact import ArtifactRef
 from tasks.attempt_log import AttemptLog
-from tasks.infer import infer
+from tasks.infer import infer_partition
 from tasks.infer_job import InferJob
+from tasks.run_copy import run_at_hand
 from tasks.stop_request import StopRequest
 from tasks.worker_pool import WorkerPool
 
@@ -30,13 +31,13 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     """
     import ray
 
-    with StopRequest(job.run_folder).make_on_error():
-        AttemptLog(job.run_folder, partition).note_start()
+    with run_at_hand(partition, job) as (here, publish), StopRequest(here.run_folder).make_on_error():
+        AttemptLog(here.run_folder, partition, publish).note_start()
         gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         if gpu_ids:
             device = name_device(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES"))
-            job = replace(job, engine=replace(job.engine, device=device))
-        return infer.fn(partition, job)
+            here = replace(here, engine=replace(here.engine, device=device))
+        return infer_partition(partition, here, publish)
 
 
 def name_device(gpu_id: str, visible: str | None) -> str:

@@ -1,20 +1,21 @@
 """What a run will do, simulated partition by partition before it starts, for a small part of the time it takes."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.config import EngineConfig
 from engine.prefix_groups import rebuild_groups
 from engine.simulation import SimulatedStep
 from tasks.answer_length import AnswerLength
 from tasks.artifact import ArtifactRef
+from tasks.engine_team import EngineTeam, hand_out
 from tasks.hardware import choose_hardware
 from tasks.partition import read_partition
+from tasks.plan_prefix import PlanSummary
 from tasks.request_form import RequestForm
 from tasks.simulator import Simulator
 from tasks.text_codec import TextCodec
@@ -48,7 +49,8 @@ class RunForecast:
             self.num_preempted_requests += record.num_preempted_requests
             self.peak_kv_blocks = max(self.peak_kv_blocks, record.num_kv_blocks_used)
             self.step_seconds += seconds
-            is_busy = record.num_tokens >= chunk_tokens or record.num_waiting_requests > 0
+            is_full = record.num_tokens + record.num_padding_tokens >= chunk_tokens
+            is_busy = is_full or record.num_waiting_requests > 0
             cool_down_seconds = 0.0 if is_busy else cool_down_seconds + seconds
         return cool_down_seconds
 
@@ -56,19 +58,21 @@ class RunForecast:
 @task(name="predict", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def predict_run(
     plan: ArtifactRef,
-    partition_costs: Sequence[int],
+    summary: PlanSummary,
     workload: Workload,
     answer: AnswerLength,
     checkpoint: Path,
-    engine: EngineConfig,
+    team: EngineTeam,
 ) -> dict[str, float]:
     """Steps, tokens, memory and time of a run, before its model is loaded.
 
-    The last partition is simulated, which tells the cool-down, and as many of the others, spread over the plan, as
-    `MOST_TIME_SHARE` allows, at least one. What is left out is taken for as dear as `partition_costs` say.
+    The partition that is handed out last is simulated, which tells the cool-down of each engine, and as many of the
+    others, spread over the plan, as `MOST_TIME_SHARE` allows, at least one. What is left out is taken for as dear as
+    the plan's costs say.
 
     Args:
-        partition_costs: of each partition, in any unit.
+        summary: of the plan.
+        team: the engines; one alone takes the partitions in their order.
     Returns:
         quantity to value, as `RunFacts.prediction` names them, and num_simulated_partitions.
     Raises:
@@ -76,33 +80,43 @@ def predict_run(
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
     started = time.perf_counter()
-    hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine)
+    engine = team.engine
+    hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
     budget_bytes = hardware.kv_budget_bytes(engine)
     codec = TextCodec.load(checkpoint) if workload.mode == "score" else None
     form = RequestForm.of(workload, codec, answer.expected_output_tokens)
     simulator = Simulator(hardware, answer)
-    last, all_costs, known_costs = len(partition_costs) - 1, sum(partition_costs), 0
+    costs, num_partitions = summary.partition_costs, summary.num_partitions
+    order = summary.handing_order if team.num_engines > 1 else range(num_partitions)
+    last = order[-1]
+    known_seconds: dict[int, float] = {}
     forecast, last_cool_down_seconds, scale = RunForecast(), 0.0, 1.0
-    for number, partition in enumerate([last, *spread(last)]):
+    others = (partition for partition in spread(num_partitions) if partition != last)
+    for number, partition in enumerate([last, *others]):
         is_dear = time.perf_counter() - started > MOST_TIME_SHARE * scale * forecast.step_seconds
         if number > 1 and is_dear:
             break
         rows = read_partition(plan, partition)
         groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
         steps = simulator.run(form.ask(rows.row_ids, rows.prompts, rows.priority), groups, engine, budget_bytes)
+        seconds_before = forecast.step_seconds
         cool_down_seconds = forecast.add_partition(steps, engine.chunk_tokens)
         if partition == last:
             last_cool_down_seconds = cool_down_seconds
-        known_costs += partition_costs[partition]
-        scale = all_costs / known_costs
+        known_seconds[partition] = forecast.step_seconds - seconds_before
+        scale = sum(costs) / sum(costs[known] for known in known_seconds)
         forecast.num_partitions += 1
+    seconds_per_cost = scale * forecast.step_seconds / sum(costs)
+    all_seconds = [known_seconds.get(number, cost * seconds_per_cost) for number, cost in enumerate(costs)]
+    elapsed_seconds = max(share.seconds for share in hand_out(order, all_seconds, team.num_engines))
     return {
         "num_steps": scale * forecast.num_steps,
         "num_computed_tokens": scale * forecast.num_computed_tokens,
         "num_preempted_requests": scale * forecast.num_preempted_requests,
         "peak_kv_blocks": forecast.peak_kv_blocks,
         "step_seconds": scale * forecast.step_seconds,
-        "tecd_seconds": scale * forecast.step_seconds - last_cool_down_seconds,
+        "elapsed_seconds": elapsed_seconds,
+        "tecd_seconds": max(0.0, elapsed_seconds - last_cool_down_seconds),
         "num_simulated_partitions": forecast.num_partitions,
     }
 

@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -41,8 +43,12 @@ STEPS_SCHEMA = pa.schema(
         pa.field(field.name, pa.float64() if field.name == "duration_ms" else pa.int64(), nullable=False)
         for field in fields(StepRecord)
     ]
+    + [
+        pa.field("worker", pa.string(), nullable=False),
+        pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
 )
-"""One row a step of the engine, in order."""
+"""One row a step of the engine, in order; `worker` names the engine that did it among those of the run."""
 
 
 def answer_batch(
@@ -73,10 +79,25 @@ def error_batch(rows: Partition, reason: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(errors, schema=PART_SCHEMA)
 
 
-def step_batch(partition: int, steps: Sequence[StepRecord], first_step: int) -> pa.RecordBatch:
-    """Step records in the form of `STEPS_SCHEMA`, numbered from `first_step`."""
+def step_batch(
+    partition: int, steps: Sequence[StepRecord], first_step: int, worker: str, ended_at: datetime
+) -> pa.RecordBatch:
+    """Step records in the form of `STEPS_SCHEMA`, numbered from `first_step`.
+
+    Args:
+        ended_at: when the last one ended. One begins where the one before ends, so their times say when each began.
+    """
+    all_ms = sum(step.duration_ms for step in steps)
+    ends_ms = accumulate(step.duration_ms for step in steps)
     records = [
-        {"partition": partition, **asdict(step), "step": number} for number, step in enumerate(steps, first_step)
+        {
+            "partition": partition,
+            **asdict(step),
+            "step": number,
+            "worker": worker,
+            "started_at": ended_at.astimezone(UTC) - timedelta(milliseconds=all_ms - end_ms + step.duration_ms),
+        }
+        for number, (step, end_ms) in enumerate(zip(steps, ends_ms, strict=True), first_step)
     ]
     return pa.RecordBatch.from_pylist(records, schema=STEPS_SCHEMA)
 

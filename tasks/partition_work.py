@@ -1,6 +1,7 @@
 """One partition in a run folder: which of its rows are answered, and where the answers to others go."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tasks.artifact import write_parquet
 from tasks.part import PART_SCHEMA, STEPS_SCHEMA, step_batch
 from tasks.progress import PartitionProgress
 from tasks.run_folder import keep_whole
+from tasks.worker_name import worker_name
 
 
 class PartitionWork:
@@ -24,12 +26,21 @@ class PartitionWork:
         answered: int64, ascending: ids of the rows in them, answers and errors alike.
         num_failed: how many of these are errors.
         progress: where its counts are shown.
+
+    Args:
+        publish: told of each file that is written.
     """
 
-    __slots__ = ("_num_files", "_num_steps", "_partition", "_places", "answered", "num_failed", "parts", "progress")
+    __slots__ = (
+        *("_num_files", "_num_steps", "_partition", "_places", "_publish"),
+        *("answered", "num_failed", "parts", "progress"),
+    )
 
-    def __init__(self, run_folder: str | Path, partition: int) -> None:
+    def __init__(
+        self, run_folder: str | Path, partition: int, publish: Callable[[Path], None] = lambda path: None
+    ) -> None:
         self._partition = partition
+        self._publish = publish
         self._places = (Path(run_folder) / "steps", Path(run_folder) / "parts")
         self._num_files = 0
         while any((place / self._name(self._num_files)).exists() for place in self._places):
@@ -48,17 +59,23 @@ class PartitionWork:
     def keep(self, answers: pa.RecordBatch, steps: Sequence[StepRecord] = ()) -> None:
         """Write answers in the form of `PART_SCHEMA` and the steps they took, if any; durable when this returns.
 
+        The last of the steps has just ended.
+
         Raises:
             ArtifactError: the run folder cannot be written.
         """
+        ended_at = datetime.now(UTC)
         name = self._name(self._num_files)
         steps_path, part_path = (place / name for place in self._places)
         if steps:
-            write_parquet(steps_path, STEPS_SCHEMA, [step_batch(self._partition, steps, self._num_steps)])
+            batch = step_batch(self._partition, steps, self._num_steps, worker_name(), ended_at)
+            write_parquet(steps_path, STEPS_SCHEMA, [batch])
             self._num_steps += len(steps)
+            self._publish(steps_path)
         if answers.num_rows:
             self.parts.append(write_parquet(part_path, PART_SCHEMA, [answers]))
             self._count(answers)
+            self._publish(part_path)
         self._num_files += bool(steps or answers.num_rows)
         self._show()
 

@@ -206,10 +206,9 @@ def _plan_batches(
     """Rows of `PLAN_SCHEMA` by group, member, row; all in partition 0 so far."""
     for part in ranges:
         num_prompt_tokens = np.fromiter(map(len, part.prompts), dtype=np.int64, count=len(part.prompts))
-        rows = split_groups(part.table, num_prompt_tokens, partition_tokens, num_answer_tokens)
-        row_ids, priorities = np.array(part.labels, dtype=np.int64)[
-            rows.order
-        ].T  # of equal prompts by row id, as sorted
+        labels = np.array(part.labels, dtype=np.int64)
+        rows = split_groups(part.table, num_prompt_tokens, partition_tokens, num_answer_tokens, labels[:, 1])
+        row_ids, priorities = labels[rows.order].T  # of equal prompts by row id, as sorted
         group_ids = rows.group_id + totals.num_groups
         totals.add(part, rows, priorities)
         starts_group = np.diff(rows.group_id, prepend=-1) != 0

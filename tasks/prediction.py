@@ -9,6 +9,7 @@ from engine.request import Request
 from engine.simulation import SimulatedStep, find_oversized
 from engine.simulation_summary import SimulationSummary, summarize_steps
 from tasks.answer_length import AnswerLength
+from tasks.engine_team import hand_out
 from tasks.forecast import KVMemory, Prediction, WhatIf
 from tasks.hardware import Hardware
 from tasks.planned_rows import PlannedRows
@@ -22,12 +23,20 @@ MORE_TOKENS = 4
 
 
 def predict(
-    rows: PlannedRows, requests: Sequence[Request], config: EngineConfig, hardware: Hardware, answer: AnswerLength
+    rows: PlannedRows,
+    requests: Sequence[Request],
+    config: EngineConfig,
+    hardware: Hardware,
+    answer: AnswerLength,
+    *,
+    handing_order: Sequence[int] = (),
+    num_engines: int = 1,
 ) -> Prediction:
     """Simulates every partition, one after the other, and tries what could help on a few of them.
 
     Args:
         requests: of all rows, in their order.
+        handing_order: in which several engines take the partitions; of no account where there is one.
     Raises:
         CapacityError: see `Hardware.kv_budget_bytes`.
         ConfigError: the device has no rate for the number format.
@@ -43,6 +52,7 @@ def predict(
             yield step
 
     run = summarize_steps(chain.from_iterable(map(watched, range(rows.num_partitions))))
+    shares = hand_out(handing_order, seconds_of, num_engines) if num_engines > 1 else []
     block_bytes = config.block_size * hardware.shape.kv_bytes_per_token
     return Prediction(
         device=hardware.device,
@@ -51,6 +61,8 @@ def predict(
         kv=KVMemory(budget_bytes=budget_bytes, peak_bytes=run.peak_kv_blocks * block_bytes),
         answer=answer,
         num_oversized_rows=len(find_oversized(requests, config.block_size, budget_bytes // block_bytes)),
+        num_engines=num_engines,
+        seconds=max((share.seconds for share in shares), default=run.seconds),
         run=run,
         what_ifs=_try_settings(simulation, config, budget_bytes, run, seconds_of),
     )

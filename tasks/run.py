@@ -1,7 +1,6 @@
 """One workload of one night: its folder, its record, and how it ends, whatever ends it."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +13,14 @@ from typing import Any
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError
 from tasks.artifact import ArtifactRef
+from tasks.engine_guard import guard
 from tasks.lowered_engine import list_engines
 from tasks.run_folder import (
     Manifest,
     RunRecord,
     RunStatus,
     create_run_folder,
+    discard_run_folder,
     finish_run_folder,
     has_tried_rows,
     list_finished_parts,
@@ -30,6 +31,7 @@ from tasks.run_folder import (
     update_manifest,
 )
 from tasks.run_summary import RunSummary, summarise_run
+from tasks.shared_run import recover_shared_run
 from tasks.workload import Workload, load_workload
 from tasks.write import WriteResult, write, write_answers
 
@@ -132,6 +134,8 @@ class Run:
             self._discard()
             return None
         if record.status == "running":
+            if has_tried_rows(self.folder):
+                guard(self._database, self.workload.name, is_needed=True)
             return self._end("interrupted", "its process ended", write_answers)
         return self._end(record.status, record.error, write_answers)
 
@@ -150,7 +154,7 @@ class Run:
         return summary
 
     def _discard(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        discard_run_folder(self.folder)
 
 
 def recover_runs(database: str | Path) -> None:
@@ -165,6 +169,7 @@ def recover_runs(database: str | Path) -> None:
     sweep_runs(database)
     for manifest in list_unfinished_runs(database):
         run_id = manifest.record.run_id
+        recover_shared_run(manifest.folder)
         try:
             run = Run(database, manifest, load_workload(manifest.record.workload_source))
             summary = run.recover()
@@ -172,7 +177,7 @@ def recover_runs(database: str | Path) -> None:
             raise
         except ArtifactError as error:
             LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
-            shutil.rmtree(manifest.folder, ignore_errors=True)
+            discard_run_folder(manifest.folder)
         except BatchloomError as error:
             LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, manifest.folder, error)
         else:

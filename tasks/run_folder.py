@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from engine.errors import ArtifactError
 from tasks.artifact import ArtifactRef, describe_parquet, replace_file
+from tasks.shared_run import drop_shared_run
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
 """What `new_run_id` gives."""
@@ -213,8 +214,14 @@ def sweep_runs(database: str | Path) -> None:
             continue
         if not (folder / "manifest.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
-        elif any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS)) and _is_written(folder):
+        elif any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange")) and _is_written(folder):
             _drop_work(folder)
+
+
+def discard_run_folder(folder: str | Path) -> None:
+    """Delete all that there is of a run."""
+    drop_shared_run(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def list_finished_parts(folder: str | Path) -> list[ArtifactRef]:
@@ -252,6 +259,7 @@ def _is_written(folder: Path) -> bool:
 
 def _drop_work(folder: Path) -> None:
     """Delete what only the run itself needed. The requests go last: while they are there, `sweep_runs` looks again."""
+    drop_shared_run(folder)
     for path in folder.rglob("*.tmp"):
         path.unlink(missing_ok=True)
     for name in WORK_FOLDERS:

@@ -15,7 +15,12 @@ INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_c
 WHOLE_NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UINTEGER", "USMALLINT", "UTINYINT")
 SHIPPED_OUTPUTS = frozenset(("snippets", "rankings"))
 ADDED_TO_ANSWERS = {"compute_ms": "double", "prefix_group": "bigint"}
-ADDED_TO_STEPS = dict.fromkeys(("num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"), "bigint")
+ADDED_TO_STEPS = {
+    **dict.fromkeys(("num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"), "bigint"),
+    **dict.fromkeys(("num_padding_tokens", "num_swapped_kv_blocks"), "bigint"),
+    "worker": "text",
+    "started_at": "timestamptz",
+}
 RUN_RELATIONS = frozenset(("runs", "steps", "run_summary"))
 
 

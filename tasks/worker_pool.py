@@ -7,8 +7,10 @@ from queue import SimpleQueue
 from tasks.artifact import ArtifactRef
 from tasks.attempt_log import AttemptLog
 from tasks.infer_job import InferJob
+from tasks.shared_run import SharedRun
 from tasks.stop_request import StopRequest
 from tasks.worker_client import WorkerClient, WorkerDiedError
+from tasks.worker_name import WORKER_VARIABLE
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -25,8 +27,8 @@ class WorkerPool:
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._num_workers = len(environments)
         self._free: SimpleQueue[_Seat] = SimpleQueue()
-        for environment in environments:
-            self._free.put(_Seat(environment))
+        for number, environment in enumerate(environments):
+            self._free.put(_Seat({**environment, WORKER_VARIABLE: str(number)}))
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
         """As `tasks.infer.infer`, in a process that is free; waits for one.
@@ -46,6 +48,8 @@ class WorkerPool:
                     seat.clear()
                     if StopRequest(job.run_folder).is_made:
                         return None
+                    if job.exchange is not None:  # which attempts there were says whether to hand it out again
+                        SharedRun(job.run_folder, job.exchange.url).take(("attempts",))
                     LOGGER.warning("partition %d is handed out again: its %s", partition, error)
         finally:
             self._free.put(seat)

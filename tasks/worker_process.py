@@ -13,7 +13,8 @@ import traceback
 from multiprocessing.connection import Connection
 
 from engine.errors import WorkerError
-from tasks.infer import infer
+from tasks.infer import infer_partition
+from tasks.run_copy import PROCESS_COPY, run_at_hand
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -37,7 +38,9 @@ def serve(line: Connection) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            line.send(("parts", infer.fn(partition, job)))
+            with run_at_hand(partition, job) as (here, publish):
+                parts = infer_partition(partition, here, publish)
+            line.send(("parts", parts))
         except Exception as error:
             _send_error(line, error)
 
@@ -57,6 +60,7 @@ def _end_with(line: Connection) -> None:
     poll = select.poll()
     poll.register(line.fileno(), select.POLLRDHUP)
     poll.poll()
+    PROCESS_COPY.remove()
     os._exit(0)
 
 

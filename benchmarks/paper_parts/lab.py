@@ -12,7 +12,7 @@ from benchmarks.paper_parts.case_workload import longest_tokens
 from benchmarks.paper_parts.configurations import Settings
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
 
-NUM_GATE_REQUESTS, MOST_GATE_TOKENS = 12, 12
+NUM_GATE_REQUESTS, MOST_GATE_TOKENS = 8, 8
 NUM_WARM_UP_REQUESTS = 2
 
 
@@ -96,13 +96,12 @@ class Lab:
         engines = {name: self._load(trial, self._dtype) for name, trial in trials.items()}
         for name, trial in trials.items():
             _run(engines[name], trial.requests[:NUM_WARM_UP_REQUESTS])
-        rounds = [
-            {name: _run(engines[name], trial.requests) for name, trial in trials.items()} for _ in range(num_repeats)
-        ]
-        return {
-            name: sorted((found[name] for found in rounds), key=lambda run: run.seconds)[num_repeats // 2]
-            for name in trials
-        }
+        runs: dict[str, list[MeasuredRun]] = {name: [] for name in trials}
+        for _ in range(num_repeats):
+            for name, trial in trials.items():
+                runs[name].append(_run(engines[name], trial.requests))
+                print(f"  {name}: {runs[name][-1].seconds:.2f} s", flush=True)
+        return {name: sorted(found, key=lambda run: run.seconds)[num_repeats // 2] for name, found in runs.items()}
 
     def compare(self, trials: Mapping[str, Trial]) -> None:
         """A part of each workload in as much less memory, float32: the same answers, or an error that says why not."""

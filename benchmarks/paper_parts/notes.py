@@ -34,7 +34,7 @@ NUM_REPEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one configuration came to; urgent_seconds is 0 where it is not known whose answers came when."""
+    """What one configuration came to; urgent_completion_seconds is None where nobody knows whose answer came when."""
 
     question: str
     name: str
@@ -45,7 +45,7 @@ class Outcome:
     num_errors: int
     seconds: float
     mean_completion_seconds: float
-    urgent_completion_seconds: float
+    urgent_completion_seconds: float | None
 
 
 def simulated_notes() -> Table:
@@ -63,7 +63,7 @@ def simulated_notes() -> Table:
                     num_tokens=summary.num_prompt_tokens + summary.num_decode_tokens,
                     num_preempted=summary.num_preempted_requests,
                     num_errors=len(requests) - summary.num_finished_requests, seconds=run.seconds,
-                    mean_completion_seconds=run.mean_completion_seconds, urgent_completion_seconds=0.0,
+                    mean_completion_seconds=run.mean_completion_seconds, urgent_completion_seconds=None,
                 )
             )  # fmt: skip
     method = (
@@ -120,13 +120,14 @@ def _answers(requests: Sequence[Request]) -> str:
 
 def _table(method: str, outcomes: Sequence[Outcome]) -> Table:
     first = {outcome.question: outcome.seconds for outcome in reversed(outcomes)}
+    knows_urgent = any(outcome.urgent_completion_seconds is not None for outcome in outcomes)
     rows: list[list[Cell]] = [
         [
             outcome.question, outcome.name, describe(outcome.settings), outcome.num_steps,
             round(outcome.num_tokens / outcome.num_steps), outcome.num_tokens, outcome.num_preempted,
             outcome.num_errors, round(outcome.seconds, 2), round(first[outcome.question] / outcome.seconds, 2),
             round(outcome.mean_completion_seconds, 2),
-            round(outcome.urgent_completion_seconds, 2) if outcome.urgent_completion_seconds else "not known",
+            *([round(outcome.urgent_completion_seconds or 0.0, 2)] if knows_urgent else []),
         ]
         for outcome in outcomes
     ]  # fmt: skip
@@ -134,7 +135,8 @@ def _table(method: str, outcomes: Sequence[Outcome]) -> Table:
         method=method,
         columns=(
             "question", "choice", "configuration", "steps", "tokens a step", "tokens computed", "preempted",
-            "error rows", "seconds", "times as fast as the first", "mean answer after, s", "urgent answers after, s",
+            "error rows", "seconds", "times as fast as the first", "mean answer after, s",
+            *(["urgent answers after, s"] if knows_urgent else []),
         ),
         rows=rows,
         plots=[

@@ -55,18 +55,20 @@ def prepacking(lab: Lab) -> Table:
     lengths = [len(prompt.token_ids) for prompt in prompts]
     rows: list[list[Cell]] = []
     speedups: dict[str, list[tuple[float, float]]] = {name: [] for name in PACKINGS}
+    memory: dict[str, list[tuple[float, float]]] = {name: [] for name in PACKINGS}
     for batch_size in BATCH_SIZES:
         runs = lab.measure(dict(_trials(prompts, batch_size)), num_repeats=NUM_REPEATS)
         base = runs["padded"].seconds
         for name, run in runs.items():
             layout = Layout.of(name, lengths, batch_size)
+            step_mib = layout.most_rows * _row_bytes(lab.shape) / 2**20
             speedups[name].append((batch_size, base / run.seconds))
+            memory[name].append((batch_size, step_mib))
             rows.append(
                 [
                     batch_size, name, describe({**PACKINGS[name], "max_running_requests": batch_size}),
                     layout.num_rows, f"{1 - sum(lengths) / layout.num_rows:.0%}",
-                    round(layout.most_rows * _row_bytes(lab.shape) / 2**20, 1), round(run.seconds, 3),
-                    round(base / run.seconds, 2),
+                    round(step_mib, 1), round(run.seconds, 3), round(base / run.seconds, 2),
                 ]
             )  # fmt: skip
     return Table(
@@ -87,7 +89,14 @@ def prepacking(lab: Lab) -> Table:
                 kind="lines",
                 labels=["batch size", "times as fast"],
                 series=speedups,
-            )
+            ),
+            Plot(
+                slug="memory",
+                title="KV and activations of the largest step",
+                kind="lines",
+                labels=["batch size", "MiB"],
+                series=memory,
+            ),
         ],
     )  # fmt: skip
 

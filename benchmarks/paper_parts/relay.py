@@ -87,6 +87,7 @@ def relay(num_threads: int) -> Table:
         for prefix_tokens in PREFIX_TOKENS:
             shared_ms, copied_ms = _measure(num_requests, prefix_tokens)
             predicted = equation_10(num_requests, prefix_tokens)
+            print(f"  batch {num_requests}, prefix {prefix_tokens}: {copied_ms / shared_ms:.2f}", flush=True)
             rows.append(
                 [
                     num_requests, prefix_tokens, round(copied_ms, 3), round(shared_ms, 3),

@@ -25,14 +25,20 @@ def saving() -> Table:
     return Table(
         method=f"{A100.text}; case 1 at full length ({CASE_1.num_requests:,} requests)",
         columns=("what", "configuration", "paper", "token saving ratio"),
-        rows=rows,
+        rows=[[*row[:3], f"{row[3]:.1%}"] for row in rows],
         plots=[
             Plot(
                 slug="saving",
                 title="Prompt tokens saved in case 1",
                 kind="bars",
                 labels=["percent"],
-                series={str(name): {"this engine": 100 * float(ratio)} for name, _, _, ratio in rows},
+                series={
+                    str(name): {
+                        "this engine": 100 * float(ratio),
+                        **({"the paper": float(str(paper).removesuffix(" %"))} if paper else {}),
+                    }
+                    for name, _, paper, ratio in rows
+                },
             )
         ],
     )

@@ -16,7 +16,7 @@ PAPER: Mapping[str, Sequence[float]] = {
 
 COLUMNS = ("case", "policies", "configuration", "paper, over the best server", "requests/s", "over the best server")
 POLICIES: Mapping[str, Settings] = {**SERVERS, **OURS}
-SCALE, NUM_REQUESTS, CHUNK_TOKENS, KV_TOKENS = 0.125, 40, 256, 3072
+SCALE, NUM_REQUESTS, CHUNK_TOKENS, KV_TOKENS = 0.125, 32, 256, 2560
 NUM_REPEATS = 3
 
 

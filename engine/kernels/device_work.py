@@ -34,6 +34,27 @@ class WorkCapacity:
             num_partials=work_list.num_partials,
         )
 
+    def holds(self, other: "WorkCapacity") -> bool:
+        """Whether room of this size takes a work list of the other's."""
+        return all(getattr(self, name) >= getattr(other, name) for name in WorkCapacity.__slots__)
+
+
+class AttentionScratch:
+    """Partial results and counters of a launch. Launches that follow each other on one stream can have the same ones.
+
+    Attributes:
+        partial_out: fp32 ``[num_partials, num_q_heads, head_dim]``.
+        partial_lse: fp32 ``[num_partials, num_q_heads]``, base 2.
+        counters: int32 ``[num_rows, num_q_heads]``, parts that have arrived; all 0 between launches.
+    """
+
+    def __init__(self, capacity: WorkCapacity, *, num_q_heads: int, head_dim: int, device: torch.device) -> None:
+        partials = (capacity.num_partials, num_q_heads)
+        self.partial_out = torch.empty((*partials, head_dim), dtype=torch.float32, device=device)
+        self.partial_lse = torch.empty(partials, dtype=torch.float32, device=device)
+        num_counters = capacity.num_rows if capacity.num_partials else 0
+        self.counters = torch.zeros((num_counters, num_q_heads), dtype=torch.int32, device=device)
+
 
 class DeviceWork:
     """The tensors of one step, at addresses that stay.
@@ -45,13 +66,11 @@ class DeviceWork:
         work: int32, four sections: tiles, row ids, rows, block table, and behind them the slots.
         row_ids_at, rows_at, block_table_at: where sections begin in work.
         slots: int64 ``[num_rows]``, where each row's key and value go; -1 nowhere.
-        partial_out: fp32 ``[num_partials, num_q_heads, head_dim]``.
-        partial_lse: fp32 ``[num_partials, num_q_heads]``, base 2.
-        counters: int32 ``[num_rows, num_q_heads]``, parts that have arrived; all 0 between launches.
+        partial_out, partial_lse, counters: of its scratch.
     """
 
     def __init__(
-        self, capacity: WorkCapacity, launch: Launch, *, num_q_heads: int, head_dim: int, device: torch.device
+        self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch, *, device: torch.device
     ) -> None:
         sizes = (
             capacity.num_tiles * TileField.WIDTH,
@@ -71,11 +90,8 @@ class DeviceWork:
         self.work = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         self.row_ids_at, self.rows_at, self.block_table_at = starts[1:4]
         self.slots = self.work[starts[4] : starts[4] + sizes[4]].view(torch.int64)
-        partials = (capacity.num_partials, num_q_heads)
-        self.partial_out = torch.empty((*partials, head_dim), dtype=torch.float32, device=device)
-        self.partial_lse = torch.empty(partials, dtype=torch.float32, device=device)
-        num_counters = capacity.num_rows if capacity.num_partials else 0
-        self.counters = torch.zeros((num_counters, num_q_heads), dtype=torch.int32, device=device)
+        self.partial_out, self.partial_lse = scratch.partial_out, scratch.partial_lse
+        self.counters = scratch.counters
 
     def fill(self, work_list: WorkList, slot_mapping: npt.NDArray[np.int64]) -> None:
         """Writes a step's work list: one transfer, which the launches that follow on the stream wait for.

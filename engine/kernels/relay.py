@@ -29,6 +29,7 @@ class RelayAttention(TritonAttention):
     """Three launches a layer; every prefix is shared."""
 
     name: ClassVar[str] = "relay"
+    has_fixed_launches: ClassVar[bool] = False  # two grids, by the number of prefix tiles
     _policy: ClassVar[SharePolicy] = "always"
 
     def plan(self, batch: AttentionBatch, launches: Sequence[Launch] = ()) -> WorkList:

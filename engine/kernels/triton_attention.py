@@ -9,7 +9,7 @@ import triton
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cost_model import SharePolicy
-from engine.kernels.device_work import DeviceWork, WorkCapacity
+from engine.kernels.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.tuned import Launch, load_tuned
 from engine.kernels.work_list import WorkList, build_work_list
 from engine.kernels.write_kv import write_kv
@@ -34,6 +34,8 @@ class TritonAttention(ABC):
     """
 
     name: ClassVar[str]
+    has_fixed_launches: ClassVar[bool] = True
+    """Whether steps in one DeviceWork differ by nothing but what is in it, so that a CUDA graph serves them all."""
     _policy: ClassVar[SharePolicy]
 
     def __init__(
@@ -94,9 +96,17 @@ class TritonAttention(ABC):
             launches=launches or self.tuned.launches,
         )
 
-    def reserve(self, capacity: WorkCapacity, launch: Launch) -> DeviceWork:
-        """Room for steps of at most this size, at addresses that stay: what a CUDA graph needs. Fill it before use."""
-        return DeviceWork(capacity, launch, num_q_heads=self.num_q_heads, head_dim=self.head_dim, device=self.device)
+    def reserve(self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch | None = None) -> DeviceWork:
+        """Room for steps of at most this size, at addresses that stay: what a CUDA graph needs. Fill it before use.
+
+        Args:
+            scratch: of at least this capacity, shared with works that are never computed at the same time; None: its
+                own.
+        """
+        return DeviceWork(capacity, launch, scratch or self.make_scratch(capacity), device=self.device)
+
+    def make_scratch(self, capacity: WorkCapacity) -> AttentionScratch:
+        return AttentionScratch(capacity, num_q_heads=self.num_q_heads, head_dim=self.head_dim, device=self.device)
 
     def prepare(self, batch: AttentionBatch) -> DeviceWork:
         """Plans a step and moves it to the device in one transfer. Called once a step, for all layers."""

@@ -124,6 +124,15 @@ class Chart:
         x = self.x.at(value)
         return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="boundary")
 
+    def chapter(self, value: float, text: str) -> Markup:
+        """As `boundary`, where something of another kind begins, with its name beside it."""
+        x = self.x.at(value)
+        return element(
+            "g",
+            element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="axis"),
+            element("text", text, x=x + 4, y=TOP + 20, class_="tick"),
+        )
+
     def flag(self, value: float) -> Markup:
         """A small triangle above the plot: something happened here."""
         x = self.x.at(value)

@@ -12,6 +12,7 @@ from tasks.artifact import ArtifactRef, open_parquet
 from tasks.database import fill_identifiers
 from tasks.report_page.run_facts import (
     CachedShareBin,
+    EngineRow,
     ErrorReason,
     LengthBin,
     PartitionRow,
@@ -61,6 +62,7 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: RunRow, plan: Art
         totals=totals,
         bins=_read(connection, StepBin, "report_step_bins", {"num_bins": NUM_STEP_BINS}),
         utilisation=_read(connection, UtilisationBin, "report_utilisation"),
+        engines=_read(connection, EngineRow, "report_engines"),
         partitions=_read(connection, PartitionRow, "report_slowest_partitions", slowest),
         slow_steps=_read(connection, SlowStep, "report_slowest_steps", slowest),
         config=config,

@@ -54,10 +54,16 @@ def _find_idle_time(facts: RunFacts) -> list[str]:
             f"{count(totals.num_preempted_requests)} times a request lost its KV memory and was computed again. More "
             "memory (--kv-memory) or a larger reserve for answers (--output-reserve) makes that rarer."
         )
-    loading = (facts.run.infer_seconds or 0.0) - totals.step_seconds
+    loading = (facts.run.infer_seconds or 0.0) - totals.elapsed_seconds
     if loading >= LARGE_SHARE * (facts.run.infer_seconds or 1.0):
         found.append(
             f"{seconds(loading)} of the infer stage were no steps: loading the model, reading and writing parts."
+        )
+    idle = totals.num_engines * totals.elapsed_seconds - totals.step_seconds
+    if idle >= LARGE_SHARE * totals.num_engines * totals.elapsed_seconds:
+        found.append(
+            f"The {count(totals.num_engines)} engines had nothing to do for {seconds(idle)} together while the longest "
+            "went on. Smaller partitions (--partition-tokens) even that out."
         )
     return found
 

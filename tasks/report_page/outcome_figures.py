@@ -38,8 +38,11 @@ def draw_prediction(facts: RunFacts) -> Figure | None:
         "peak_kv_blocks": ("most KV blocks", totals.peak_kv_blocks, count),
         "num_preempted_requests": ("preempted requests", totals.num_preempted_requests, count),
         "step_seconds": ("time of all steps", totals.step_seconds, seconds),
+        "elapsed_seconds": ("time of the longest engine", totals.elapsed_seconds, seconds),
         "tecd_seconds": ("TECD", totals.tecd_seconds, seconds),
     }
+    if totals.num_engines == 1:
+        del actual["elapsed_seconds"]  # the same as all steps
     rows = []
     for name, (title, value, as_text) in actual.items():
         predicted = facts.prediction.get(name)

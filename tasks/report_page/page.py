@@ -67,8 +67,10 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
             best += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
         figures.append(("prompt tokens saved", saved, best))
     steps = (
-        f"{count(totals.num_tecd_steps)} of {count(totals.num_steps)} steps; all took {seconds(totals.step_seconds)}"
+        f"{count(totals.num_tecd_steps)} of {count(totals.num_steps)} steps; all took {seconds(totals.elapsed_seconds)}"
     )
+    if totals.num_engines > 1:
+        steps += f" on the longest of {count(totals.num_engines)} engines"
     full = f"{percent(totals.tecd_utilisation)} without cool-down"
     peak = (totals.peak_kv_blocks or 0) / (totals.num_kv_blocks_total or 1)
     lost = f"in {count(totals.num_preempting_steps)} of {count(totals.num_steps)} steps"
@@ -79,7 +81,8 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
         (
             "KV memory, most",
             percent(peak),
-            f"{count(totals.peak_kv_blocks)} of {count(totals.num_kv_blocks_total)} blocks",
+            f"{count(totals.peak_kv_blocks)} of {count(totals.num_kv_blocks_total)} blocks"
+            + (" of an engine" if totals.num_engines > 1 else ""),
         ),
         ("preempted", count(totals.num_preempted_requests), lost),
     ]

@@ -43,6 +43,9 @@ class StepTotals:
     """``report_step_totals.sql``: all steps summed up; None where there was no step.
 
     Attributes:
+        num_padding_tokens: computed beside the three kinds above.
+        step_seconds: of all engines together.
+        elapsed_seconds: of the engine that took longest; so tecd_seconds.
         tecd_seconds: time of all steps but those of the run's cool-down; so for num_tecd_steps, tecd_utilisation.
         partition_cool_down_seconds: time in the cool-down of any partition.
         utilisation: mean of the steps' tokens over the chunk size, 0 to 1.
@@ -51,11 +54,14 @@ class StepTotals:
 
     num_steps: int
     num_partitions: int
+    num_engines: int
     chunk_tokens: int | None
     num_decode_tokens: int
     num_suffix_tokens: int
     num_prefix_tokens: int
+    num_padding_tokens: int
     step_seconds: float
+    elapsed_seconds: float
     tecd_seconds: float
     num_tecd_steps: int
     partition_cool_down_seconds: float
@@ -65,6 +71,7 @@ class StepTotals:
     valley_seconds: float
     peak_kv_blocks: int | None
     num_kv_blocks_total: int | None
+    peak_swapped_kv_blocks: int
     peak_running_requests: int | None
     num_preempted_requests: int
     num_preempting_steps: int
@@ -79,10 +86,13 @@ class StepBin:
             not note them. So request_kv_blocks_at_max (requests' own tokens) and cached_kv_blocks_at_max (what the LRU
             cache keeps beyond these).
         max_held_kv_blocks: the most, with what is cached.
+        max_rows: the most tokens, with the padding.
+        max_swapped_kv_blocks: the most in host memory.
     """
 
     first_position: int
     last_position: int
+    engine: int
     first_partition: int
     last_partition: int
     started_seconds: float
@@ -90,8 +100,10 @@ class StepBin:
     mean_decode_tokens: float
     mean_suffix_tokens: float
     mean_prefix_tokens: float
+    mean_padding_tokens: float
     min_tokens: int
     max_tokens: int
+    max_rows: int
     mean_kv_blocks: float
     min_kv_blocks: int
     max_kv_blocks: int
@@ -99,6 +111,7 @@ class StepBin:
     request_kv_blocks_at_max: int | None
     cached_kv_blocks_at_max: int | None
     max_held_kv_blocks: int | None
+    max_swapped_kv_blocks: int
     mean_running_requests: float
     min_running_requests: int
     max_running_requests: int
@@ -120,6 +133,22 @@ class UtilisationBin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """``report_engines.sql``: what one of the engines did; seconds are of its steps."""
+
+    engine: int
+    worker: str
+    num_partitions: int
+    num_steps: int
+    num_tokens: int
+    seconds: float
+    tecd_seconds: float
+    utilisation: float
+    peak_kv_blocks: int
+    num_kv_blocks_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRow:
     """``report_slowest_partitions.sql``"""
 
@@ -137,8 +166,9 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStep:
-    """``report_slowest_steps.sql``"""
+    """``report_slowest_steps.sql``; started_seconds counts from its engine's first step."""
 
+    engine: int
     partition: int
     step: int
     started_seconds: float
@@ -224,14 +254,15 @@ class RunFacts:
         lengths: of prompts, computed parts and answers; so `cached_shares`: empty where no row was answered.
         share_degrees, prefix_lengths: empty where the plan is no longer there.
         config, versions: as the run noted them.
-        prediction: quantity (`num_steps`, `num_computed_tokens`, `peak_kv_blocks`, `step_seconds`, `tecd_seconds`) to
-            value, where the run's config holds one under "prediction"; else empty.
+        prediction: quantity (`num_steps`, `num_computed_tokens`, `peak_kv_blocks`, `step_seconds`, `elapsed_seconds`,
+            `tecd_seconds`) to value, where the run's config holds one under "prediction"; else empty.
     """
 
     run: RunRow
     totals: StepTotals
     bins: Sequence[StepBin] = ()
     utilisation: Sequence[UtilisationBin] = ()
+    engines: Sequence[EngineRow] = ()
     partitions: Sequence[PartitionRow] = ()
     slow_steps: Sequence[SlowStep] = ()
     slow_groups: Sequence[SlowGroup] = ()

@@ -1,19 +1,44 @@
-"""What all pictures of a run over its steps have in common: cool-downs, borders of partitions, tips."""
+"""What all pictures of a run over its steps have in common: engines, cool-downs, borders of partitions, tips.
+
+Engines that work side by side come one after the other: each has its own memory and its own chunk to fill.
+"""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from tasks.report_page.chart import Chart
 from tasks.report_page.markup import Markup
 from tasks.report_page.quantity import between, seconds
-from tasks.report_page.run_facts import StepBin
+from tasks.report_page.run_facts import RunFacts, StepBin
 
 MOST_BOUNDARIES = 40
 """More borders between partitions than this hide the picture."""
 
 
+def axis_label(unit: str, facts: RunFacts) -> str:
+    """Of a picture over all steps."""
+    return f"{unit}; the {facts.totals.num_engines} engines one after the other" if has_engines(facts) else unit
+
+
+def has_engines(facts: RunFacts) -> bool:
+    """Whether several engines worked side by side."""
+    return facts.totals.num_engines > 1
+
+
+def engine_column(facts: RunFacts) -> tuple[str, ...]:
+    """The title of a column that says which engine, where there are several."""
+    return ("engine",) if has_engines(facts) else ()
+
+
+def engine_cell(facts: RunFacts, engine: int) -> tuple[str, ...]:
+    """What stands in that column."""
+    return (str(engine),) if has_engines(facts) else ()
+
+
 def draw_background(chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple[float, float]]) -> list[Markup]:
-    """Cool-downs shaded, borders between partitions."""
+    """Cool-downs shaded, borders between partitions and between engines."""
     marks: list[Markup] = []
+    borders: list[float] = []
     begin: float | None = None
     for number, each in enumerate(bins):
         if each.is_cool_down and begin is None:
@@ -22,24 +47,34 @@ def draw_background(chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple
         if begin is not None and (is_last or not bins[number + 1].is_cool_down):
             marks.append(chart.shade(begin, edges[number][1], "cool-down"))
             begin = None
-    if bins[-1].last_partition - bins[0].first_partition <= MOST_BOUNDARIES:
+    for (each, following), (low, _) in zip(pairwise(bins), edges[1:], strict=True):
+        if following.engine == each.engine and following.last_partition != each.last_partition:
+            borders.append(low)
+    if len(borders) <= MOST_BOUNDARIES:
+        marks += map(chart.boundary, borders)
+    if bins[-1].engine != bins[0].engine:
+        firsts = [bins[0].engine - 1, *(each.engine for each in bins[:-1])]
         marks += [
-            chart.boundary(edges[number + 1][0])
-            for number, each in enumerate(bins[:-1])
-            if bins[number + 1].last_partition != each.last_partition
+            chart.chapter(low, f"engine {each.engine}")
+            for each, before, (low, _) in zip(bins, firsts, edges, strict=True)
+            if each.engine != before
         ]
     return marks
 
 
 def draw_targets(
-    chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple[float, float]], tip: Callable[[StepBin], str]
+    chart: Chart,
+    facts: RunFacts,
+    edges: Sequence[tuple[float, float]],
+    tip: Callable[[StepBin], str],
 ) -> list[Markup]:
     """What the pointer meets over each bin, with the bin's steps, their time, and `tip`."""
     return [
         chart.target(
             low,
             high,
-            f"step {between(each.first_position, each.last_position)}, {seconds(each.started_seconds)}: {tip(each)}",
+            (f"engine {each.engine}, " if has_engines(facts) else "")
+            + f"step {between(each.first_position, each.last_position)}, {seconds(each.started_seconds)}: {tip(each)}",
         )
-        for each, (low, high) in zip(bins, edges, strict=True)
+        for each, (low, high) in zip(facts.bins, edges, strict=True)
     ]

@@ -6,6 +6,7 @@ from tasks.report_page.figure import Figure
 from tasks.report_page.quantity import count, percent, seconds
 from tasks.report_page.run_facts import RunFacts
 from tasks.report_page.table import Table
+from tasks.report_page.time_axis import engine_cell, engine_column, has_engines
 
 STAGES = ("read", "tokenize", "plan", "infer", "write")
 
@@ -19,8 +20,9 @@ def draw_stages(facts: RunFacts) -> Figure:
     return Figure(
         slug="stages",
         title="Time per stage",
-        note=f"{seconds(facts.run.total_seconds)} from begin to end; of infer, {seconds(facts.totals.step_seconds)} "
-        "are steps of the model, the rest is loading it and writing parts.",
+        note=f"{seconds(facts.run.total_seconds)} from begin to end; of infer, {seconds(facts.totals.elapsed_seconds)} "
+        f"are steps of {'the engine that took longest' if has_engines(facts) else 'the model'}, the rest is loading it "
+        "and writing parts.",
         chart=draw_rows(
             "stages",
             [
@@ -116,6 +118,42 @@ def draw_slowest_groups(facts: RunFacts) -> Figure:
     )
 
 
+def draw_engines(facts: RunFacts) -> Figure:
+    """What each of the engines that worked side by side did."""
+    longest = max(each.seconds for each in facts.engines)
+    return Figure(
+        slug="engines",
+        title="Engines",
+        note="They work side by side, each on the next partition, so the run takes as long as the longest of them. "
+        "Where the others have much less to do, smaller partitions (--partition-tokens) even it out.",
+        statement="report_engines",
+        table=Table(
+            caption=f"{len(facts.engines)} engines",
+            columns=(
+                *("engine", "process", "partitions", "steps", "time of steps", "without cool-down", "of the longest"),
+                *("tokens", "utilisation", "most KV blocks", "of all"),
+            ),
+            num_text_columns=2,
+            rows=[
+                (
+                    str(each.engine),
+                    each.worker,
+                    count(each.num_partitions),
+                    count(each.num_steps),
+                    seconds(each.seconds),
+                    seconds(each.tecd_seconds),
+                    percent(each.seconds / longest if longest else None),
+                    count(each.num_tokens),
+                    percent(each.utilisation),
+                    count(each.peak_kv_blocks),
+                    count(each.num_kv_blocks_total),
+                )
+                for each in facts.engines
+            ],
+        ),
+    )
+
+
 def draw_slowest(facts: RunFacts) -> list[Figure]:
     """Tables of the groups, where their cost is known, the partitions and the steps that took longest."""
     partitions = Table(
@@ -161,6 +199,7 @@ def draw_slowest(facts: RunFacts) -> list[Figure]:
             "tokens/s",
             "running",
             "preempted",
+            *engine_column(facts),
         ),
         num_text_columns=2,
         rows=[
@@ -175,11 +214,13 @@ def draw_slowest(facts: RunFacts) -> list[Figure]:
                 count(each.tokens_per_second),
                 count(each.num_running_requests),
                 count(each.num_preempted_requests),
+                *engine_cell(facts, each.engine),
             )
             for each in facts.slow_steps
         ],
     )
     return [
+        *([draw_engines(facts)] if has_engines(facts) else []),
         *([draw_slowest_groups(facts)] if facts.slow_groups else []),
         Figure(
             slug="slowest-partitions",

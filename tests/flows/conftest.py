@@ -56,7 +56,7 @@ class Nights:
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[str]:
     """The URL of a server that all flows of this process use from here on."""
-    with prefect_test_harness(server_startup_timeout=60):
+    with prefect_test_harness(server_startup_timeout=240):
         yield str(PREFECT_API_URL.value())
 
 

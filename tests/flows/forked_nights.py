@@ -8,7 +8,7 @@ has ended, its exit status (minus the number of the signal that killed it). Keys
     output      file for what the child writes to standard output and error
     calls       file that gets a line for each fsync or replace: number, name, inode of what is safe from then on
     kill        number of the call at which the child kills itself, and "before" or "after" it
-    poison      token id: the child kills itself when the model is about to compute it
+    poison      token id: the child, or a process that it starts, kills itself when the model is about to compute it
     file_bytes  limit of the operating system on the size of a file
 """
 
@@ -21,9 +21,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
-
 from engine.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.config import EngineConfig
 from flows.cli import main
@@ -33,6 +30,7 @@ from tasks.engine_host import PROCESS_HOST
 from tasks.failure_policy import FailurePolicy
 from tasks.infer import infer
 from tasks.infer_job import InferJob
+from tasks.workload import load_workload
 
 LATE_IMPORTS = ("prefect.flow_engine", "prefect.task_engine", "anyio._backends._asyncio", "fastapi", "pyarrow.dataset")
 """What a night imports on its way."""
@@ -77,18 +75,15 @@ def work(order: dict[str, Any]) -> int:
     if "calls" in order:
         watch_calls(order["calls"], tuple(order["kill"]) if "kill" in order else None)
     if "poison" in order:
-
-        def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-            if isinstance(module, torch.nn.Embedding) and (inputs[0] == order["poison"]).any():
-                die()
-
-        register_module_forward_pre_hook(look)
+        os.environ["BATCHLOOM_TEST_POISON"] = str(order["poison"])
+        sys.path.insert(0, str(Path(__file__).with_name("poison")))
+        import_module("sitecustomize")
     if "file_bytes" in order:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
     if "infer" in order:
         partition, job = order["infer"]
-        job |= {"plan": ArtifactRef.from_json(job["plan"])}
+        job |= {"plan": ArtifactRef.from_json(job["plan"]), "workload": load_workload(job["workload"]["source"])}
         job |= {"engine": EngineConfig(**job["engine"]), "failures": FailurePolicy(**job["failures"])}
         infer.fn(partition, InferJob(**job))
         return 0

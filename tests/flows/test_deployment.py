@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.explain import explain
 from flows.nightly import nightly
+from tests.flows.worker_watch import find_processes, wait_until
 
 ROOT = Path(__file__).parents[2]
 PREFECT = (sys.executable, "-m", "prefect")
+WORKER = (*PREFECT, "worker", "start", "--pool", "batchloom", "--limit", "1")
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def server(tmp_path: Path) -> Iterator[dict[str, str]]:
     environment |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
     with in_background(command, environment, tmp_path / "server.log"):
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while not is_healthy(environment["PREFECT_API_URL"]):
             assert time.monotonic() < deadline, (tmp_path / "server.log").read_text()
             time.sleep(0.2)
@@ -84,14 +86,16 @@ def is_healthy(url: str) -> bool:
 
 
 @contextmanager
-def in_background(command: list[str], environment: dict[str, str], log: Path) -> Iterator[None]:
+def in_background(
+    command: Sequence[str], environment: dict[str, str], log: Path
+) -> "Iterator[subprocess.Popen[bytes]]":
     """A process for the length of the block, ended as Ctrl-C would."""
     with open(log, "wb") as stream:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=stream, stderr=stream, start_new_session=True
         )
     try:
-        yield
+        yield process
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -101,18 +105,27 @@ def in_background(command: list[str], environment: dict[str, str], log: Path) ->
             process.wait()
 
 
-@pytest.mark.slow
-def test_a_worker_runs_the_deployment(nights: Any, server: dict[str, str], tmp_path: Path) -> None:
-    def prefect(*arguments: str) -> str:
+@pytest.fixture
+def prefect(server: dict[str, str], tmp_path: Path) -> Callable[..., str]:
+    """Runs a command of Prefect's, gives what it prints; pool and deployments are there."""
+    (tmp_path / "worker.log").touch()
+
+    def run(*arguments: str, timeout_seconds: float = 240) -> str:
         done = subprocess.run(
-            [*PREFECT, *arguments], cwd=ROOT, env=server, capture_output=True, text=True, timeout=120, check=False
+            [*PREFECT, *arguments], cwd=ROOT, env=server, capture_output=True, text=True, timeout=timeout_seconds
         )
         assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "worker.log").read_text()
         return done.stdout
 
-    (tmp_path / "worker.log").touch()
-    prefect("work-pool", "create", "batchloom", "--type", "process")
-    prefect("deploy", "--all")
+    run("work-pool", "create", "batchloom", "--type", "process")
+    run("deploy", "--all")
+    return run
+
+
+@pytest.mark.slow
+def test_a_worker_runs_the_deployment(
+    nights: Any, server: dict[str, str], prefect: Callable[..., str], tmp_path: Path
+) -> None:
     parameters = {
         "database": str(nights.path),
         "model": str(nights.model),
@@ -120,14 +133,13 @@ def test_a_worker_runs_the_deployment(nights: Any, server: dict[str, str], tmp_p
     }
     ask = partial(post, server["PREFECT_API_URL"])
     scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (tonight := ask("flow_runs/filter", flow_runs=scheduled, sort="EXPECTED_START_TIME_ASC")):
         assert time.monotonic() < deadline, "the schedule makes no runs"
         time.sleep(0.3)
     assert all(run["auto_scheduled"] and run["expected_start_time"][11:19] == "02:00:00" for run in tonight)
     assert len(tonight) >= 2, "one a night"
-    worker = [*PREFECT, "worker", "start", "--pool", "batchloom", "--limit", "1"]
-    with in_background(worker, server, tmp_path / "worker.log"):
+    with in_background(WORKER, server, tmp_path / "worker.log"):
         prefect("deployment", "run", "nightly/nightly", "--params", json.dumps(parameters | {"workloads": ["ranking"]}))
         prefect("deployment", "run", "nightly/nightly", "--watch", "--params", json.dumps(parameters))
         # What the schedule made for 2:00 is due now. Its database is that of prefect.yaml, which is not there.
@@ -136,7 +148,7 @@ def test_a_worker_runs_the_deployment(nights: Any, server: dict[str, str], tmp_p
             "force": True,
         }
         ask(f"flow_runs/{tonight[0]['id']}/set_state", **due)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         scheduled = {"id": {"any_": [tonight[0]["id"]]}}
         while (fired := ask("flow_runs/filter", flow_runs=scheduled)[0])["state_type"] != "FAILED":
             assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()
@@ -165,6 +177,56 @@ def test_a_worker_runs_the_deployment(nights: Any, server: dict[str, str], tmp_p
     assert rows == [("snippets", 12, 0), ("ranking", 0, 0)]
     (report,) = nights.runs.glob("*snippets*/report.html")
     assert report.as_uri() in shown["report-snippets"]["data"]
+
+
+@pytest.mark.slow
+def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends_it(
+    nights: Any, server: dict[str, str], prefect: Callable[..., str], tmp_path: Path
+) -> None:
+    nights.sql(
+        "insert into documents select 'm' || i, 'Tower ' || i, repeat('A tower. ', 40) || i from range(60) t (i)"
+    )
+    nights.sql("insert into snippet_requests select doc_id, query_id from documents, queries where doc_id like 'm%'")
+    parameters = {
+        "database": str(nights.path),
+        "model": str(nights.model),
+        "workloads": ["snippets"],
+        "engine": {"dtype": "float32", "kv_memory": "8MiB", "chunk_tokens": 128, "num_threads": 1},
+        "planning": {"partition_tokens": 400},
+    }
+    run = ("deployment", "run", "nightly/nightly", "--params")
+    ask = partial(post, server["PREFECT_API_URL"])
+
+    def count_parts() -> int:
+        return len([*nights.runs.glob("*/parts/part-*")])
+
+    with in_background(WORKER, server, tmp_path / "worker.log") as worker:
+        prefect(*run, json.dumps(parameters))
+        wait_until(count_parts, 240)
+        worker.kill()
+        worker.wait()
+    num_parts = count_parts()
+    (night,) = ask("flow_runs/filter", flow_runs={"start_time": {"is_null_": False}})
+    flow_processes = find_processes(f"PREFECT__FLOW_RUN_ID={night['id']}")
+    assert flow_processes
+    wait_until(lambda: count_parts() > num_parts)  # without its worker
+    for process in flow_processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    assert nights.sql("select count(*) from runs") == [(0,)], "it was killed in the middle"
+    # Else the server takes it for running, until the slot of the deployment is taken from it after five minutes.
+    ask(f"flow_runs/{night['id']}/set_state", state={"type": "CRASHED"}, force=True)
+
+    with in_background(WORKER, server, tmp_path / "worker.log"):
+        prefect(*run, json.dumps(parameters), "--watch")
+        ((status, num_ok), (rest_status, num_rest)) = nights.sql("select status, num_ok from runs order by started_at")
+        assert (status, rest_status, num_ok + num_rest) == ("interrupted", "completed", 192)
+        assert num_ok > 0
+        once = "select count(*), count(distinct (doc_id, query_id)), count(error) from snippets"
+        assert nights.sql(once) == [(192, 192, 0)]
+        answers = nights.answers()
+        prefect(*run, json.dumps(parameters | {"full": True}), "--watch")
+    assert nights.answers() == answers, "those of an undisturbed night"
 
 
 def post(url: str, path: str, **body: Any) -> Any:

@@ -177,6 +177,26 @@ def test_memory_decides_what_is_advised(nights: Any) -> None:
     assert ample.prediction.run.seconds < forecast.prediction.run.seconds
 
 
+def test_several_engines_take_as_long_as_the_longest(nights: Any) -> None:
+    (alone,) = run_explain(nights, "snippets", partition_tokens=1)
+    (both,) = run_explain(nights, "snippets", partition_tokens=1, workers=2)
+    assert alone.num_partitions >= 4
+    assert alone.prediction is not None
+    assert both.prediction is not None
+    assert alone.prediction.seconds == alone.prediction.run.seconds
+    assert both.prediction.run == alone.prediction.run, "each is a device of its own"
+    share = both.prediction.seconds / alone.prediction.seconds
+    assert 0.5 <= share < 0.8
+    (idle,) = run_explain(nights, "snippets", partition_tokens=10**6, workers=2)
+    assert idle.prediction is not None
+    assert idle.prediction.seconds == idle.prediction.run.seconds, "one partition, one engine"
+    assert any("The 2 engines have nothing to do for 50% of their time" in sentence for sentence in idle.advice)
+    (halves,) = run_explain(nights, "snippets", device="cpu", workers=2)
+    assert halves.prediction is not None
+    assert halves.prediction.kv.budget_bytes == 4 << 20
+    assert halves.prediction.device.title.endswith("divided by 2 engines")
+
+
 def test_advice_names_what_is_lost_between_the_best_the_plan_and_the_run(nights: Any) -> None:
     fine = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128, block_size=16)
     (forecast,) = run_explain(nights, "snippets", engine=fine, partition_tokens=1)
@@ -218,6 +238,12 @@ def test_the_command_line_prints_a_page_or_json(nights: Any, capsys: pytest.Capt
     page = capsys.readouterr().out
     assert "simulated" in page
     assert "NVIDIA A100 data sheet" in page
+    assert main(explain, [*options, "--workers", "3"]) == 0
+    page = capsys.readouterr().out
+    assert "3 x a100" in page
+    assert "on 3 engines side by side" in page
+    assert main(explain, [*options, "--workers", "none"]) == 2
+    assert "--workers" in capsys.readouterr().err
     assert main(explain, [*options, "--chunk-tokens", "0"]) == 2
     assert "--chunk-tokens" in capsys.readouterr().err
     assert main(explain, [*options[:2], "--model", "/no/such"]) == 1

@@ -186,8 +186,9 @@ def test_a_night_killed_at_any_moment_is_ended_by_the_next(nights: Any, forker: 
     assert num_killed >= NUM_POINTS * 2 // 3
 
 
+@pytest.mark.parametrize(("retries", "expected_deaths"), [(0, 7), (1, 11)])
 def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
-    nights: Any, forker: Forker, tmp_path: Path
+    nights: Any, forker: Forker, tmp_path: Path, retries: int, expected_deaths: int
 ) -> None:
     """Each process goes on in the same run folder, as a worker does that takes over another one's partition."""
     nights.sql("update documents set body = body || '~' where doc_id = 'd2'")
@@ -200,11 +201,11 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     job = InferJob(
         run_folder=run.folder,
         plan=plan,
-        workload_source="snippets",
+        workload=workload,
         checkpoint=str(nights.model),
         model_digest="digest",
         engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
-        failures=FailurePolicy(retries=0),
+        failures=FailurePolicy(retries=retries),
         expected_output_tokens=None,
     )
     (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
@@ -214,7 +215,8 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
         num_deaths += 1
         before, parts = parts, list_finished_parts(run.folder)
         assert [part for part in parts if part in before] == before, "a finished piece was made again"
-    assert num_deaths == 7, "the whole, a half, a document, its three rows two at a time and each alone"
+    pieces = "the whole, a half, a document, its three rows two at a time and each alone"
+    assert num_deaths == expected_deaths, f"{pieces}; retries are for the whole and for those alone"
     table = pq.ParquetDataset([part.path for part in list_finished_parts(run.folder)]).read()
     rows = {row["row_id"]: row["error"] for row in table.to_pylist()}
     texts = pq.read_table(requests.path, columns=["row_id", "doc_id"]).to_pylist()
@@ -222,6 +224,36 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     for row in texts:
         reason = "the process that tried it ended each time" if row["doc_id"] == "d2" else None
         assert rows[row["row_id"]] == reason, row
+
+
+@pytest.mark.slow
+def test_nights_that_a_row_kills_end_with_it_as_an_error_row(nights: Any, forker: Forker, tmp_path: Path) -> None:
+    """After the night that it killed, engines have a process of their own until a night comes through without it."""
+    nights.sql("insert into queries values ('q-poison', 'What is ~?')")
+    nights.sql("delete from snippet_requests where doc_id = 'd0' and query_id <> 'q0'")
+    nights.sql("insert into snippet_requests values ('d0', 'q-poison')")
+    (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
+    undisturbed = tmp_path / "undisturbed.duckdb"
+    shutil.copyfile(nights.path, undisturbed)
+    assert forker.run(arguments=arguments(undisturbed, nights.model)) == 0, forker.said
+    expected = read_rows(undisturbed)
+
+    command = [*arguments(nights.path, nights.model), "--retries", "0"]
+    assert forker.run(arguments=command, poison=poison) == -signal.SIGKILL, forker.said
+    assert forker.run(arguments=command, poison=poison) == 0, forker.said
+    snippets, rankings = read_rows(nights.path)
+    failed = [(doc_id, query_id, error) for doc_id, query_id, _, status, _, error in snippets if status == "error"]
+    assert failed == [("d0", "q-poison", "the process that tried it ended each time")]
+    assert rankings == expected[1]
+    assert len(snippets) == len(expected[0]) == 11
+    assert [row for row in snippets if row[1] != "q-poison"] == [row for row in expected[0] if row[1] != "q-poison"]
+    (mark,) = runs_folder(nights.path).glob("guarded-*")
+    assert mark.name == "guarded-snippets"
+
+    assert forker.run(arguments=[*command, "--workload", "snippets"]) == 0, forker.said
+    assert not mark.exists()
+    with duckdb.connect(str(nights.path), read_only=True) as connection:
+        assert connection.execute("select count(*) from latest_snippets where status = 'ok'").fetchone() == (11,)
 
 
 @contextmanager

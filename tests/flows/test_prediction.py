@@ -14,6 +14,7 @@ from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.answer_length import read_answer_length
 from tasks.artifact import ArtifactRef
+from tasks.engine_team import hand_out
 from tasks.failure_policy import FailurePolicy
 from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, spread
 from tasks.plan_prefix import PlanSummary
@@ -50,6 +51,7 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
     assert prediction["peak_kv_blocks"] == pytest.approx(peak_blocks, rel=0.1)
     assert prediction["num_preempted_requests"] == 0
     assert 0 < prediction["tecd_seconds"] <= prediction["step_seconds"]
+    assert prediction["elapsed_seconds"] == pytest.approx(prediction["step_seconds"])
     page, facts = write_report(nights.path)
     assert facts.prediction.keys() >= prediction.keys()
     text = page.read_text()
@@ -62,6 +64,47 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
     nights.sql("insert into ranking_candidates values ('q0', 'one more')")
     nights.run("ranking", engine=engine)
     assert read_prediction(nights) == {}, "over before it would be predicted"
+
+
+def test_engines_side_by_side_are_predicted_and_reported_as_such(nights: Any) -> None:
+    """A real night of two processes: who did what, and the longest of them against what was foretold of it."""
+    nights.sql(
+        "insert into documents"
+        " select 'long' || i, 'House ' || i, repeat('house ' || i || ' at night ', 90 + i % 7) from range(100) as d (i)"
+    )
+    nights.sql("insert into ranking_candidates select 'q' || i % 3, 'long' || i from range(100) as d (i)")
+    engine = EngineSettings(dtype="float32", kv_memory="16MiB", chunk_tokens=512, num_threads=2)
+    nights.run("ranking", engine=engine, partition_tokens=4_000, machines=WorkerSettings(workers=2))
+    prediction = read_prediction(nights)
+    workers = nights.sql(
+        "select worker, sum(duration_ms) / 1000, max(num_kv_blocks_total), count(distinct partition)"
+        " from steps group by worker order by worker"
+    )
+    assert [worker for worker, *_ in workers] == ["0", "1"]
+    page, facts = write_report(nights.path)
+    totals = facts.totals
+    longest = max(seconds for _, seconds, _, _ in workers)
+    assert (totals.num_engines, totals.elapsed_seconds) == (2, pytest.approx(longest))
+    assert totals.step_seconds == pytest.approx(sum(seconds for _, seconds, _, _ in workers))
+    assert totals.num_partitions == sum(num_partitions for *_, num_partitions in workers)
+    assert totals.tecd_seconds <= longest <= facts.run.infer_seconds
+    assert {num_blocks for _, _, num_blocks, _ in workers} == {totals.num_kv_blocks_total}, "each has half the memory"
+    assert prediction["elapsed_seconds"] == pytest.approx(prediction["step_seconds"] / 2, rel=0.2)
+    assert prediction["tecd_seconds"] <= prediction["elapsed_seconds"]
+    assert prediction["num_steps"] == pytest.approx(totals.num_steps, rel=0.1)
+    assert prediction["peak_kv_blocks"] == pytest.approx(totals.peak_kv_blocks, rel=0.1)
+    text = page.read_text()
+    assert 'id="engines"' in text
+    assert all(title in text for title in ("time of the longest engine", ">engine 0<", ">engine 1<"))
+
+
+def test_the_engine_that_is_free_takes_the_next_partition() -> None:
+    seconds = [5.0, 1.0, 4.0, 3.0]
+    shares = hand_out([0, 2, 3, 1], seconds, 2)
+    assert [(share.partitions, share.seconds) for share in shares] == [([0, 1], 6.0), ([2, 3], 7.0)]
+    (alone,) = hand_out(range(4), seconds, 1)
+    assert (alone.partitions, alone.seconds) == ([0, 1, 2, 3], 13.0)
+    assert max(share.seconds for share in hand_out([0, 2, 3, 1], seconds, 9)) == 5.0
 
 
 def test_a_night_that_cannot_be_predicted_goes_on(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import DatabaseError, WorkloadError
+from flows.settings import EngineSettings
 from tasks.request_form import RequestForm
 from tasks.workload import load_workload
 
@@ -64,6 +65,33 @@ def test_rows_of_higher_priority_are_in_earlier_partitions(nights: Any, write_wo
     nights.sql("update notes set urgency = 5")
     (again,) = nights.run(path)
     assert (again.num_rows, again.num_already_done) == (0, 40), "an answer does not depend on it"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_most_urgent_start_first_within_a_partition_and_across(
+    nights: Any, write_workload: Callable[..., str]
+) -> None:
+    """One request at a time, so that each prefill step is one prompt, known by its length."""
+    nights.sql(
+        "create table notes as select 'n' || lpad(i::text, 2, '0') as doc_id,"
+        " repeat(chr((65 + i)::int) || ' ', i + 3) as body, (i * 7 % 12)::bigint as urgency from range(12) as notes (i)"
+    )
+    path = write_workload("select doc_id, body, urgency, null as error from notes")
+    prompts = "select num_suffix_tokens from steps where run_id = ? and num_suffix_tokens > 0 order by started_at"
+    lengths = "select num_prompt_tokens from urgent_answers join notes using (doc_id) where run_id = ? order by {}"
+    one_by_one = {"dtype": "float32", "kv_memory": "8MiB", "max_running_requests": 1, "prefill": "whole"}
+    for order, by, partition_tokens in (
+        ("fcfs", "doc_id", 10**6),
+        ("priority", "urgency desc", 10**6),
+        ("priority", "urgency desc", 1),
+    ):
+        engine = EngineSettings(**one_by_one, order=order)
+        (run,) = nights.run(path, engine=engine, partition_tokens=partition_tokens, full=True)
+        started = nights.sql(prompts, [run.run_id])
+        assert len(set(started)) == 12
+        assert started == nights.sql(lengths.format(by), [run.run_id]), order
+    partitions = nights.sql("select max(partition) from steps where run_id = ?", [run.run_id])
+    assert partitions == [(11,)]
 
 
 @pytest.mark.usefixtures("prefect_server")

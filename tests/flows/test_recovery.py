@@ -128,7 +128,7 @@ def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> N
     job = InferJob(
         run_folder=run.folder,
         plan=plan,
-        workload_source="snippets",
+        workload=load_workload("snippets"),
         checkpoint=str(nights.model),
         model_digest="digest",
         engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20),

@@ -356,7 +356,8 @@ def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report
     nights.sql("delete from steps")
     nights.sql(
         "insert into steps select $1, 0, i, if(i = 30_000, 1, 120), 0, 0, 45, 30, 15, 5, 100, 9,"
-        " if(i < 49_000, 5, 0), 1, if(i = 40_000, 1, 0), 2.0 from range(50_000) as steps (i)",
+        " if(i < 49_000, 5, 0), 1, if(i = 40_000, 1, 0), 2.0, 0, if(i >= 40_000 and i < 41_000, 12, 0), null, null"
+        " from range(50_000) as steps (i)",
         [summary.run_id],
     )
     page = open_report()
@@ -373,8 +374,50 @@ def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report
     pixels = {kind: {round(float(bar.attributes["height"]), 1) for bar in memory.all("rect", kind)} for kind in OWNERS}
     assert pixels == {kind: {round(204 / 106 * blocks, 1)} for kind, blocks in zip(OWNERS, (30, 15, 5), strict=True)}
     assert [key.text for key in memory.all("li")][2].startswith("cached: ")
+    (swapped,) = (path for path in memory.all("path", "line") if "swapped" in path.classes)
+    heights = [226 - float(level) for level in re.findall(r" ([\d.]+)H", swapped.attributes["d"])]
+    assert max(heights) == pytest.approx(204 / 106 * 12, abs=0.02)
+    assert [height > 0.1 for height in heights].count(True) == pytest.approx(1000 * 240 / 50_000, abs=1)
+    assert {row[-1] for row in memory.cells()} == {"0", "12"}
     size = len((nights.path.parent / "page.html").read_bytes())
     assert size < 1_000_000, "however many steps"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_engines_side_by_side_and_padding_are_shown_as_such(nights: Any, open_report: Callable[..., Node]) -> None:
+    nights.run("snippets", partition_tokens=700)
+    page = open_report()
+    assert not [node for node in page.walk() if node.attributes.get("id") == "engines"]
+    assert not page.all("rect", "padding")
+    nights.sql("update steps set worker = if(partition % 2 = 0, 'a', 'b'), num_padding_tokens = 10")
+    page = open_report()
+    expected = nights.sql(
+        "select worker, count(distinct partition), count(*), max(num_kv_blocks_used), sum(duration_ms) from steps"
+        " group by worker order by min(started_at)"
+    )
+    cells = page.by_id("engines").cells()
+    assert [(row[1], int(row[2]), int(row[3]), int(row[9])) for row in cells] == [row[:4] for row in expected]
+    longest = max(row[4] for row in expected)
+    assert [float(row[6].rstrip("%")) for row in cells] == pytest.approx(
+        [100 * r[4] / longest for r in expected], abs=0.1
+    )
+    tokens = page.by_id("tokens")
+    order = nights.sql(
+        "select num_decode_tokens, num_suffix_tokens, num_prefix_tokens from steps join"
+        " (select worker, min(started_at) as begun from steps group by worker) using (worker)"
+        " order by begun, partition, step"
+    )
+    assert [[int(cell.replace(",", "")) for cell in row[1:5]] for row in tokens.cells()] == [
+        [*row, 10] for row in order
+    ]
+    assert {row[-1] for row in tokens.cells()} == {"0", "1"}
+    assert len(tokens.all("rect", "padding")) == len(order)
+    for name in ("tokens", "kv-memory", "requests"):
+        assert [text.text for text in page.by_id(name).all("text") if text.text.startswith("engine ")] == [
+            "engine 0", "engine 1",
+        ]  # fmt: skip
+    assert "on the longest of 2 engines" in page.all("dl", "tiles")[0].text
+    assert [key.text for key in tokens.all("li")][3] == "padding: computed and thrown away"
 
 
 @pytest.mark.usefixtures("prefect_server")

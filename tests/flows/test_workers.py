@@ -6,10 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,50 +24,13 @@ from tasks.infer_elsewhere import name_device
 from tasks.infer_job import InferJob
 from tasks.worker_layout import WorkerLayout, lay_out_workers
 from tasks.worker_pool import WorkerPool
+from tasks.workload import load_workload
+from tests.flows.worker_watch import find_workers, meanwhile, wait_until
 
 ROOT = Path(__file__).parents[2]
 TWO = WorkerSettings(workers=2)
 AT_ONCE = FailureSettings(retry_delay_seconds=0.01)
 STEPS = "select partition, step, num_prefix_tokens, num_suffix_tokens, num_decode_tokens from steps where run_id = ?"
-
-
-def find_workers(parent: int) -> list[int]:
-    """Process ids of the worker processes of a process."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            status = dict(
-                line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line
-            )
-            if int(status["PPid"]) == parent and b"tasks.worker_process" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return sorted(found)
-
-
-@contextmanager
-def meanwhile(act: Callable[[], None]) -> Iterator[None]:
-    """Run `act` in a thread beside the block; what it raises fails the test."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield
-    thread.join()
-    assert errors == []
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.002)
-    return found
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -100,7 +60,7 @@ def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
     assert {step[0] for step in steps} == {step[0] for step in steps_alone}
     assert find_workers(os.getpid()) == [], "they end with the night"
     ((machines,),) = nights.sql("select config->'machines' from runs where run_id = ?", [snippets.run_id])
-    assert json.loads(machines) == {"workers": 2, "runner": "local", "ray_address": "auto"}
+    assert json.loads(machines) == {"workers": 2, "runner": "local", "ray_address": "auto", "exchange": ""}
 
 
 def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
@@ -157,7 +117,7 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
     job = InferJob(
         run_folder=str(tmp_path),
         plan=ArtifactRef(path=str(tmp_path / "none.parquet"), num_rows=1, digest=""),
-        workload_source="snippets",
+        workload=load_workload("snippets"),
         checkpoint=str(tmp_path),
         model_digest="",
         engine=EngineConfig(),

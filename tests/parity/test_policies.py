@@ -93,11 +93,12 @@ def expected(tiny_llama: Path, workload: list[Request]) -> dict[str, Completion]
 
 
 def run(
-    checkpoint: Path, requests: list[Request], config: EngineConfig
+    checkpoint: Path, requests: list[Request], config: EngineConfig, *, overlaps_steps: bool = False
 ) -> tuple[dict[str, Completion], list[StepRecord]]:
     steps: list[StepRecord] = []
     groups = plan_prefix_groups([request.token_ids for request in requests])
     engine = Engine.load(checkpoint, config)
+    engine._overlaps_steps = overlaps_steps  # which only a GPU's engine does by itself
     answers = {c.request_id: c for c in engine.run_plan(requests, groups, decode=spell, on_step=steps.append)}
     assert len(answers) == len(requests)
     return answers, steps
@@ -135,6 +136,23 @@ def test_no_policy_changes_an_answer(
         assert num_computed == num_charged if num_preempted == 0 else num_computed >= num_charged
     if settings.get("sharing") == "none":
         assert all(answer.num_cached_tokens == 0 for answer in answers.values())
+
+
+@pytest.mark.parametrize("limits", [AMPLE, TIGHT], ids=["ample", "tight"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_overlapped_steps_change_no_answer(
+    tiny_llama: Path, workload: list[Request], expected: dict[str, Completion], limits: EngineConfig, preemption: str
+) -> None:
+    config = dataclasses.replace(limits, attention="torch", preemption=preemption)
+    answers, steps = run(tiny_llama, workload, config, overlaps_steps=True)
+    for request_id, wanted in expected.items():
+        answer = answers[request_id]
+        assert (answer.finish_reason, answer.token_ids) == (wanted.finish_reason, wanted.token_ids)
+        assert answer.label_logprobs == pytest.approx(wanted.label_logprobs, abs=1e-5)
+    assert (sum(step.num_preempted_requests for step in steps) > 0) == (limits is TIGHT)
+    assert sum(step.num_finished_requests for step in steps) == len(workload)
+    costs_ms = sum(answer.compute_ms for answer in answers.values())
+    assert costs_ms == pytest.approx(sum(step.duration_ms for step in steps))
 
 
 def test_swapped_kv_is_not_computed_again(tiny_llama: Path, workload: list[Request]) -> None:

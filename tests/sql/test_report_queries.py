@@ -18,6 +18,7 @@ from tasks.database import connect
 from tasks.plan_prefix import PLAN_SCHEMA
 from tasks.report_page.fact_reader import read_run, read_run_facts
 from tasks.report_page.run_facts import RunFacts
+from tasks.schema import ADDED_TO_STEPS
 from tasks.workload import load_workload
 
 CHUNK = 100
@@ -115,6 +116,51 @@ def test_time_goes_on_through_partitions(night: Any, make_run: Callable[..., str
         (0.25, 0.75),
         (0.75, 0.875),
     ]
+
+
+def test_engines_side_by_side_come_one_after_the_other(night: Any, make_run: Callable[..., str]) -> None:
+    """Each with its own clock, in the order in which it did its partitions; the longest says how long the run took."""
+    run_id = make_run(
+        [
+            (0, 100, 0, 10.0),
+            (0, 20, 0, 5.0),
+            (1, 100, 0, 40.0),  # begun first, by engine 0
+            (2, 100, 0, 10.0),
+            (2, 20, 0, 1.0),
+        ]
+    )
+    for partition, worker, started_at in ((0, "b", 2), (1, "a", 1), (2, "b", 1.5)):
+        night.sql(
+            "update steps set worker = ?, started_at = '2026-01-01 00:00:00+00'::timestamptz + to_seconds(? + step / 9)"
+            " where partition = ?",
+            [worker, started_at, partition],
+        )
+    facts = read_facts(night, run_id)
+    assert [(each.engine, each.first_partition, each.is_cool_down) for each in facts.bins] == [
+        (0, 1, False), (1, 2, False), (1, 2, True), (1, 0, False), (1, 0, True),
+    ]  # fmt: skip
+    assert [each.started_seconds * 1000 for each in facts.bins] == pytest.approx([0, 40, 50, 51, 61])
+    by_partition = {each.partition: each.started_seconds * 1000 for each in facts.slow_steps if each.duration_ms >= 10}
+    assert by_partition == {1: 0, 2: 0, 0: pytest.approx(11)}
+    totals = facts.totals
+    assert (totals.num_engines, totals.num_partitions, totals.num_steps, totals.num_tecd_steps) == (2, 3, 5, 4)
+    assert totals.step_seconds * 1000 == pytest.approx(66)
+    assert totals.elapsed_seconds * 1000 == pytest.approx(40)
+    assert totals.tecd_seconds * 1000 == pytest.approx(40), "engine 1 takes 26 ms, 5 of them cool-down"
+    assert totals.partition_cool_down_seconds * 1000 == pytest.approx(6)
+    assert [(each.worker, each.num_partitions, each.num_steps) for each in facts.engines] == [("a", 1, 1), ("b", 2, 4)]
+    assert [each.tecd_seconds * 1000 for each in facts.engines] == pytest.approx([40, 21])
+
+
+def test_padding_fills_a_step_and_is_no_use_of_it(night: Any, make_run: Callable[..., str]) -> None:
+    make_run([(0, 60, 0, 1.0), (0, 10, 0, 1.0)], num_padding_tokens=40, num_swapped_kv_blocks=7)
+    facts = read_facts(night)
+    assert [(each.mean_padding_tokens, each.max_tokens, each.max_rows) for each in facts.bins] == [
+        (40, 60, 100), (40, 10, 50),
+    ]  # fmt: skip
+    assert [each.is_cool_down for each in facts.bins] == [False, True]
+    assert (facts.totals.num_padding_tokens, facts.totals.peak_swapped_kv_blocks) == (80, 7)
+    assert facts.totals.utilisation == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize(
@@ -271,13 +317,13 @@ def test_a_database_and_a_run_of_an_earlier_version(night: Any) -> None:
     for path in (*first.parts, *first.steps):
         table = pq.read_table(path.path)
         new = {"compute_ms", "prefix_group", "num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"}
+        new |= ADDED_TO_STEPS.keys()
         pq.write_table(table.drop_columns([name for name in table.column_names if name in new]), path.path)
     first.parts, first.steps = ([describe_parquet(ref.path) for ref in refs] for refs in (first.parts, first.steps))
     night.sql("drop view latest_snippets cascade")
     for table, column in (
         ("snippets", "compute_ms"), ("snippets", "prefix_group"), ("rankings", "compute_ms"),
-        ("steps", "num_prefix_kv_blocks"), ("steps", "num_request_kv_blocks"),
-        ("steps", "num_cached_kv_blocks"),
+        *(("steps", column) for column in ADDED_TO_STEPS),
     ):  # fmt: skip
         night.sql(f"alter table {table} drop column {column}")
     night.sql("insert into steps by name select 'old' as run_id, 0 as partition, 3 as step, 5 as num_kv_blocks_used")
@@ -286,6 +332,9 @@ def test_a_database_and_a_run_of_an_earlier_version(night: Any) -> None:
     assert night.sql(f"select {columns} from snippets") == [(None, None)] * 3
     facts = read_facts(night)
     assert [(each.max_kv_blocks, each.prefix_kv_blocks_at_max) for each in facts.bins] == [(1, None)] * 2
+    assert (facts.totals.num_engines, facts.totals.num_padding_tokens, facts.totals.peak_swapped_kv_blocks) == (1, 0, 0)
+    added = night.sql(f"select {', '.join(ADDED_TO_STEPS)} from steps where run_id <> 'old'")
+    assert added == [(None,) * len(ADDED_TO_STEPS)] * 2
     assert (list(facts.slow_groups), facts.run.num_ok) == ([], 3)
     night.sql("alter table steps drop column num_prefix_kv_blocks")
     night.sql("alter table snippets drop column compute_ms")

@@ -43,6 +43,27 @@ def random_prompts(num_documents: int = 60, seed: int = 5) -> list[list[int] | N
     return [prompts[i] for i in rng.permutation(len(prompts))]
 
 
+def test_a_group_that_is_split_has_its_urgent_rows_in_its_first_pieces(tmp_path: Path) -> None:
+    """Half of a document's rows are urgent, here and there; they are in the first half of its partitions."""
+    document = list(range(100, 200))
+    prompts = [[*document, row, *range(20)] for row in range(40)]
+    prompts[7] = prompts[8]
+    priorities = [row % 2 for row in range(40)]
+    plan = write_plan(tokens_file(tmp_path, prompts, priorities), tmp_path / "plan.parquet", "exact", 250, 2)
+    summary = read_plan_summary(plan)
+    highest, lowest = [], []
+    for number in range(summary.num_partitions):
+        rows = read_partition(plan, number)
+        assert [prompt.tolist() for prompt in rows.prompts] == [prompts[row] for row in rows.row_ids.tolist()]
+        highest.append(rows.priority.max())
+        lowest.append(rows.priority.min())
+    assert summary.num_partitions >= 6
+    assert highest == sorted(highest, reverse=True)
+    assert highest.count(1) in (summary.num_partitions // 2, summary.num_partitions // 2 + 1)
+    assert lowest[0] == 0 == highest[-1], "the prompt that an urgent row and another share is urgent"
+    assert summary.handing_order[0] in range(highest.count(1))
+
+
 @pytest.mark.parametrize("limits", [{}, {"range_tokens": 5_000, "run_bytes": 9_000}])
 def test_partitions_together_are_the_plan(tmp_path: Path, limits: dict[str, int]) -> None:
     prompts = random_prompts()

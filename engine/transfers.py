@@ -1,0 +1,46 @@
+"""Arrays on their way between host and device: through pinned memory, so that neither waits for the other.
+
+torch's cache of pinned memory gives a buffer out again only after the copies from or to it are done. So each step's
+arrays have buffers of their own for as long as a copy is under way, and nobody has to count them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """The array on the device; what is launched next on the stream finds it there. On the CPU it is not copied."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def overwrite(tensor: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
+    """Puts the array into a contiguous tensor of its size, behind whatever still reads that on the stream."""
+    source = torch.from_numpy(array)
+    tensor.copy_(source.pin_memory() if tensor.is_cuda else source, non_blocking=True)
+
+
+class HostCopies:
+    """Tensors that follow the device's work to the host; the caller asks for them when it has nothing else to do."""
+
+    __slots__ = ("_arrived", "_tensors")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._arrived: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for tensor in tensors):
+            self._tensors = [
+                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+                for tensor in tensors
+            ]
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors in host memory, once the device has got so far."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensors

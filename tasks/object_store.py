@@ -1,0 +1,148 @@
+"""A folder that several hosts reach, named by an fsspec URL: objects are put and got as a whole, nothing else."""
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+LOGGER = logging.getLogger("batchloom")
+
+TRIES = 6
+TRY_AGAIN_SECONDS = 0.5
+
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+Result = TypeVar("Result")
+
+
+class DamagedObjectError(ArtifactError):
+    """An object is not what was put there, or not all of it yet."""
+
+
+class MissingObjectError(ArtifactError):
+    """There is no object of that name."""
+
+
+class ObjectStore:
+    """Objects below a URL. Each begins with the sha256 of what follows, so that one that is half there is found out.
+
+    So a store needs neither an atomic put nor a rename. Credentials come from where fsspec looks for them: the
+    environment and its configuration, never the URL.
+
+    Args:
+        url: of the folder, as fsspec takes it: ``file:///shared/nights``, ``s3://bucket/nights``.
+    Raises:
+        ConfigError: the protocol is unknown, lacks its package, or lacks a setting.
+    """
+
+    __slots__ = ("_root", "_store", "url")
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # what a night on one host has no use for
+
+        self.url = url.rstrip("/")
+        self._store: AbstractFileSystem
+        try:
+            self._store, self._root = fsspec.url_to_fs(self.url)
+        except (ImportError, ValueError, TypeError) as error:
+            raise ConfigError(f"exchange {url!r} cannot be used: {error}") from error
+        except Exception as error:  # one that connects at once, each with errors of its own
+            raise _unreachable(self.url, error) from error
+
+    def put(self, name: str, content: bytes) -> None:
+        """Store an object, in place of one that has the name; `ArtifactError` where that cannot be."""
+        framed = hashlib.sha256(content).digest() + content
+        self._call(name, lambda path: self._store.pipe_file(path, framed))
+
+    def get(self, name: str) -> bytes:
+        """What `put` was given.
+
+        Raises:
+            DamagedObjectError: it has another digest than it should.
+            ArtifactError: it is missing, or the store cannot be reached.
+        """
+        framed: bytes = self._call(name, self._store.cat_file)
+        content = framed[DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != framed[:DIGEST_BYTES]:
+            raise DamagedObjectError(f"{self.url}/{name} has another sha256 than was put with it: changed or cut off")
+        return content
+
+    def put_file(self, name: str, path: str | Path) -> None:
+        """Store a file as it is, however large; who gets it must know its digest."""
+        self._call(name, lambda remote: self._store.put_file(str(path), remote))
+
+    def get_file(self, name: str, path: str | Path) -> None:
+        """Fetch what `put_file` stored."""
+        self._call(name, lambda remote: self._store.get_file(remote, str(path)))
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an object."""
+        self._store.invalidate_cache()
+        return bool(self._call(name, self._store.exists))
+
+    def list(self, folder: str) -> dict[str, str]:
+        """Names of the objects in a folder, without it, each with what changes when it does."""
+        self._store.invalidate_cache()
+        try:
+            found = self._call(folder, lambda path: self._store.ls(path, detail=True))
+        except MissingObjectError:
+            return {}
+        described = {info["name"].rstrip("/").rpartition("/")[2]: info for info in found if info["type"] == "file"}
+        return {name: repr(sorted(info.items())) for name, info in described.items()}
+
+    def make_folders(self, names: Iterable[str]) -> None:
+        """Prepare folders for objects, where the store knows folders; on a file system for their owner alone (0700)."""
+        for name in names:
+            self._call(name, lambda path: self._store.makedirs(path, exist_ok=True))
+        if self._store.protocol == ("file", "local"):
+            self._call("", lambda path: Path(path).chmod(0o700))
+
+    def delete(self) -> None:
+        """Delete everything below the URL."""
+        self._store.invalidate_cache()
+        try:
+            self._call("", lambda path: self._store.rm(path.rstrip("/"), recursive=True))
+        except MissingObjectError:
+            return
+
+    def _call(self, name: str, call: Callable[[str], Result]) -> Result:
+        """Call a method of fsspec, again where the store is away for a moment."""
+        for left in reversed(range(TRIES)):
+            try:
+                return call(f"{self._root}/{name}")
+            except FileNotFoundError as error:
+                raise MissingObjectError(f"{self.url}/{name} is missing") from error
+            except Exception as error:  # each implementation has errors of its own
+                if left == 0 or isinstance(error, PermissionError):
+                    raise _unreachable(f"{self.url}/{name}", error) from error
+                LOGGER.warning("%s: trying again: %s", self.url, _describe(error))
+                time.sleep(TRY_AGAIN_SECONDS * 2 ** (TRIES - 1 - left))
+        raise AssertionError("the last try returns or raises")
+
+
+def _unreachable(what: str, error: Exception) -> ArtifactError:
+    return ArtifactError(f"{what} cannot be reached: {_describe(error)}")
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+
+
+def check_url(url: str) -> str:
+    """The URL; `ValueError`, which does not repeat it, where it is none or holds what should be a secret."""
+    protocol, separator, place = url.partition("://")
+    if not (protocol and separator and place):
+        raise ValueError("must be a URL such as s3://bucket/folder or file:///shared/folder")
+    if re.search("//[^/@]*:[^/]*@", url) or "?" in url:
+        raise ValueError(
+            "may hold neither password nor query: credentials belong into the environment or fsspec's configuration"
+        )
+    return url
