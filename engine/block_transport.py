@@ -2,7 +2,6 @@
 
 import contextlib
 import mmap
-import pickle
 import select
 import socket
 from typing import Any, Protocol
@@ -10,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from engine.prefill_message import decode, encode
 
 MOST_STEPS_UNDER_WAY = 2
 """Steps of prompts that are sent and not answered yet: one that is computed, and one that waits for its turn."""
@@ -19,7 +20,11 @@ class BlockTransport(Protocol):
     """One end of a line to one other process. Messages arrive in order; sending and receiving may be two threads."""
 
     def send(self, message: object, kv: torch.Tensor | None = None) -> None:
-        """Sends an object and KV in host memory. Raises `OSError` or `RuntimeError` where the other end is gone."""
+        """Sends a message of `engine.prefill_message`, and KV in host memory.
+
+        Raises:
+            OSError, RuntimeError: the other end is gone.
+        """
 
     def receive(self) -> tuple[Any, torch.Tensor | None]:
         """Waits for the next message. Its KV may be overwritten MOST_STEPS_UNDER_WAY messages with KV later.
@@ -55,15 +60,15 @@ class SharedMemoryTransport:
     def send(self, message: object, kv: torch.Tensor | None = None) -> None:
         layout = None
         if kv is not None:
-            layout = (kv.dtype, tuple(kv.shape))
+            layout = [kv.dtype, list(kv.shape)]
             region = self._regions[self._num_kv_sent % MOST_STEPS_UNDER_WAY]
             region[: kv.nbytes].view(kv.dtype).view(kv.shape).copy_(kv)
             self._num_kv_sent += 1
-        payload = pickle.dumps((message, layout))
+        payload = encode([message, layout])
         self._line.sendall(len(payload).to_bytes(8, "little") + payload)
 
     def receive(self) -> tuple[Any, torch.Tensor | None]:
-        message, layout = pickle.loads(self._read(int.from_bytes(self._read(8), "little")))
+        message, layout = decode(self._read(int.from_bytes(self._read(8), "little")))
         if layout is None:
             return message, None
         dtype, shape = layout
@@ -103,8 +108,8 @@ class DistributedTransport:
         self._peer = peer
 
     def send(self, message: object, kv: torch.Tensor | None = None) -> None:
-        layout = None if kv is None else (kv.dtype, tuple(kv.shape))
-        payload = torch.from_numpy(np.frombuffer(pickle.dumps((message, layout)), dtype=np.uint8).copy())
+        layout = None if kv is None else [kv.dtype, list(kv.shape)]
+        payload = torch.from_numpy(np.frombuffer(encode([message, layout]), dtype=np.uint8).copy())
         dist.send(torch.tensor([len(payload)]), self._peer)
         dist.send(payload, self._peer)
         if kv is not None:
@@ -115,7 +120,7 @@ class DistributedTransport:
         dist.recv(num_bytes, self._peer)
         payload = torch.empty(int(num_bytes), dtype=torch.uint8)
         dist.recv(payload, self._peer)
-        message, layout = pickle.loads(payload.numpy().tobytes())
+        message, layout = decode(payload.numpy().tobytes())
         if layout is None:
             return message, None
         dtype, shape = layout

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,24 +23,10 @@ from engine.config import EngineConfig
 from engine.errors import PrefillWorkerError
 from engine.kv_cache import KVCache, KVShape
 from engine.placement import dtype_name
+from engine.prefill_message import PrefillJob, PrefillStep
 from engine.token_batch import TokenBatch
 
 _WORKER_RANK = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillJob:
-    """The first message to a worker: what it has to be like.
-
-    Attributes:
-        model: checkpoint; None where the worker has been given its own.
-        config: of the engine that decodes, with nothing left to be found out but the device.
-        kv_shape: of that engine's model.
-    """
-
-    model: str | None
-    config: EngineConfig
-    kv_shape: KVShape
 
 
 class PrefillClient:
@@ -66,7 +52,7 @@ class PrefillClient:
     def send(self, batch: TokenBatch, *, is_compiled: bool) -> None:
         """Has a step computed, after those sent before."""
         self._under_way.append(written_blocks(batch))
-        self._tell((batch, is_compiled))
+        self._tell(PrefillStep(batch=batch, is_compiled=is_compiled))
 
     def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
         """Writes the KV of the oldest step under way into the same blocks of `cache`, once it is computed.

@@ -5,6 +5,7 @@ computed in the order in which they come, so each block holds what the scheduler
 or answer is needed here: token batches in; the KV of the blocks they wrote, and the last hidden states, out.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -14,8 +15,7 @@ from pathlib import Path
 
 from engine.block_transport import BlockTransport, DistributedTransport, SharedMemoryTransport
 from engine.engine import Engine
-from engine.errors import PrefillWorkerError
-from engine.prefill_client import PrefillJob
+from engine.prefill_message import PrefillJob, PrefillStep
 
 
 def serve_prefills(model: str | Path, *, device: str = "auto", peer: int = 0) -> None:
@@ -44,9 +44,9 @@ def _serve(transport: BlockTransport, model: str | Path | None = None, device: s
     try:
         engine = Engine.load(model or job.model or "", replace(job.config, device=device or job.config.device))
         engine.check_kv_shape(job.kv_shape)
-        while (message := transport.receive()[0]) is not None:
-            batch, is_compiled = message
-            transport.send(*engine.compute_prompts(batch, is_compiled=is_compiled))
+        while (step := transport.receive()[0]) is not None:
+            assert isinstance(step, PrefillStep)
+            transport.send(*engine.compute_prompts(step.batch, is_compiled=step.is_compiled))
         transport.send(None)
     except Exception as error:
         _tell(transport, error)
@@ -54,12 +54,8 @@ def _serve(transport: BlockTransport, model: str | Path | None = None, device: s
 
 
 def _tell(transport: BlockTransport, error: Exception) -> None:
-    try:
+    with contextlib.suppress(OSError, RuntimeError):  # the line is what has failed
         transport.send(error)
-    except (OSError, RuntimeError):
-        pass  # the line is what has failed
-    except Exception:  # an error that cannot be pickled
-        transport.send(PrefillWorkerError(f"{type(error).__name__}: {error}"))
 
 
 def _end_with(transport: SharedMemoryTransport) -> None:
