@@ -1,7 +1,5 @@
 """The engine: a model, its KV memory, and the loop that answers a whole plan."""
 
-import os
-import shutil
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -12,6 +10,7 @@ import torch
 import transformers
 
 from engine.admission import make_pool
+from engine.compiling import pays_to_compile
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from engine.kv_cache import KVShape
@@ -31,9 +30,6 @@ from engine.step_books import StepBooks
 from engine.step_record import StepRecord
 from engine.step_runner import StepRunner
 from engine.token_batch import TokenBatch
-
-TOKENS_THAT_PAY_FOR_COMPILING = 100_000
-"""Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
 
 
 class Engine:
@@ -152,7 +148,7 @@ class Engine:
             config=self.config,
             swap=SwapSpace(self._cache, self._num_swap_blocks),
         )
-        if self._pays_to_compile(groups):
+        if pays_to_compile(self.config.compile, self._model.dtype, sum(group.num_tokens for group in groups)):
             self._model.compile_layers()
         outputs = OutputProcessor(requests, self._model, scheduler, decode)
         books = StepBooks(scheduler)
@@ -222,12 +218,6 @@ class Engine:
             weakref.finalize(self, self._prefill_client.close)
         return self._prefill_client
 
-    def _pays_to_compile(self, groups: Sequence[PrefixGroup]) -> bool:
-        if self.config.compile != "auto":
-            return self.config.compile == "always"
-        is_long = sum(group.num_tokens for group in groups) >= TOKENS_THAT_PAY_FOR_COMPILING
-        return is_long and self._model.dtype != torch.float32 and _has_compiler()
-
     def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None) -> list[Completion]:
         seen: set[str] = set()
         for request in requests:
@@ -249,7 +239,3 @@ def _why_killed(sequence: RunningSequence) -> str:
         f"KV memory ran out when {sequence.num_output_tokens} tokens of the answer had been generated, "
         "and preemption 'kill' ends the request admitted last"
     )
-
-
-def _has_compiler() -> bool:
-    return shutil.which(os.environ.get("CXX", "g++")) is not None

@@ -19,13 +19,11 @@ from engine.errors import ConfigError, ModelError
 from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache, KVShape
 from engine.native_layer import NativeLayer, NativeStep, Rotation
+from engine.supported_models import check_supported
 from engine.token_batch import TokenBatch
 from engine.transfers import to_device
 
 LOGGER = logging.getLogger("batchloom.engine")
-
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Each is held to transformers' own `generate` by tests/parity."""
 
 _ATTENTION_NAME = "batchloom"
 
@@ -224,43 +222,17 @@ class Model:
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``.
 
-        Computed in float32: a few columns cost nothing, and in 16 bits many rows would tie.
+        A few columns cost nothing, so they are computed in float64 and rounded: in 16 bits many rows would tie, and a
+        row is the same whatever other rows it is computed with.
         """
-        bias = None if self._head.bias is None else self._head.bias[token_ids].float()
-        return nn.functional.linear(hidden.float(), self._head.weight[token_ids].float(), bias)
+        bias = None if self._head.bias is None else self._head.bias[token_ids].double()
+        return nn.functional.linear(hidden.double(), self._head.weight[token_ids].double(), bias).float()
 
 
 def fill_in(input_ids: torch.Tensor, late_ids: torch.Tensor) -> torch.Tensor:
     """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by late_ids[row]."""
     is_late = input_ids < 0
     return torch.where(is_late, late_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
-
-
-def check_supported(config: transformers.PretrainedConfig) -> None:
-    """Refuses by name what has not been proven exact.
-
-    Raises:
-        ModelError: the architecture, a sliding window, logit soft-capping, or a changing rotary base.
-    """
-    name = config.model_type
-    if name not in SUPPORTED_MODEL_TYPES:
-        raise ModelError(f"architecture {name!r} is not supported; supported: {', '.join(SUPPORTED_MODEL_TYPES)}")
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    slides = window is not None and (name == "mistral" or "sliding_attention" in layer_types)
-    if slides and window < config.max_position_embeddings:
-        raise ModelError(
-            f"architecture {name!r} with sliding_window={window} below its context of "
-            f"{config.max_position_embeddings} tokens is not supported"
-        )
-    if layer_types - {"full_attention", "sliding_attention"}:
-        raise ModelError(f"architecture {name!r}: layer types {sorted(layer_types)} are not supported")
-    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, cap, None):
-            raise ModelError(f"architecture {name!r} with {cap}={getattr(config, cap)} is not supported")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type in ("dynamic", "longrope"):
-        raise ModelError(f"rotary embedding of type {rope_type!r} depends on the batch and is not supported")
 
 
 def _eos_token_ids(language_model: transformers.PreTrainedModel) -> frozenset[int]:

@@ -1,7 +1,7 @@
 """A decoder layer on the CPU kernels: stock weights, fused projections, everything between the products native.
 
 It takes the place of a transformers decoder layer inside the stock model, which still embeds, rotates positions and
-norms. The supported families (see `engine.model.SUPPORTED_MODEL_TYPES`) share this layer but for biases and the norms
+norms. The supported families (see `engine.supported_models`) share this layer but for biases and the norms
 of query and key heads.
 """
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Counts at the end of one step.
+    """Counts at the end of one step; where steps overlap, once the next one has been scheduled.
 
     Attributes:
         step: number within the run, from 0.
-        num_decode_tokens: rows that continued an answer (or a label of several tokens).
+        num_decode_tokens: rows that continued an answer (or a label of several tokens); where steps overlap, one more
+            for an answer that ends by an end token or a stop string.
         num_suffix_tokens: rows of prompts' own parts; recomputed ones after a preemption count again.
         num_prefix_tokens: rows of shared prefixes.
         num_kv_blocks_used: blocks held when the step's memory was at its highest.

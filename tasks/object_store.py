@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("batchloom")
 
-TRIES = 6
+PATIENCE_SECONDS = 15.0
+"""How long a store may be away; packages of stores have a patience of their own besides."""
+
 TRY_AGAIN_SECONDS = 0.5
+"""Before the second try; each further one waits twice as long."""
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -115,17 +118,18 @@ class ObjectStore:
 
     def _call(self, name: str, call: Callable[[str], Result]) -> Result:
         """Call a method of fsspec, again where the store is away for a moment."""
-        for left in reversed(range(TRIES)):
+        delay_seconds, deadline = TRY_AGAIN_SECONDS, time.monotonic() + PATIENCE_SECONDS
+        while True:
             try:
                 return call(f"{self._root}/{name}")
             except FileNotFoundError as error:
                 raise MissingObjectError(f"{self.url}/{name} is missing") from error
             except Exception as error:  # each implementation has errors of its own
-                if left == 0 or isinstance(error, PermissionError):
+                if isinstance(error, PermissionError) or time.monotonic() + delay_seconds > deadline:
                     raise _unreachable(f"{self.url}/{name}", error) from error
-                LOGGER.warning("%s: trying again: %s", self.url, _describe(error))
-                time.sleep(TRY_AGAIN_SECONDS * 2 ** (TRIES - 1 - left))
-        raise AssertionError("the last try returns or raises")
+                LOGGER.warning("%s: trying again in %g s: %s", self.url, delay_seconds, _describe(error))
+            time.sleep(delay_seconds)
+            delay_seconds *= 2
 
 
 def _unreachable(what: str, error: Exception) -> ArtifactError:

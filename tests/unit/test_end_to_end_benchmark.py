@@ -126,9 +126,11 @@ def test_a_failing_engine_says_why_and_its_process_ends(tmp_path: Path) -> None:
     )  # fmt: skip
     peer = PEERS[0]
     log = tmp_path / "log"
-    with PeerProcess(peer.name, Path(sys.executable), peer.module, (), log=log, threads=1) as process:
-        with pytest.raises(PeerError, match=r"batchloom: load: ModelError: .*config\.json"):
-            process.load(settings, 60)
+    with (
+        PeerProcess(peer.name, Path(sys.executable), peer.module, (), log=log, threads=1) as process,
+        pytest.raises(PeerError, match=r"batchloom: load: ModelError: .*config\.json"),
+    ):
+        process.load(settings, 60)
     assert "Traceback" in log.read_text()
 
 
@@ -136,9 +138,11 @@ def test_an_engine_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     sleeper = tmp_path / "python"
     sleeper.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeper.chmod(0o700)
-    with PeerProcess("sleeper", sleeper, "unused", (), log=tmp_path / "log", threads=1) as process:
-        with pytest.raises(PeerError, match=r"sleeper: run took more than 0 s"):
-            process.run(Work(token_ids=[[1]], num_output_tokens=1), 0.2)
+    with (
+        PeerProcess("sleeper", sleeper, "unused", (), log=tmp_path / "log", threads=1) as process,
+        pytest.raises(PeerError, match=r"sleeper: run took more than 0 s"),
+    ):
+        process.run(Work(token_ids=[[1]], num_output_tokens=1), 0.2)
 
 
 def test_an_engine_that_is_not_installed_has_no_python() -> None:
