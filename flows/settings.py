@@ -81,7 +81,7 @@ class EngineSettings(BaseModel):
     packing: Annotated[
         Packing,
         Field(
-            description="prompts of a step, with prefill whole; ragged: in turn; prepacked: first-fit decreasing; "
+            description="prompts of a step, with prefill whole; ragged: in turn; prepacked: in bins, longest first; "
             "padded: in turn, padded to the longest; length_ordered: padded, sorted by length"
         ),
     ] = _DEFAULT.packing

@@ -4,12 +4,14 @@ A step of whole prompts is a bin of `budget` tokens (Prepacking section 3.1). Ea
 prompts that could be computed now, in the order in which they were admitted, and returns the indices of those that make
 the step: at least one, and more than the budget only where one prompt alone is longer.
 
-Bin-packing libraries fill all bins at once, from all items. Here one bin is filled when its step comes, from the
-prompts that have memory by then; so first-fit decreasing is written out, and packs bin after bin what it packs at once.
+"prepacked" uses the bin-packing library that the paper's authors used: the longest prompts first, each into a bin that
+has room. One bin is computed when its step comes; the rest is packed again, with whatever has memory by then.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Literal
+
+from binpacking.to_constant_volume import to_constant_volume
 
 Prefill = Literal["chunked", "whole"]
 Packing = Literal["ragged", "prepacked", "length_ordered", "padded"]
@@ -26,14 +28,9 @@ def pack_in_turn(lengths: Sequence[int], budget: int) -> list[int]:
     return taken
 
 
-def pack_first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[int]:
-    """The longest prompt, then again and again the longest of the rest that fits: a bin of first-fit decreasing."""
-    taken: list[int] = []
-    for index in _longest_first(lengths):
-        if not taken or lengths[index] <= budget:
-            taken.append(index)
-            budget -= lengths[index]
-    return taken
+def pack_decreasing(lengths: Sequence[int], budget: int) -> list[int]:
+    """The longest prompt and what is packed with it."""
+    return [*to_constant_volume(dict(enumerate(lengths)), budget)[0]]
 
 
 def pack_padded(lengths: Sequence[int], budget: int) -> list[int]:
@@ -58,7 +55,7 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 PACKINGS: dict[Packing, Callable[[Sequence[int], int], list[int]]] = {
     "ragged": pack_in_turn,
-    "prepacked": pack_first_fit_decreasing,
+    "prepacked": pack_decreasing,
     "length_ordered": pack_length_ordered,
     "padded": pack_padded,
 }

@@ -7,7 +7,7 @@ import pytest
 from engine import PrefixGroup, Request, plan_prefix_groups
 from engine.policies.batching import admission_window_tokens
 from engine.policies.order import order_groups
-from engine.policies.packing import pack_first_fit_decreasing, pack_in_turn, pack_length_ordered, pack_padded
+from engine.policies.packing import pack_decreasing, pack_in_turn, pack_length_ordered, pack_padded
 from engine.policies.reserve import OutputReserve
 from engine.policies.sharing import schedule_groups
 from engine.sequence import Sequence
@@ -26,25 +26,22 @@ def pack_all(pack: object, lengths: list[int], budget: int) -> list[list[int]]:
 def test_prompts_are_packed_into_steps() -> None:
     lengths = [5, 7, 2, 4, 12, 3, 1]
     assert pack_all(pack_in_turn, lengths, 10) == [[5], [7, 2], [4], [12], [3, 1]]
-    assert pack_all(pack_first_fit_decreasing, lengths, 10) == [[12], [7, 3], [5, 4, 1], [2]]
+    assert pack_all(pack_decreasing, lengths, 10) == [[12], [7, 3], [5, 4], [2, 1]]
     assert pack_all(pack_padded, lengths, 10) == [[5], [7], [2, 4], [12], [3, 1]]
     assert pack_all(pack_length_ordered, lengths, 10) == [[12], [7], [5, 4], [3, 2, 1]]
-    for pack in (pack_in_turn, pack_first_fit_decreasing, pack_padded, pack_length_ordered):
+    for pack in (pack_in_turn, pack_decreasing, pack_padded, pack_length_ordered):
         assert pack([], 10) == []
 
 
-def test_bin_after_bin_is_first_fit_decreasing() -> None:
+def test_bins_are_never_too_full_and_hardly_ever_more_than_needed() -> None:
     rng = random.Random(2)
     for _ in range(50):
         lengths = [rng.randrange(1, 60) for _ in range(40)]
-        bins: list[list[int]] = []
-        for length in sorted(lengths, reverse=True):
-            first = next((b for b in bins if sum(b) + length <= 100), None)
-            if first is None:
-                bins.append([length])
-            else:
-                first.append(length)
-        assert pack_all(pack_first_fit_decreasing, lengths, 100) == bins
+        bins = pack_all(pack_decreasing, lengths, 100)
+        assert sorted(length for bin_ in bins for length in bin_) == sorted(lengths)
+        assert max(map(sum, bins)) <= 100
+        assert [bin_[0] for bin_ in bins] == sorted((bin_[0] for bin_ in bins), reverse=True)
+        assert len(bins) <= -(-sum(lengths) // 100) * 11 // 9 + 1  # the bound of packing the longest first
 
 
 def three_groups() -> tuple[list[Request], list[PrefixGroup]]:
