@@ -12,9 +12,8 @@ from engine.errors import CapacityError
 from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache
 from engine.model import Model
-from engine.output import ROWS_AT_ONCE
 from engine.request import Request
-from engine.sampler import sample
+from engine.sampler import ROWS_AT_ONCE, sample
 from engine.token_batch import Chunk, ChunkGroup, TokenBatch, build_token_batch
 
 _GB = 10**9
@@ -154,9 +153,8 @@ def _run_full_step(model: Model, backend: AttentionBackend | NativeKernels, conf
     hidden = model.forward(batch, cache, backend)
     del partials
     drawn = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
-    logits = model.logits(hidden)
-    sample(logits, [drawn] * len(hidden), [0] * len(hidden))
-    logits.log_softmax(dim=-1)  # what scoring does instead
+    sample(hidden, model, [drawn] * len(hidden), [0] * len(hidden))
+    model.logits(hidden).log_softmax(dim=-1)  # what scoring does instead; greedy rows need less
     return num_blocks * cache.block_bytes
 
 

@@ -18,6 +18,7 @@ from engine.checkpoint import no_progress_bars, resolve_checkpoint
 from engine.errors import ConfigError, ModelError
 from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache, KVShape
+from engine.native_head import NativeEmbedding, NativeHead
 from engine.native_layer import NativeLayer, NativeStep, Rotation
 from engine.supported_models import check_supported
 from engine.token_batch import TokenBatch
@@ -78,7 +79,7 @@ class Model:
         config = language_model.config
         check_supported(config)
         self._base = language_model.base_model
-        self._head = language_model.get_output_embeddings()
+        self._head: nn.Linear | NativeHead = language_model.get_output_embeddings()
         self.device = device
         self.dtype: torch.dtype = language_model.dtype
         self.vocab_size = int(config.vocab_size)
@@ -140,10 +141,22 @@ class Model:
         layers = self._base.layers
         self._base.layers = nn.ModuleList(layers)
         for index in range(len(layers)):
-            self._base.layers[index] = NativeLayer(self._base.layers[index], index, kernels)
+            is_last = index == len(layers) - 1
+            self._base.layers[index] = NativeLayer(self._base.layers[index], index, kernels, is_last=is_last)
             if self._owns_weights:
                 layers[index] = nn.Identity()  # frees the layer's weights before the next one's are copied
+        self._use_native_head(kernels)
         self._has_native_layers = True
+
+    def _use_native_head(self, kernels: NativeKernels) -> None:
+        assert isinstance(self._head, nn.Linear), "the output layer is replaced once"
+        packed = kernels.pack(self._head.weight, self._head.bias)
+        if packed is None:
+            return
+        is_tied = self._head.weight is self._base.embed_tokens.weight
+        self._head = NativeHead(kernels, packed)
+        if is_tied and self._owns_weights:
+            self._base.embed_tokens = NativeEmbedding(self._head)
 
     def compile_layers(self) -> None:
         """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
@@ -176,24 +189,28 @@ class Model:
         Returns:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
-        step: AttentionStep | NativeStep
-        if isinstance(backend, NativeKernels):
-            step = NativeStep(cache=cache, work=backend.prepare(batch.attention), rotation=Rotation())
-        else:
-            step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
         numbers = to_device(np.concatenate([batch.input_ids, batch.positions, batch.output_rows]), self.device)
         num_rows = len(batch.input_ids)
         input_ids, positions = numbers[:num_rows], numbers[num_rows : 2 * num_rows]
+        output_rows = numbers[2 * num_rows :]
         if batch.has_late_tokens:
             assert late_ids is not None, "a token is missing that no step has sampled"
             input_ids = fill_in(input_ids, late_ids)
-        return self.compute(input_ids, positions, step).index_select(0, numbers[2 * num_rows :])
+        if isinstance(backend, NativeKernels):
+            native = NativeStep(
+                cache=cache, work=backend.prepare(batch.attention), rotation=Rotation(), output_rows=output_rows
+            )
+            return self.compute(input_ids, positions, native)
+        step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
+        return self.compute(input_ids, positions, step).index_select(0, output_rows)
 
     @torch.inference_mode()
     def compute(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep | NativeStep
     ) -> torch.Tensor:
         """The layers alone, all tensors on the device: int64 ``[T]`` twice -> last hidden states ``[T, hidden]``.
+
+        Native layers give those of the step's output rows only, ``[R, hidden]``.
 
         Nothing in it waits for the device or depends on what is in the tensors, so a CUDA graph can be made of it.
         """
@@ -219,14 +236,23 @@ class Model:
         return logits.float()
 
     @torch.inference_mode()
+    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[R, hidden]`` -> int64 ``[R]``: the token of the largest logit, the first of equals."""
+        if isinstance(self._head, NativeHead):
+            return self._head.most_likely(hidden)
+        return self.logits(hidden).argmax(dim=-1)
+
+    @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``.
 
         A few columns cost nothing, so they are computed in float64 and rounded: in 16 bits many rows would tie, and a
         row is the same whatever other rows it is computed with.
         """
-        bias = None if self._head.bias is None else self._head.bias[token_ids].double()
-        return nn.functional.linear(hidden.double(), self._head.weight[token_ids].double(), bias).float()
+        head = self._head
+        weights = head.weights_of(token_ids) if isinstance(head, NativeHead) else head.weight[token_ids]
+        bias = None if head.bias is None else head.bias[token_ids].double()
+        return nn.functional.linear(hidden.double(), weights.double(), bias).float()
 
 
 def fill_in(input_ids: torch.Tensor, late_ids: torch.Tensor) -> torch.Tensor:

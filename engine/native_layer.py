@@ -30,11 +30,16 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeStep:
-    """What travels through the model's forward to every native layer."""
+    """What travels through the model's forward to every native layer.
+
+    Attributes:
+        output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads.
+    """
 
     cache: KVCache
     work: NativeWork
     rotation: Rotation
+    output_rows: torch.Tensor
 
 
 class _Projection:
@@ -81,12 +86,15 @@ class NativeLayer(nn.Module):
     Args:
         layer: the transformers layer whose weights it takes.
         index: of the layer, and of its KV.
+        is_last: whether nothing but the step's output rows ``[1, R, hidden]`` is wanted of it. Of prompts that is one
+            row each, none of a shared prefix, so most of the layer's products are saved.
     """
 
-    def __init__(self, layer: Any, index: int, kernels: NativeKernels) -> None:
+    def __init__(self, layer: Any, index: int, kernels: NativeKernels, *, is_last: bool) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self._index = index
+        self._is_last = is_last
         self._kernels = kernels
         self._scale = float(attention.scaling)
         self._qkv = _Projection(kernels, attention.q_proj, attention.k_proj, attention.v_proj)
@@ -118,7 +126,10 @@ class NativeLayer(nn.Module):
             k_norm=self._k_norm,
             epsilon=self._head_epsilon,
         )
-        hidden = self._output(kernels.attend(qkv, k_cache, v_cache, work, scale=self._scale), hidden)
+        attended = kernels.attend(qkv, k_cache, v_cache, work, scale=self._scale)
+        if self._is_last:
+            attended, hidden = (kernels.copy_rows(x, attention_step.output_rows) for x in (attended, hidden))
+        hidden = self._output(attended, hidden)
         gated = self._gate_up(kernels.rms_norm(hidden, *self._mlp_norm))
         return self._down(gated, hidden).unsqueeze(0)
 

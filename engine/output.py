@@ -10,16 +10,13 @@ import torch
 from engine.label_scores import LabelRows
 from engine.model import Model
 from engine.request import Completion, FinishReason, Request
-from engine.sampler import sample
+from engine.sampler import ROWS_AT_ONCE, sample
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.transfers import HostCopies, to_device
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
-
-ROWS_AT_ONCE = 256
-"""Rows that go through the output layer together: a bound on the memory of logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,14 +142,7 @@ class OutputProcessor:
             index = np.array([row for _, row in rows], dtype=np.int64)
             hidden = hidden.index_select(0, to_device(index, hidden.device))
         requests = [sequence.request for sequence, _ in rows]
-        positions = [sequence.num_output_tokens for sequence, _ in rows]
-        chosen = [
-            sample(self._model.logits(hidden[first:last]), requests[first:last], positions[first:last])
-            for first, last in ((first, first + ROWS_AT_ONCE) for first in range(0, len(rows), ROWS_AT_ONCE))
-        ]
-        if len(chosen) == 1:
-            return chosen[0]
-        return torch.cat([torch.empty(0, dtype=torch.int64, device=hidden.device), *chosen])
+        return sample(hidden, self._model, requests, [sequence.num_output_tokens for sequence, _ in rows])
 
     def _finish_reason(self, sequence: Sequence, place: int) -> FinishReason | None:
         """Why an answer ends with own token `place`, if it does."""

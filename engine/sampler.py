@@ -1,6 +1,7 @@
 """From logits to the next token: greedy, or a draw from the request's own random stream."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -8,30 +9,52 @@ import torch
 from engine.request import Request
 from engine.transfers import to_device
 
-_ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 256
+"""Rows that go through the output layer together: a bound on the memory of logits."""
+
+_DRAWN_AT_ONCE = 64
 """Rows that are drawn together: they are sorted in float64, a bound on that memory."""
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request], positions: Sequence[int]) -> torch.Tensor:
-    """One token for each row, chosen on the device that the logits are on.
+class OutputLayer(Protocol):
+    """What turns last hidden states ``[R, hidden]`` into logits."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 ``[R, vocab_size]``."""
+        ...
+
+    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+        """int64 ``[R]``, the token of the largest logit, the first of equals."""
+        ...
+
+
+def sample(
+    hidden: torch.Tensor, output_layer: OutputLayer, requests: Sequence[Request], positions: Sequence[int]
+) -> torch.Tensor:
+    """One token for each row, chosen on the device that the rows are on.
 
     A draw depends on the row's logits, the request's seed and the position in its answer, on nothing else: not on the
-    other rows, and not on how often the request was preempted.
+    other rows, and not on how often the request was preempted. Greedy rows need no logits, only which is the largest.
 
     Args:
-        logits: float32 ``[R, vocab_size]``.
+        hidden: ``[R, hidden]`` last hidden states.
         requests: whose rows these are, ``R`` of them.
         positions: number of tokens each answer has so far.
     Returns:
         int64 ``[R]`` token ids.
     """
-    chosen = logits.argmax(dim=-1)
     drawn = [row for row, request in enumerate(requests) if request.temperature > 0]
-    for first in range(0, len(drawn), _ROWS_AT_ONCE):
-        rows = drawn[first : first + _ROWS_AT_ONCE]
-        index = to_device(np.array(rows, dtype=np.int64), logits.device)
+    greedy = [row for row, request in enumerate(requests) if request.temperature == 0]
+    chosen = torch.empty(len(requests), dtype=torch.int64, device=hidden.device)
+    for first in range(0, len(greedy), ROWS_AT_ONCE):
+        index = to_device(np.array(greedy[first : first + ROWS_AT_ONCE], dtype=np.int64), hidden.device)
+        chosen.index_copy_(0, index, output_layer.most_likely(hidden.index_select(0, index)))
+    for first in range(0, len(drawn), _DRAWN_AT_ONCE):
+        rows = drawn[first : first + _DRAWN_AT_ONCE]
+        index = to_device(np.array(rows, dtype=np.int64), hidden.device)
+        logits = output_layer.logits(hidden.index_select(0, index))
         settings = np.array([_settings(requests[row], positions[row], logits.shape[-1]) for row in rows])
-        chosen.index_copy_(0, index, _draw(logits.index_select(0, index), to_device(settings, logits.device)))
+        chosen.index_copy_(0, index, _draw(logits, to_device(settings, logits.device)))
     return chosen
 
 

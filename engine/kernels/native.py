@@ -62,6 +62,11 @@ class PackedWeight:
     depth: int
     is_gated: bool
 
+    def columns(self, index: torch.Tensor) -> torch.Tensor:
+        """int64 ``[n]`` -> bfloat16 ``[n, depth]``: the weights of some output columns, as the layer had them."""
+        assert not self.is_gated, "columns of two layers"
+        return self.panels[index // 32, :, index % 32].reshape(len(index), self.depth)
+
 
 class NativeKernels:
     """The kernels for one element type and one shape of attention.
@@ -102,7 +107,7 @@ class NativeKernels:
         self._attend, self._rms_norm, self._rotate_and_store, self._swiglu = (
             getattr(library, f"{name}_{suffix}") for name in KERNELS
         )
-        self._project = library.project_bf16
+        self._project, self._largest_column = library.project_bf16, library.largest_column_bf16
         self.has_products = dtype == torch.bfloat16 and bool(library.has_products())
         self._state = torch.empty(0)
 
@@ -184,6 +189,12 @@ class NativeKernels:
         )
         return out
 
+    def copy_rows(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """``[T, n]``, int64 ``[R]`` -> ``[R, n]``: some rows, or all, as `project` takes them."""
+        if rows is None:
+            return self._rows(*x.shape).copy_(x)
+        return torch.index_select(x, 0, rows, out=self._rows(len(rows), x.shape[1]))
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """``[T, n]``, ``[n]`` -> ``[T, n]``: rows over their root mean square, times the weight."""
         out = self._rows(*x.shape)
@@ -228,8 +239,8 @@ class NativeKernels:
         num_columns, depth = weight.shape
         if not self.has_products or num_columns % 32 or depth % 32:
             return None
-        # Panel, step in depth, half, pair of depth, column, one of the pair.
-        panels = weight.view(num_columns // 32, 2, 16, depth // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
+        # Panel, pair of depth, column, one of the pair.
+        panels = weight.view(num_columns // 32, 32, depth // 2, 2).permute(0, 2, 1, 3).contiguous()
         return PackedWeight(panels=panels, bias=bias, num_columns=num_columns, depth=depth, is_gated=False)
 
     def pack_gated(self, gate: torch.Tensor, up: torch.Tensor) -> PackedWeight | None:
@@ -252,6 +263,22 @@ class NativeKernels:
         self._project(
             *(x.data_ptr(), weight.panels.data_ptr(), bias, added, out.data_ptr()),
             *(len(x), weight.num_columns, weight.depth, weight.is_gated),
+        )
+        return out
+
+    def largest_column(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        """``[T, depth]`` -> int64 ``[T]``: where the linear layer's output is largest in each row, the first of equals.
+
+        The output is compared in float32 as it is computed, and never written.
+
+        Args:
+            x: as for `project`.
+        """
+        out = torch.empty(len(x), dtype=torch.int64)
+        bias = 0 if weight.bias is None else weight.bias.data_ptr()
+        self._largest_column(
+            *(x.data_ptr(), weight.panels.data_ptr(), bias, out.data_ptr()),
+            *(len(x), weight.num_columns, weight.depth),
         )
         return out
 

@@ -26,6 +26,7 @@ KERNELS: dict[str, list[Any]] = {
 """Argument types of the functions that come once for each element type."""
 
 _PROJECT_SIGNATURE: list[Any] = [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool]
+_LARGEST_COLUMN_SIGNATURE: list[Any] = [*[_POINTER] * 4, *[_I64] * 3]
 _SUFFIXES = ("bf16", "float32")
 
 
@@ -52,6 +53,7 @@ def load_library(folder: Path) -> ctypes.CDLL:
             function = getattr(library, f"{name}_{suffix}")
             function.argtypes, function.restype = signature, None
     library.project_bf16.argtypes, library.project_bf16.restype = _PROJECT_SIGNATURE, None
+    library.largest_column_bf16.argtypes, library.largest_column_bf16.restype = _LARGEST_COLUMN_SIGNATURE, None
     library.has_products.restype = ctypes.c_bool
     return library
 

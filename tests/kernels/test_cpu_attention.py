@@ -288,6 +288,35 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
             expected = normed.double() @ weight.double().T + bias.double() + residual.double()
             out = kernels.project(normed, packed, residual)
             assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
+            assert torch.equal(packed.columns(torch.tensor([63, 0, 17, 17])), weight[[63, 0, 17, 17]])
+
+
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("num_rows", [0, 1, 12, 33, 300])
+def test_the_largest_column_is_found_without_the_product(num_rows: int, units: str, folders: dict[str, Path]) -> None:
+    kernels = NativeKernels(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.bfloat16, block_size=32, folder=folders[units]
+    )
+    generator = torch.Generator().manual_seed(num_rows)
+    weight, bias = torch.randn(992, 64, generator=generator).bfloat16(), torch.randn(992, generator=generator)
+    weight[700:800] = weight[100:200]  # of equals, the first one counts
+    bias[700:800] = bias[100:200]
+    some = torch.randperm(2 * num_rows, generator=generator)[:num_rows]
+    for addend in (None, bias.bfloat16()):
+        packed = kernels.pack(weight, addend)
+        if packed is None:
+            assert not kernels.has_products
+            continue
+        x = torch.randn(2 * num_rows, 64, generator=generator).bfloat16()
+        rows = kernels.copy_rows(x, some)
+        assert torch.equal(rows, x[some])
+        assert torch.equal(kernels.copy_rows(rows), rows)
+        expected = rows.double() @ weight.double().T + (0 if addend is None else addend.double())
+        found = kernels.largest_column(rows, packed)
+        assert found.shape == (num_rows,)
+        assert not ((found >= 700) & (found < 800)).any()
+        assert torch.allclose(expected[torch.arange(num_rows), found], expected.amax(-1), rtol=1e-5, atol=1e-5)
+        assert kernels.project(rows, packed).shape == (num_rows, 992)
 
 
 def test_head_norms_and_rotation_are_those_of_transformers(native_folder: Path) -> None:

@@ -70,6 +70,9 @@ class HashModel:
         certain = torch.nn.functional.one_hot(next_token(states), VOCAB_SIZE)
         return certain * 20.0 - scattered / 10
 
+    def most_likely(self, states: torch.Tensor) -> torch.Tensor:
+        return next_token(states)
+
     def label_logits(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return self.logits(states)[:, token_ids]
 

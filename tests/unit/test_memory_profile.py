@@ -72,7 +72,12 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, chunk
         profile = measure_memory(
             engine._model, engine._runner.attention, config, device, graph_share=0.25, graph_bytes=1000
         )
-    assert rows == [("layers", chunk_tokens), ("output layer", min(chunk_tokens, 256))]
+    (name, num_rows), *output_rows = rows
+    assert (name, num_rows) == ("layers", chunk_tokens)
+    most_rows = min(chunk_tokens, 256)
+    drawn, scored = output_rows[:-1], output_rows[-1]
+    assert sum(num_rows for _, num_rows in drawn) == most_rows, "all are drawn from, a part at a time"
+    assert scored == ("output layer", most_rows)
     assert device.log == ["reset", "read", "read", "reset"], "the peak counts from before the step"
     kv_bytes = -(-chunk_tokens // 16) * 16 * engine._model.kv_shape.bytes_per_token
     step = 10**8 - 10**6 - kv_bytes

@@ -9,6 +9,16 @@ from engine.sampler import sample
 VOCAB = 12
 
 
+class Identity:
+    """An output layer for hidden states that are logits already."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.argmax(dim=-1)
+
+
 def request(**parameters: float) -> Request:
     return Request(request_id="a", token_ids=[1], **parameters)
 
@@ -16,13 +26,13 @@ def request(**parameters: float) -> Request:
 def draws(logits: torch.Tensor, count: int, **parameters: float) -> torch.Tensor:
     """How often each token was drawn, over `count` seeds."""
     requests = [request(seed=seed, **parameters) for seed in range(count)]
-    tokens = sample(logits.expand(count, -1), requests, [0] * count)
+    tokens = sample(logits.expand(count, -1), Identity(), requests, [0] * count)
     return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 3.0, 3.0, 1.0]])
-    assert sample(logits, [request(), request()], [0, 0]).tolist() == [1, 0]
+    assert sample(logits, Identity(), [request(), request()], [0, 0]).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -46,14 +56,16 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
 
 def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(2))
-    requests = [request(seed=i, temperature=0.7 + i % 3, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
+    requests = [request(seed=i, temperature=i % 4 * 0.7, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
     positions = [i % 9 for i in range(300)]
-    together = sample(logits, requests, positions)
-    alone = [sample(logits[i : i + 1], requests[i : i + 1], positions[i : i + 1]).item() for i in range(300)]
+    together = sample(logits, Identity(), requests, positions)
+    alone = [
+        sample(logits[i : i + 1], Identity(), requests[i : i + 1], positions[i : i + 1]).item() for i in range(300)
+    ]
     assert together.tolist() == alone
 
 
 def test_positions_draw_from_one_stream_each_its_own_number() -> None:
     logits = torch.zeros(64, 1000)
-    tokens = sample(logits, [request(seed=5, temperature=1.0)] * 64, list(range(64)))
+    tokens = sample(logits, Identity(), [request(seed=5, temperature=1.0)] * 64, list(range(64)))
     assert len(set(tokens.tolist())) > 55

@@ -21,6 +21,16 @@ extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias
 #endif
 }
 
+// The column of the largest product of each row, as for `project_bf16`; the products themselves are not kept.
+extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf16* bias, int64_t* out, int64_t num_rows,
+                                    int64_t num_columns, int64_t depth) {
+#ifdef HAS_AVX512
+  largest_column(x, packed, bias, out, num_rows, num_columns, depth);
+#else
+  (void)x, (void)packed, (void)bias, (void)out, (void)num_rows, (void)num_columns, (void)depth;
+#endif
+}
+
 #define EXPORT(T, suffix)                                                                                             \
   extern "C" void attend_##suffix(const T* query, int64_t query_stride, T* out, const T* keys, const T* values,       \
                                   int num_q_heads, int num_kv_heads, int dim, int block_size, float scale,            \

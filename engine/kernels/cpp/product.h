@@ -7,9 +7,14 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <vector>
+
 namespace {
 
 constexpr int PANEL = 32;  // output columns whose weights lie together
+// How far ahead of their use weights for vectors are fetched: by itself the processor stops at the end of a page.
+constexpr int64_t AHEAD_BYTES = 4096;
+
 constexpr int GROUP = 4;   // panels that 32 rows meet in turn: their output's pages are touched once
 
 // Bytes of input rows that stay in the second-level cache, beside panels and output, while all panels pass.
@@ -18,37 +23,82 @@ inline int64_t chunk_bytes() {
   return (cache_bytes > 0 ? cache_bytes : 1024 * 1024) * 5 / 8;
 }
 
-// One row of a block to the output; a gated panel holds 16 columns of the gate beside the same of the other.
-inline void finish_row(const float* block, const bf16* bias, const bf16* residual, bf16* out, bool is_gated) {
-  __m512 low = _mm512_load_ps(block), high = _mm512_load_ps(block + 16);
-  if (is_gated) {
-    store_16(out, _mm512_mul_ps(silu_16(low), high));
-    return;
-  }
-  if (bias) low = _mm512_add_ps(low, load_16(bias)), high = _mm512_add_ps(high, load_16(bias + 16));
-  if (residual) low = _mm512_add_ps(low, load_16(residual)), high = _mm512_add_ps(high, load_16(residual + 16));
-  _mm512_storeu_si512(out, __m512i(_mm512_cvtne2ps_pbh(high, low)));
-}
+// What becomes of a row of sums for one panel: bias, residual stream and the way to bf16; a gated panel holds 16 columns of
+// the gate beside the same of the other.
+struct ToOutput {
+  const bf16 *bias, *residual;
+  bf16* out;
+  int64_t num_columns;  // of the output and of the residual
+  bool is_gated;
 
-// A block of sums on its way to the output, row by row.
-struct Unfinished {
-  const float* block = nullptr;
-  const bf16 *bias = nullptr, *residual = nullptr;
-  bf16* out = nullptr;
-  int64_t stride = 0;  // of the output and of the residual
-  int row = 0, count = 0;
-  bool is_gated = false;
-
-  void finish(int num_rows) {
-    for (const int end = std::min(count, row + num_rows); row < end; row++)
-      finish_row(block + row * PANEL, bias, residual ? residual + row * stride : nullptr, out + row * stride, is_gated);
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
+    if (is_gated) {
+      store_16(out + row * num_columns + panel * (PANEL / 2), _mm512_mul_ps(silu_16(low), high));
+      return;
+    }
+    const int64_t column = panel * PANEL, at = row * num_columns + column;
+    if (bias) low = _mm512_add_ps(low, load_16(bias + column)), high = _mm512_add_ps(high, load_16(bias + column + 16));
+    if (residual) low = _mm512_add_ps(low, load_16(residual + at)), high = _mm512_add_ps(high, load_16(residual + at + 16));
+    _mm512_storeu_si512(out + at, __m512i(_mm512_cvtne2ps_pbh(high, low)));
   }
 };
 
-// block[r][c] (32 x 32) = 32 rows of x times one panel of weights, [K / 32][2 halves][16 pairs of K][16 columns][2].
+// The largest sum of a row among those that a thread has seen, for each of 16 columns of a panel's halves.
+struct alignas(64) Largest {
+  float value[16];
+  int32_t column[16];
+
+  void clear() {
+    _mm512_store_ps(value, _mm512_set1_ps(-INFINITY));
+    _mm512_store_si512(column, _mm512_setzero_si512());
+  }
+
+  void add(__m512 values, int first_column) {
+    const __mmask16 larger = _mm512_cmp_ps_mask(values, _mm512_load_ps(value), _CMP_GT_OQ);
+    const __m512i columns = _mm512_add_epi32(
+        _mm512_set1_epi32(first_column), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    _mm512_mask_store_ps(value, larger, values);
+    _mm512_mask_store_epi32(column, larger, columns);
+  }
+};
+
+// Keeps the largest of a row of sums, and nothing else.
+struct ToLargest {
+  const bf16* bias;
+  Largest* largest;  // [threads][rows]
+  int64_t num_rows;
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
+    const int64_t column = panel * PANEL;
+    if (bias) low = _mm512_add_ps(low, load_16(bias + column)), high = _mm512_add_ps(high, load_16(bias + column + 16));
+    Largest& best = largest[omp_get_thread_num() * num_rows + row];
+    best.add(low, int(column));
+    best.add(high, int(column) + 16);
+  }
+};
+
+// A block of sums on its way, row by row, to what `finish` makes of it.
+template <typename Finish>
+struct Unfinished {
+  const Finish& finish;
+  const float* block = nullptr;
+  int64_t first_row = 0, panel = 0;
+  int row = 0, count = 0;
+
+  void finish_rows(int num_rows) {
+    for (const int end = std::min(count, row + num_rows); row < end; row++)
+      finish(block + row * PANEL, first_row + row, panel);
+  }
+};
+
+// block[r][c] (32 x 32) = 32 rows of x times one panel of weights, [pairs of K][32 columns][2]: read from end to end, since
+// the processor fetches one stream ahead of its use, and hardly two that alternate.
 // The block before it is finished meanwhile, since tile products leave the vector units idle.
 #ifdef HAS_AMX
-void multiply_tiles(const bf16* x, const bf16* panel, float* block, int64_t depth, Unfinished& before) {
+template <typename Finish>
+void multiply_tiles(const bf16* x, const bf16* panel, float* block, int64_t depth, Unfinished<Finish>& before) {
   const int rows_a_step = int((32 * 32 + depth - 1) / depth);
   _tile_zero(0);
   _tile_zero(1);
@@ -56,16 +106,16 @@ void multiply_tiles(const bf16* x, const bf16* panel, float* block, int64_t dept
   _tile_zero(3);
   for (int64_t k = 0; k < depth; k += 32) {
     _tile_loadd(4, x + k, depth * 2);
-    _tile_loadd(6, panel + k * PANEL, 64);
-    _tile_loadd(7, panel + k * PANEL + 512, 64);
+    _tile_loadd(6, panel + k * PANEL, 128);
+    _tile_loadd(7, panel + k * PANEL + 32, 128);
     _tile_loadd(5, x + 16 * depth + k, depth * 2);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-    before.finish(rows_a_step);
+    before.finish_rows(rows_a_step);
   }
-  before.finish(32);
+  before.finish_rows(32);
   _tile_stored(0, block, PANEL * 4);
   _tile_stored(1, block + 16, PANEL * 4);
   _tile_stored(2, block + 16 * PANEL, PANEL * 4);
@@ -78,24 +128,25 @@ void multiply_vectors(const bf16* x, const bf16* panel, float* block, int64_t de
   by_rows(count, [=](auto rows, int first) {
     RowSums<rows> sums;
     sums.clear();
-    for (int64_t k = 0; k < depth; k += 32) {
+    for (int64_t k = 0; k < depth; k += 2) {
       const bf16* columns = panel + k * PANEL;
-      for (int pair = 0; pair < 16; pair++)
-        sums.add(x + first * depth + k + 2 * pair, depth, columns + pair * 32, columns + 512 + pair * 32);
+      _mm_prefetch((const char*)columns + AHEAD_BYTES, _MM_HINT_T1);
+      _mm_prefetch((const char*)columns + AHEAD_BYTES + 64, _MM_HINT_T1);
+      sums.add(x + first * depth + k, depth, columns, columns + 32);
     }
     sums.store(block + first * PANEL, PANEL);
   });
 }
 
-// out = x times packed weights, + bias, + residual; or silu(gate) * up for gated panels.
-void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out, int64_t num_rows,
-             int64_t num_columns, int64_t depth, bool is_gated) {
+// finish(sums, row, panel) for every row of x times every panel of weights, on all threads.
+template <typename Finish>
+void multiply(const bf16* x, const bf16* packed, int64_t num_rows, int64_t num_columns, int64_t depth, const Finish& finish) {
+  if (num_rows == 0) return;
   const int64_t num_panels = num_columns / PANEL, num_groups = (num_panels + GROUP - 1) / GROUP;
   const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() / (depth * 2));
   int64_t num_chunks = (num_rows + most_rows - 1) / most_rows;
   if (num_rows >= 256) num_chunks = std::max<int64_t>(num_chunks, omp_get_max_threads());
   const int64_t chunk_rows = ((num_rows + num_chunks - 1) / num_chunks + 31) / 32 * 32;
-  const int64_t out_panel = is_gated ? PANEL / 2 : PANEL, out_columns = num_panels * out_panel;
   [[maybe_unused]] const bool use_tiles = tiles_granted();
 #pragma omp parallel
   {
@@ -104,7 +155,7 @@ void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* re
 #endif
     alignas(64) float blocks[2][32 * PANEL];
     int turn = 0;
-    Unfinished before;
+    Unfinished<Finish> before{finish};
 #pragma omp for schedule(static) collapse(2) nowait
     for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
       for (int64_t group = 0; group < num_groups; group++) {
@@ -113,7 +164,6 @@ void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* re
         for (int64_t first = chunk * chunk_rows; first < end; first += 32) {
           const int count = int(std::min<int64_t>(32, end - first));
           for (int64_t p = group * GROUP; p < last_panel; p++) {
-            const int64_t at = first * out_columns + p * out_panel;
             turn ^= 1;
             const bf16 *from = x + first * depth, *panel = packed + p * PANEL * depth;
 #ifdef HAS_AMX
@@ -123,18 +173,46 @@ void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* re
 #endif
             {
               multiply_vectors(from, panel, blocks[turn], depth, count);
-              before.finish(32);
+              before.finish_rows(32);
             }
-            before = {blocks[turn], bias ? bias + p * PANEL : nullptr, residual ? residual + at : nullptr, out + at,
-                      out_columns,  0, count, is_gated};
+            before.block = blocks[turn];
+            before.first_row = first, before.panel = p;
+            before.row = 0, before.count = count;
           }
         }
       }
     }
-    before.finish(32);
+    before.finish_rows(32);
 #ifdef HAS_AMX
     if (use_tiles) _tile_release();
 #endif
+  }
+}
+
+// out = x times packed weights, + bias, + residual; or silu(gate) * up for gated panels.
+void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out, int64_t num_rows,
+             int64_t num_columns, int64_t depth, bool is_gated) {
+  const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
+  multiply(x, packed, num_rows, num_columns, depth, ToOutput{bias, residual, out, out_columns, is_gated});
+}
+
+// out[row] = the column of the largest of x times packed weights, + bias; the first one of several.
+void largest_column(const bf16* x, const bf16* packed, const bf16* bias, int64_t* out, int64_t num_rows,
+                    int64_t num_columns, int64_t depth) {
+  const int num_threads = omp_get_max_threads();
+  std::vector<Largest> largest(num_threads * num_rows);
+  for (Largest& best : largest) best.clear();
+  multiply(x, packed, num_rows, num_columns, depth, ToLargest{bias, largest.data(), num_rows});
+  for (int64_t row = 0; row < num_rows; row++) {
+    float value = -INFINITY;
+    out[row] = 0;
+    for (int thread = 0; thread < num_threads; thread++) {
+      const Largest& best = largest[thread * num_rows + row];
+      for (int lane = 0; lane < 16; lane++) {
+        if (best.value[lane] > value || (best.value[lane] == value && best.column[lane] < out[row]))
+          value = best.value[lane], out[row] = best.column[lane];
+      }
+    }
   }
 }
 
