@@ -4,4 +4,4 @@
 -- identifiers: {table}, {column}
 -- parameters: none
 
-alter table {table} add column if not exists {column double}
+alter table {table} add column if not exists {column timestamptz}
