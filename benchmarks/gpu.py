@@ -1,14 +1,14 @@
 """The GPU of a measurement: which it is, its versions, its own ceilings, and how time is taken on it."""
 
 import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import triton
+
+from benchmarks.machine import commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,6 @@ def require_gpu(program: str) -> GpuRun:
         commit=commit(),
         num_processors=properties.multi_processor_count,
     )
-
-
-def commit() -> str:
-    """The repository's commit, with "+" where the working tree differs from it; "unknown" outside a repository."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() or "unknown"
 
 
 def median_us(call: Callable[[], object], *, warmup_ms: int = 50, run_ms: int = 200) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory, load of others, Python and the repository's commit ("+": the tree differs from it)."""
+    """Processor, cores, memory, load of others, Python, and the repository's commit."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
@@ -19,7 +19,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "load_average_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -29,7 +29,8 @@ def describe_command(module: str, command_line: Sequence[str]) -> str:
     return shlex.join(["python", "-m", module, *names])
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The repository's commit, with "+" where the working tree differs from it; "unknown" outside a repository."""
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
         cwd=Path(__file__).parent, capture_output=True, text=True, check=False,

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 from benchmarks.paper_parts.disaggregation import disaggregation
-from benchmarks.paper_parts.lab import Lab, WrongAnswerError
+from benchmarks.paper_parts.lab import Lab
 from benchmarks.paper_parts.notes import measured_notes, simulated_notes
 from benchmarks.paper_parts.page import render_page
 from benchmarks.paper_parts.prepacking import prepacking
@@ -33,6 +33,8 @@ from benchmarks.paper_parts.table import Table
 from benchmarks.paper_parts.throughput import measured_throughput, simulated_throughput
 from benchmarks.paper_parts.token_batching import token_batching
 from benchmarks.random_model import write_checkpoint
+from benchmarks.result_file import write_result
+from benchmarks.wrong_answer import WrongAnswerError
 from engine.checkpoint import resolve_checkpoint
 from engine.errors import BatchloomError
 
@@ -104,8 +106,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
                 "versions": {package: version(package) for package in ("torch", "transformers", "numpy")},
                 "table": asdict(table),
             }
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+            write_result(arguments.out, results)
             print(f"{name}: {len(table.rows)} rows after {time.perf_counter() - started:.0f} s", flush=True)
     return 1 if failed else 0
 

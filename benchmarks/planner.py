@@ -12,15 +12,13 @@ for the sort's logarithm.
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +26,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.machine import describe_machine
+from benchmarks.peak_memory import peak_resident_gb
+from benchmarks.result_file import write_result
+from benchmarks.wrong_answer import WrongAnswerError
 from engine.plan import PlanTable, PrefixGroup, SharingStats, plan_prefix_groups, plan_token_table
 from engine.shared_runs import plan_shared_runs
 from engine.sharing_stats import measure_sharing
@@ -35,10 +37,6 @@ from engine.sharing_stats import measure_sharing
 SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS, VOCAB_SIZE = 7, 1100, 400, 32_000
 BLOCK_SIZE = 16
 Result = TypeVar("Result")
-
-
-class WrongAnswerError(Exception):
-    """A plan is not what its input must give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,33 +197,6 @@ def measure_scale(num_requests: int) -> dict[str, Any]:
     }
 
 
-def peak_resident_gb() -> float:
-    """Of this process image; unlike ru_maxrss it does not carry over what the parent had."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / 1e9
-    raise OSError("/proc/self/status has no VmHWM line: peak memory can be measured on Linux only")
-
-
-def describe_machine() -> dict[str, Any]:
-    cpu = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    git = ["git", "-C", str(Path(__file__).parent)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run([*git, "status", "--porcelain", "engine"], capture_output=True, text=True, check=False)
-    return {
-        "cpu": cpu[0] if cpu else platform.processor(),
-        "num_cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "load_average_before": round(os.getloadavg()[0], 2),  # of others: times mean little much above 0
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
-        "is_engine_changed_since_commit": bool(changed.stdout.strip()),
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/planner.json")
@@ -246,6 +217,7 @@ def main() -> int:
     report = {
         "benchmark": "planner",
         "machine": machine,
+        "versions": {"numpy": version("numpy")},
         "case_1": case_1,
         "two_levels": two_levels,
         "scale": scale,
@@ -257,11 +229,9 @@ def main() -> int:
             "CPU time per request grows by less than half": growth < 1.5,
         },
     }
-    text = json.dumps(report, indent=2)
-    print(text)
+    print(json.dumps(report, indent=1))
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text + "\n")
+        write_result(arguments.out, report)
     return 0
 
 

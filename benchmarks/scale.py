@@ -32,7 +32,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.machine import describe_machine
-from benchmarks.planner import WrongAnswerError, peak_resident_gb
+from benchmarks.peak_memory import peak_resident_gb
+from benchmarks.result_file import write_result
+from benchmarks.wrong_answer import WrongAnswerError
 from engine.checkpoint import resolve_checkpoint
 from flows.demo import find_demo_model
 from tasks.artifact import describe_parquet
@@ -222,11 +224,9 @@ def main() -> int:
             "CPU time per request grows by less than half": max(growth.values()) < 1.5,
         },
     }
-    text = json.dumps(report, indent=2)
-    print(text)
+    print(json.dumps(report, indent=1))
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text + "\n")
+        write_result(arguments.out, report)
     return 0
 
 

@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_folder import VALUE_BYTES, read_model_shape
+from benchmarks.model_folder import read_model_shape
 from benchmarks.paper_parts.case_workload import longest_tokens
 from benchmarks.paper_parts.configurations import Settings
+from benchmarks.wrong_answer import WrongAnswerError
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
 
 NUM_GATE_REQUESTS, MOST_GATE_TOKENS = 8, 8
 NUM_WARM_UP_REQUESTS = 2
-
-
-class WrongAnswerError(Exception):
-    """A configuration answers otherwise than the first one; so there are no figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +125,7 @@ class Lab:
         return Engine.load(self._model, self._config(trial.settings, dtype, trial.kv_tokens))
 
     def _config(self, settings: Settings, dtype: str, kv_tokens: int) -> EngineConfig:
-        kv_bytes = kv_tokens * self.shape.kv_bytes_per_token // self.shape.value_bytes * VALUE_BYTES[dtype]
+        kv_bytes = kv_tokens * read_model_shape(self._model, dtype).kv_bytes_per_token
         fixed: dict[str, Any] = {"dtype": dtype, "device": "cpu", "num_threads": self.num_threads, "compile": "never"}
         return EngineConfig(**{**fixed, **settings, "kv_memory_bytes": kv_bytes})
 

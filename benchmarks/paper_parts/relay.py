@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.attention_batches import GroupSize, make_batch
-from benchmarks.paper_parts.lab import WrongAnswerError
 from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.wrong_answer import WrongAnswerError
 from engine.checkpoint import cache_folder
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.native import NativeKernels, NativeWork

@@ -18,7 +18,7 @@ MOST_GROWTH_MB = 300
 
 STAGES = """
 import sys
-from benchmarks.planner import peak_resident_gb
+from benchmarks.peak_memory import peak_resident_gb
 from tasks.artifact import describe_parquet
 from tasks.partition import read_partition
 from tasks.plan_prefix import read_plan_summary, write_plan

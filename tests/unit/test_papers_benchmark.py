@@ -13,9 +13,10 @@ from benchmarks import papers
 from benchmarks.paper_parts import disaggregation, notes, prepacking, relay, throughput
 from benchmarks.paper_parts.case_workload import CASE_1, CASE_2
 from benchmarks.paper_parts.configurations import simulated_config
-from benchmarks.paper_parts.lab import Lab, Trial, WrongAnswerError
+from benchmarks.paper_parts.lab import Lab, Trial
 from benchmarks.paper_parts.simulated import A100
 from benchmarks.random_model import SHAPES, write_checkpoint
+from benchmarks.wrong_answer import WrongAnswerError
 from engine import plan_prefix_groups
 from engine.sharing_stats import measure_sharing
 
