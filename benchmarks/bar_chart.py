@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from html import escape
 
-COLOURS = ("#1f6f54", "#c4642d", "#4f6fa8", "#8a6fb0", "#a08b3c", "#777777")
+from benchmarks.svg_file import COLOURS, svg_file
+
 LABEL_WIDTH, BAR_WIDTH, VALUE_WIDTH = 190, 430, 90
 BAR_HEIGHT, GAP = 13, 12
 
@@ -31,11 +32,4 @@ def bar_chart(title: str, groups: Mapping[str, Mapping[str, float]], unit: str) 
             y += BAR_HEIGHT
         y += GAP
     width = max(LABEL_WIDTH + BAR_WIDTH + VALUE_WIDTH, 10 + 118 * len(names))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y:.0f}" font-family="sans-serif" '
-        f'font-size="11" role="img" aria-label="{escape(title)}">\n'
-        f'<rect width="100%" height="100%" fill="white"/>\n'
-        f'<text x="10" y="16" font-size="13" font-weight="bold">{escape(title)} ({escape(unit)})</text>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    return svg_file(title, f"{title} ({unit})", parts, width=width, height=y)

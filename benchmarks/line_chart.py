@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from benchmarks.bar_chart import COLOURS
+from benchmarks.svg_file import COLOURS, svg_file
 from tasks.report_page.scale import Scale
 
 WIDTH, HEIGHT = 710, 342
@@ -41,14 +41,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str, y_label: 
             parts += [
                 f'<circle cx="{x.at(at):.1f}" cy="{y.at(value):.1f}" r="3" fill="{colour}"/>' for at, value in points
             ]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="11" role="img" aria-label="{escape(title)}">\n'
-        f'<rect width="100%" height="100%" fill="white"/>\n'
-        f'<text x="10" y="16" font-size="13" font-weight="bold">{escape(title)}</text>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    return svg_file(title, title, parts, width=WIDTH, height=HEIGHT)
 
 
 def _base(name: str, series: Mapping[str, Points]) -> str:

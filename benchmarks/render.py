@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bar_chart import bar_chart
+from benchmarks.generated_part import replace_generated
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- end-to-end: generated -->", "<!-- end-to-end: end -->"
 GIB = 2**30
 
 
@@ -128,11 +128,6 @@ def render(results: Path, document: Path) -> None:
     Raises:
         ValueError: the document lacks the markers.
     """
-    text = document.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{document} must hold the lines {BEGIN!r} and {END!r}")
     lines = [""]
     for file in sorted(results.glob("end_to_end*.json")):
         found = json.loads(file.read_text())
@@ -140,7 +135,7 @@ def render(results: Path, document: Path) -> None:
         (document.parent / f"{file.stem}.svg").write_text(render_plot(found))
     for file in sorted(results.glob("flow_run*.json")):
         lines += render_flow_run(json.loads(file.read_text()))
-    document.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"{end}{after}")
+    document.write_text(replace_generated(document.read_text(), "end-to-end", lines))
 
 
 def main(command_line: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bar_chart import bar_chart
+from benchmarks.generated_part import replace_generated
 from benchmarks.line_chart import line_chart
 
 
@@ -16,12 +17,7 @@ def render_page(results: Mapping[str, Any], document: Path) -> None:
     """
     text = document.read_text()
     for name, found in results["tables"].items():
-        begin, end = f"<!-- {name}: generated -->", f"<!-- {name}: end -->"
-        before, is_found, rest = text.partition(begin)
-        _, is_ended, after = rest.partition(end)
-        if not is_found or not is_ended:
-            raise ValueError(f"{document} must hold the lines {begin!r} and {end!r}")
-        text = f"{before}{begin}\n" + "\n".join(_lines(name, found)) + f"\n{end}{after}"
+        text = replace_generated(text, name, _lines(name, found))
         for plot in found["table"]["plots"]:
             (document.parent / _file(name, plot)).write_text(_draw(plot))
     document.write_text(text)

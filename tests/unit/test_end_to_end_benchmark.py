@@ -86,7 +86,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
         assert set(workload["batchloom_over"]) == {"transformers-padded"}
 
     document = tmp_path / "measurements.md"
-    document.write_text(f"# Before\n{render.BEGIN}\nold\n{render.END}\nAfter\n")
+    document.write_text("# Before\n<!-- end-to-end: generated -->\nold\n<!-- end-to-end: end -->\nAfter\n")
     render.render(out.parent, document)
     text = document.read_text()
     assert text.startswith("# Before\n")
