@@ -1,7 +1,7 @@
 """A batch of prompts with known sharing: groups of prompts below one prefix, in the order of a table's rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,10 +81,7 @@ class Batch:
     def first(self, num_groups: int, num_members: int) -> "Batch":
         """A small part of it, for comparing answers."""
         groups = [Group(prefix=group.prefix, own=group.own[:num_members]) for group in self.groups[:num_groups]]
-        return Batch(
-            name=self.name, shape=self.shape, groups=groups, num_output_tokens=self.num_output_tokens,
-            labels=self.labels, vocab_size=self.vocab_size,
-        )  # fmt: skip
+        return replace(self, groups=groups)
 
 
 def random_groups(

@@ -80,11 +80,8 @@ def case_2(name: str, sizes: Sizes) -> Batch:
 
 def scoring(name: str, sizes: Sizes) -> Batch:
     """Case 2 without writing: two labels are scored after each prompt."""
-    batch = _varied(name, sizes, prefix_tokens=770, own_tokens=978, degree=11.36, num_output_tokens=1)
-    return Batch(
-        name=name, shape=batch.shape.replace("1 new token", "two labels scored"), groups=batch.groups,
-        num_output_tokens=1, labels=[sizes.vocab_size // 3, sizes.vocab_size // 2], vocab_size=sizes.vocab_size,
-    )  # fmt: skip
+    labels = (sizes.vocab_size // 3, sizes.vocab_size // 2)
+    return _varied(name, sizes, prefix_tokens=770, own_tokens=978, degree=11.36, num_output_tokens=1, labels=labels)
 
 
 def control(name: str, sizes: Sizes) -> Batch:
@@ -101,7 +98,14 @@ def micro(name: str, sizes: Sizes) -> Batch:
 
 
 def _varied(
-    name: str, sizes: Sizes, *, prefix_tokens: int, own_tokens: int, degree: float, num_output_tokens: int
+    name: str,
+    sizes: Sizes,
+    *,
+    prefix_tokens: int,
+    own_tokens: int,
+    degree: float,
+    num_output_tokens: int,
+    labels: tuple[int, ...] = (),
 ) -> Batch:
     """Lengths vary by a quarter to both sides of the mean; degrees are the two whole numbers around theirs."""
     rng = np.random.default_rng(5)
@@ -113,12 +117,18 @@ def _varied(
         return int(rng.integers(math.ceil(mean * 0.75), math.floor(mean * 1.25) + 1))
 
     lengths = [(around(prefix_tokens), [around(own_tokens) for _ in range(count)]) for count in degrees]
-    return _random_batch(name, sizes, lengths, _scaled(num_output_tokens, sizes))
+    return _random_batch(name, sizes, lengths, _scaled(num_output_tokens, sizes), labels)
 
 
-def _random_batch(name: str, sizes: Sizes, lengths: list[tuple[int, list[int]]], num_output_tokens: int) -> Batch:
+def _random_batch(
+    name: str,
+    sizes: Sizes,
+    lengths: list[tuple[int, list[int]]],
+    num_output_tokens: int,
+    labels: tuple[int, ...] = (),
+) -> Batch:
     groups = random_groups(np.random.default_rng(7), lengths, sizes.vocab_size)
-    return _batch(name, groups, num_output_tokens, sizes.vocab_size)
+    return _batch(name, groups, num_output_tokens, sizes.vocab_size, labels)
 
 
 def _batch(

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.paper_parts.configurations import Settings, simulated_config
+from benchmarks.paper_parts.configurations import WHOLE, Settings, simulated_config
 from benchmarks.paper_parts.simulated import A100, Place
 from benchmarks.paper_parts.table import Cell, Plot, Table
 from engine import Request
-from engine.device import DEVICES
-from engine.roofline import Roofline, StepWork
+from engine.roofline import StepWork
 
 PROMPT_TOKENS = (256, 1024, 4096)
 ANSWER_TOKENS = (10, 50, 100, 500)
@@ -100,10 +99,9 @@ def measure_split(place: Place, num_prompt: int, num_answer: int) -> Split:
         for number in range(NUM_REQUESTS)
     ]  # fmt: skip
     chunked = place.run(requests, simulated_config(ALONE))
-    whole = place.run(requests, simulated_config({**ALONE, "prefill": "whole", "chunk_tokens": 8192}))
-    roofline = Roofline(place.shape, DEVICES[place.device], "bfloat16")
-    num_together = max(1, 2048 // num_prompt)
-    prefill = roofline.cost(
+    whole = place.run(requests, simulated_config({**ALONE, **WHOLE}))
+    num_together = max(1, chunked.chunk_tokens // num_prompt)
+    prefill = place.roofline.cost(
         StepWork(
             num_rows=num_together * num_prompt,
             num_output_rows=num_together,
@@ -114,7 +112,7 @@ def measure_split(place: Place, num_prompt: int, num_answer: int) -> Split:
     kv_bytes = place.shape.kv_bytes_per_token
     num_decoding = max(1, place.kv_bytes // (kv_bytes * (num_prompt + num_answer)))
     num_seen = num_decoding * (num_prompt + num_answer // 2)
-    decode = roofline.cost(
+    decode = place.roofline.cost(
         StepWork(
             num_rows=num_decoding,
             num_output_rows=num_decoding,

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.attention_batches import GroupSize, make_batch
 from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.relay_model import equation_10
 from benchmarks.wrong_answer import WrongAnswerError
 from engine.checkpoint import cache_folder
 from engine.kernels.attention_batch import AttentionBatch
@@ -68,11 +69,6 @@ class Step:
         return kernels.attend(self.query, self.k_cache, self.v_cache, work, scale=HEAD_DIM**-0.5)
 
 
-def equation_10(num_requests: int, prefix_tokens: int) -> float:
-    """The speed-up by elements moved."""
-    return (prefix_tokens + OWN_TOKENS + 2) / (prefix_tokens / num_requests + OWN_TOKENS + 7)
-
-
 def relay(num_threads: int) -> Table:
     """Every batch size at every prefix length.
 
@@ -86,7 +82,7 @@ def relay(num_threads: int) -> Table:
     for num_requests in BATCH_SIZES:
         for prefix_tokens in PREFIX_TOKENS:
             shared_ms, copied_ms = _measure(num_requests, prefix_tokens)
-            predicted = equation_10(num_requests, prefix_tokens)
+            predicted = equation_10(num_requests, prefix_tokens, OWN_TOKENS)
             print(f"  batch {num_requests}, prefix {prefix_tokens}: {copied_ms / shared_ms:.2f}", flush=True)
             rows.append(
                 [

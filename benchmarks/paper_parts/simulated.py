@@ -45,6 +45,10 @@ class Place:
         memory_bytes = DEVICES[self.device].memory_bytes
         return kv_budget_bytes(memory_bytes, self.shape.weight_bytes, memory_fraction=MEMORY_FRACTION)
 
+    @property
+    def roofline(self) -> Roofline:
+        return Roofline(self.shape, DEVICES[self.device], "bfloat16")
+
     def run(self, requests: Sequence[Request], config: EngineConfig, *, kv_bytes: int | None = None) -> "SimulatedRun":
         """The requests through one configuration, with the whole device's KV memory or less."""
         block_bytes = config.block_size * self.shape.kv_bytes_per_token
@@ -55,7 +59,7 @@ class Place:
                 num_answer_tokens=max(request.max_new_tokens for request in requests),
                 num_kv_blocks=(self.kv_bytes if kv_bytes is None else kv_bytes) // block_bytes,
                 config=config,
-                roofline=Roofline(self.shape, DEVICES[self.device], "bfloat16"),
+                roofline=self.roofline,
             )
         )
         return SimulatedRun(

@@ -15,7 +15,7 @@ STEPS: Sequence[tuple[str, Settings]] = (
     ("both", {"output_reserve": 0.0}),
     ("both, room kept for answers (default)", {}),
 )
-SHARINGS: Settings = {"none": "without sharing", "group": "with sharing"}
+SHARINGS = {"none": "without sharing", "group": "with sharing"}
 NUM_POINTS = 240
 
 

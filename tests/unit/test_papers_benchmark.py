@@ -16,6 +16,7 @@ from benchmarks.paper_parts.configurations import simulated_config
 from benchmarks.paper_parts.lab import Lab, Trial
 from benchmarks.paper_parts.simulated import A100
 from benchmarks.random_model import SHAPES, write_checkpoint
+from benchmarks.relay_model import equation_10
 from benchmarks.wrong_answer import WrongAnswerError
 from engine import plan_prefix_groups
 from engine.sharing_stats import measure_sharing
@@ -59,8 +60,8 @@ def test_layouts_of_prompts() -> None:
 
 def test_equation_10_is_the_ratio_of_elements_moved() -> None:
     """Eq. 8 over Eq. 9, with the embedding dimension cancelled."""
-    b, s, c = 8, 1024, relay.OWN_TOKENS
-    assert relay.equation_10(b, s) == pytest.approx((2 * b + b * (s + c)) / (2 * b + s + 2 * b + b * c + 3 * b))
+    b, s, c = 8, 1024, 128
+    assert equation_10(b, s, c) == pytest.approx((2 * b + b * (s + c)) / (2 * b + s + 2 * b + b * c + 3 * b))
 
 
 def test_a_shared_prefix_and_copies_of_it_hold_the_same() -> None:
