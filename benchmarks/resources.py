@@ -20,18 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from engine.kernels import fused, merge, write_kv
+from benchmarks.cross_compile import TARGETS, compile_attention, compile_merge, compile_write_kv
 from engine.kernels.tuned import CONFIG_FOLDER, Launch, load_tuned
-
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "gfx90a": GPUTarget("hip", "gfx90a", 64),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,97 +93,6 @@ class Resources:
         if not self.programs_per_processor:
             found.append("does not fit a processor")
         return found
-
-
-def compile_kernel(
-    kernel: Any,
-    architecture: str,
-    *,
-    dtypes: Mapping[str, str],
-    constants: Mapping[str, Any],
-    num_warps: int,
-    num_stages: int,
-    options: Mapping[str, Any],
-) -> Any:
-    """Compiles a jit function as its launcher would have it compiled: pointers, strides and offsets in units of 16.
-
-    Args:
-        dtypes: of the arguments that are neither strides nor constants, "*bf16" for a pointer.
-    """
-    signature, attributes = {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-            continue
-        is_step = name.startswith("stride") or name.endswith("_at")
-        signature[name] = "i32" if is_step else dtypes[name]
-        if is_step or signature[name].startswith("*"):
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, dict(constants), attributes)
-    chosen = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True, **options}
-    return triton.compile(source, target=TARGETS[architecture], options=chosen)
-
-
-def compile_attention(
-    architecture: str,
-    launch: Launch,
-    *,
-    element: str = "bf16",
-    head_dim: int,
-    group_size: int = 4,
-    block_size: int = 16,
-    has_window: bool = False,
-    has_cap: bool = False,
-    is_merging: bool = True,
-) -> Any:
-    """The attention kernel of one launch, as Triton's compiled object."""
-    tensors = dict.fromkeys(("out", "query", "key_cache", "value_cache"), f"*{element}")
-    others = {"work": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "counters": "*i32"}
-    return compile_kernel(
-        fused._attention_kernel,
-        architecture,
-        dtypes=tensors | others | {"scale": "fp32", "cap": "fp32", "window": "i32"},
-        constants={
-            "NUM_KV_HEADS": 8,
-            "GROUP_SIZE": group_size,
-            "HEAD_DIM": head_dim,
-            "HEAD_DIM_PADDED": triton.next_power_of_2(head_dim),
-            "BLOCK_SIZE": block_size,
-            "NARROW_M": launch.narrow.rows,
-            "NARROW_N": launch.narrow.tokens,
-            "WIDE_M": launch.wide.rows if launch.wide else 0,
-            "WIDE_N": launch.wide.tokens if launch.wide else 0,
-            "HAS_WINDOW": has_window,
-            "HAS_CAP": has_cap,
-            "WIDENS_DOT": False,
-            "IS_MERGING": is_merging,
-            "IS_AMD": TARGETS[architecture].backend == "hip",
-        },
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        options=launch.options,
-    )
-
-
-def compile_merge(architecture: str) -> Any:
-    """Relay's merge kernel."""
-    pointers = {"out": "*bf16", "partial_out": "*fp32", "partial_lse": "*fp32", "rows": "*i32", "num_pairs": "i32"}
-    constants = {"NUM_Q_HEADS": 32, "HEAD_DIM": 128, "M": 16}
-    return compile_kernel(
-        merge._merge_kernel, architecture, dtypes=pointers, constants=constants, num_warps=4, num_stages=2, options={}
-    )
-
-
-def compile_write_kv(architecture: str) -> Any:
-    """The kernel that writes keys and values."""
-    pointers = dict.fromkeys(("key", "value", "key_cache", "value_cache"), "*bf16")
-    constants = {
-        "NUM_KV_HEADS": 8, "NUM_KV_HEADS_PADDED": 8, "HEAD_DIM": 128, "HEAD_DIM_PADDED": 128, "BLOCK_SIZE": 16,
-    }  # fmt: skip
-    return compile_kernel(
-        write_kv._write_kv_kernel, architecture, dtypes=pointers | {"slots": "*i64"}, constants=constants,
-        num_warps=4, num_stages=2, options={},
-    )  # fmt: skip
 
 
 def resources_of(name: str, architecture: str, compiled: Any) -> Resources:

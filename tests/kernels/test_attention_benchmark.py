@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import attention
+from benchmarks.relay_model import equation_10
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,10 +49,8 @@ def test_the_grid_is_fig_8_s() -> None:
 
 def test_equation_10() -> None:
     """RelayAttention Fig. 6: no gain for one request, and towards (s + c) / (s / b + c) for long prompts."""
-    case = attention.Case(model="Qwen2-7B", prefix_len=4096, own_len=128, num_members=1, num_decode=32, num_prefill=0,
-                          prefill_rows=1)  # fmt: skip
-    assert case.relay_equation_10() < 1
-    assert replace(case, num_members=32).relay_equation_10() == pytest.approx(4226 / 263)
+    assert equation_10(1, 4096, 128) < 1
+    assert equation_10(32, 4096, 128) == pytest.approx(4226 / 263)
 
 
 def test_a_wrong_result_of_ours_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

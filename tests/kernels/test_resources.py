@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import resources
+from benchmarks.cross_compile import TARGETS
 from engine.kernels.tuned import load_tuned
 
 ROOT = Path(__file__).parents[2]
 RUNS = [
-    *((architecture, "shipped") for architecture in resources.TARGETS),
+    *((architecture, "shipped") for architecture in TARGETS),
     *((architecture, every) for every in ("default", "variants") for architecture in ("sm_90", "gfx90a")),
 ]
 
@@ -61,7 +62,7 @@ def test_fits_without_spills(reports: dict[tuple[str, str], list[dict]], run: tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", resources.TARGETS)
+@pytest.mark.parametrize("architecture", TARGETS)
 def test_configurations_count_the_programs_that_fit(
     reports: dict[tuple[str, str], list[dict]], architecture: str
 ) -> None:
@@ -117,9 +118,10 @@ class TestMergeInsideTheLaunch:
     @staticmethod
     def _steps(cache: Path, architecture: str, kind: str, pattern: str) -> list[str]:
         program = (
-            "import sys; from benchmarks import resources as r; from engine.kernels.tuned import load_tuned; "
+            "import sys; from benchmarks.cross_compile import compile_attention; "
+            "from engine.kernels.tuned import load_tuned; "
             "launch = load_tuned(sys.argv[1], element_bits=16, head_dim=64).launches[0]; "
-            "print(r.compile_attention(sys.argv[1], launch, head_dim=64).asm[sys.argv[2]])"
+            "print(compile_attention(sys.argv[1], launch, head_dim=64).asm[sys.argv[2]])"
         )
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         environment["TRITON_CACHE_DIR"] = str(cache)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import tune
+from benchmarks.data_sheet import DATA_SHEETS, estimate_costs
+from benchmarks.least_squares import non_negative_least_squares
 from engine.kernels import tuned
 from engine.kernels.tuned import ARCHITECTURES, load_tuned
 
@@ -57,20 +59,20 @@ def test_written_costs_are_found_again_by_the_fit() -> None:
     random = np.random.default_rng(0)
     features = random.uniform(0, 100, (24, 5))
     costs = np.array([2.0, 0.0, 0.5, 3.0, 0.01])
-    np.testing.assert_allclose(tune.non_negative_least_squares(features, features @ costs), costs, atol=1e-8)
+    np.testing.assert_allclose(non_negative_least_squares(features, features @ costs), costs, atol=1e-8)
     noisy = features @ costs * random.uniform(0.98, 1.02, 24)
-    found = tune.non_negative_least_squares(features, noisy)
+    found = non_negative_least_squares(features, noisy)
     assert (found >= 0).all()
     np.testing.assert_allclose(features @ found, features @ costs, rtol=0.03)
 
 
 def test_estimates_grow_with_what_a_tile_moves() -> None:
     launch = load_tuned("sm_90", element_bits=16, head_dim=128).launches[0]
-    sheet = tune.DATA_SHEETS["sm_90"]
-    small, large = (tune.estimate_costs(launch, sheet, 16, head_dim).narrow for head_dim in (64, 256))
+    sheet = DATA_SHEETS["sm_90"]
+    small, large = (estimate_costs(launch, sheet, 16, head_dim).narrow for head_dim in (64, 256))
     assert large.kilotoken_us > 2 * small.kilotoken_us
     slower = replace(sheet, memory_gb_s=sheet.memory_gb_s / 4)
-    assert tune.estimate_costs(launch, slower, 16, 64).narrow.kilotoken_us > small.kilotoken_us
+    assert estimate_costs(launch, slower, 16, 64).narrow.kilotoken_us > small.kilotoken_us
 
 
 def test_tuning_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
