@@ -12,42 +12,13 @@ import pytest
 
 from tasks.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.database import connect
+from tasks.part import PART_SCHEMA, STEPS_SCHEMA
 from tasks.read import ReadResult, read_requests
 from tasks.run_folder import RunRecord, create_run_folder, new_run_id
 from tasks.schema import create_schema
+from tasks.tokenize import TOKENS_SCHEMA
 from tasks.workload import Workload, load_workload
 from tasks.write import WriteResult, write_answers
-
-TOKENS = pa.schema([("row_id", pa.int64()), ("token_ids", pa.list_(pa.int32())), ("error", pa.string())])
-PART = pa.schema(
-    [
-        ("row_id", pa.int64()),
-        ("answer", pa.string()),
-        ("score", pa.float64()),
-        ("label", pa.string()),
-        ("label_logprobs", pa.list_(pa.float64())),
-        ("token_ids", pa.list_(pa.int32())),
-        ("finish_reason", pa.string()),
-        ("error", pa.string()),
-        ("num_prompt_tokens", pa.int32()),
-        ("num_cached_tokens", pa.int32()),
-        ("num_output_tokens", pa.int32()),
-        ("compute_ms", pa.float64()),
-        ("prefix_group", pa.int64()),
-    ]
-)
-STEP_COUNTS = ("decode_tokens", "suffix_tokens", "prefix_tokens")
-STEP_COUNTS += ("kv_blocks_used", "prefix_kv_blocks", "request_kv_blocks")
-STEP_COUNTS += ("cached_kv_blocks", "kv_blocks_total")
-STEP_COUNTS += ("running_requests", "waiting_requests", "finished_requests", "preempted_requests")
-STEPS = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("step", pa.int64()),
-        *((f"num_{name}", pa.int64()) for name in STEP_COUNTS),
-        ("duration_ms", pa.float64()),
-    ]
-)
 
 Row = dict[str, Any]
 Answer = Callable[[Row], Row | None]
@@ -123,7 +94,9 @@ class Night:
         with open_parquet(read.requests) as file:
             rows = file.read().to_pylist()
         errors = {row["row_id"]: row["error"] or ("prompt too long" if too_long(row) else None) for row in rows}
-        tokens = [{"row_id": row_id, "token_ids": [], "error": error} for row_id, error in errors.items()]
+        tokens = [
+            {"row_id": row_id, "token_ids": [], "error": error, "priority": 0} for row_id, error in errors.items()
+        ]
         counts = {"num_prompt_tokens": 10, "num_cached_tokens": 4, "num_output_tokens": 2, "token_ids": [1, 2]}
         counts |= {"compute_ms": 2.5, "prefix_group": 0}
         answers = []
@@ -131,18 +104,18 @@ class Night:
             given = answer(row) if errors[row["row_id"]] is None else None
             if given is not None:
                 answers.append({"row_id": row["row_id"], **counts, **given})
-        step = {field.name: 1 for field in STEPS}
+        step = {field.name: 1 for field in STEPS_SCHEMA} | {"worker": "host-1", "started_at": datetime.now(UTC)}
         return Run(
             database=self.path,
             workload=chosen,
             record=run,
             read=read,
-            tokens=write_rows(folder / "tokens.parquet", TOKENS, tokens),
+            tokens=write_rows(folder / "tokens.parquet", TOKENS_SCHEMA, tokens),
             parts=[
-                write_rows(folder / "parts" / f"part-{number:05}.parquet", PART, answers[number::num_parts])
+                write_rows(folder / "parts" / f"part-{number:05}.parquet", PART_SCHEMA, answers[number::num_parts])
                 for number in range(num_parts)
             ],
-            steps=[write_rows(folder / "steps" / "part-00000.parquet", STEPS, [step, step | {"step": 2}])],
+            steps=[write_rows(folder / "steps" / "part-00000.parquet", STEPS_SCHEMA, [step, step | {"step": 2}])],
         )
 
     def run(self, *arguments: Any, **options: Any) -> Run:

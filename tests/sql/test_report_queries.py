@@ -23,6 +23,7 @@ from tasks.workload import load_workload
 
 CHUNK = 100
 SAME = {"partition": 0, "priority": 0, "token_ids": [1]}
+COLUMN_TYPES = "select table_name, column_name, data_type from information_schema.columns order by all"
 CONFIG = {"engine": {"chunk_tokens": CHUNK, "block_size": 16}}
 
 Step = tuple[int, int, int, float]
@@ -313,6 +314,7 @@ def test_groups_are_told_by_what_they_cost(night: Any, tmp_path: Path) -> None:
 
 def test_a_database_and_a_run_of_an_earlier_version(night: Any) -> None:
     """Its tables lack columns: a report reads them all the same, and the next run adds them."""
+    types = night.sql(COLUMN_TYPES)
     first = night.prepare(config=CONFIG)
     for path in (*first.parts, *first.steps):
         table = pq.read_table(path.path)
@@ -342,6 +344,7 @@ def test_a_database_and_a_run_of_an_earlier_version(night: Any) -> None:
 
     second = night.run(full=True, config=CONFIG)
     assert night.sql(f"select {columns} from latest_snippets") == [(2.5, 0)] * 3
+    assert night.sql(COLUMN_TYPES) == types, "as in a database of this version"
     assert read_facts(night, second.record.run_id).bins[0].prefix_kv_blocks_at_max == 1
     assert night.sql("select num_kv_blocks_used, num_prefix_kv_blocks from steps where run_id = 'old'") == [(5, None)]
     night.run("ranking", lambda row: {"score": 0.5, "label": "Yes", "label_logprobs": [0.0], "finish_reason": "scored"})
