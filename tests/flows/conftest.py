@@ -47,6 +47,23 @@ class Nights:
             **parameters,
         )
 
+    @property
+    def inputs(self) -> list[str]:
+        """Options of the command line."""
+        return ["--database", str(self.path), "--model", str(self.model)]
+
+    def add_towers(self, num_towers: int) -> None:
+        """So many documents more, of which every query asks."""
+        with duckdb.connect(str(self.path)) as connection:
+            connection.execute(
+                "insert into documents select 'm' || i, 'Tower ' || i, repeat('A tower. ', 40) || i"
+                " from range(?) as towers (i)",
+                [num_towers],
+            )
+            connection.execute(
+                "insert into snippet_requests select doc_id, query_id from documents, queries where doc_id like 'm%'"
+            )
+
     def answers(self) -> dict[tuple[str, str], tuple[Any, ...]]:
         """What an analyst sees: (doc_id, query_id) to (status, snippet, error)."""
         rows = self.sql("select doc_id, query_id, status, snippet, error from latest_snippets")

@@ -123,7 +123,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "broken.toml").write_text("name = ")
     before = sorted(path.name for path in tmp_path.iterdir())
     given = [option.format(tmp=tmp_path) for option in options]
-    arguments = ["--database", str(nights.path), "--model", str(nights.model), *given]
+    arguments = [*nights.inputs, *given]
     capfd.readouterr()
     assert main(nightly, arguments) in (1, 2)
     errors = capfd.readouterr().err.splitlines()

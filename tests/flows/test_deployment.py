@@ -183,10 +183,7 @@ def test_a_worker_runs_the_deployment(
 def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends_it(
     nights: Any, server: dict[str, str], prefect: Callable[..., str], tmp_path: Path
 ) -> None:
-    nights.sql(
-        "insert into documents select 'm' || i, 'Tower ' || i, repeat('A tower. ', 40) || i from range(40) t (i)"
-    )
-    nights.sql("insert into snippet_requests select doc_id, query_id from documents, queries where doc_id like 'm%'")
+    nights.add_towers(40)
     parameters = {
         "database": str(nights.path),
         "model": str(nights.model),

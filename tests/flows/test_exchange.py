@@ -226,7 +226,7 @@ def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tasks.object_store.PATIENCE_SECONDS", 0.0)
-    command = ["--database", str(nights.path), "--model", str(nights.model), "--workload", "ranking"]
+    command = [*nights.inputs, "--workload", "ranking"]
     night = partial(main, nightly)
     for secret in ("sftp://me:hunter2@host/nights", "simplecache::sftp://me:hunter2@host/", "http://host/?sig=hunter2"):
         assert night([*command, "--exchange", secret]) == 2

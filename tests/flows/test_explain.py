@@ -229,7 +229,7 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
 
 
 def test_the_command_line_prints_a_page_or_json(nights: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--database", str(nights.path), "--model", str(nights.model), "--workload", "snippets"]
+    options = [*nights.inputs, "--workload", "snippets"]
     options += ["--device", "a100", "--dtype", "float32", "--kv-memory", "8MiB"]
     assert main(explain, [*options, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)

@@ -3,8 +3,6 @@
 import json
 import logging
 import os
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelErr
 from flows.settings import EngineSettings
 from tasks.database_lock import hold_database
 from tasks.workload import load_workload
+from tests.flows.worker_watch import lose_step_records, meanwhile
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -273,19 +272,8 @@ def test_rows_that_memory_cannot_hold_are_errors_and_tried_again(nights: Any) ->
 
 
 def test_a_failing_partition_fails_the_run_and_keeps_what_is_finished(nights: Any) -> None:
-    """The folder of step records goes away while the first part is there and others are not."""
-
-    def spoil() -> None:
-        while not (parts := list(nights.runs.glob("*/parts/part-00000.parquet"))):
-            time.sleep(0.001)
-        steps = parts[0].parents[1] / "steps"
-        steps.rename(steps.with_name("gone"))
-
-    spoiler = threading.Thread(target=spoil)
-    spoiler.start()
-    with pytest.raises(ArtifactError, match="steps"):
+    with meanwhile(lambda: lose_step_records(nights.runs)), pytest.raises(ArtifactError, match="steps"):
         nights.run("snippets", partition_tokens=1)
-    spoiler.join()
     ((num_kept,),) = nights.sql("select count(*) from snippets where status = 'ok'")
     assert 3 <= num_kept < 12
     ((status, error, num_unanswered),) = nights.sql("select status, error, num_unanswered from runs")

@@ -25,6 +25,15 @@ from tasks.workload import load_workload
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
+def add_long_documents(nights: Any) -> None:
+    """Enough to rank for a night that is worth predicting."""
+    nights.sql(
+        "insert into documents"
+        " select 'long' || i, 'House ' || i, repeat('house ' || i || ' at night ', 90 + i % 7) from range(100) as d (i)"
+    )
+    nights.sql("insert into ranking_candidates select 'q' || i % 3, 'long' || i from range(100) as d (i)")
+
+
 def read_prediction(nights: Any) -> dict[str, float]:
     ((config,),) = nights.sql("select config from runs order by started_at desc limit 1")
     found: dict[str, float] = json.loads(config).get("prediction", {})
@@ -32,11 +41,7 @@ def read_prediction(nights: Any) -> dict[str, float]:
 
 
 def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
-    nights.sql(
-        "insert into documents"
-        " select 'long' || i, 'House ' || i, repeat('house ' || i || ' at night ', 90 + i % 7) from range(100) as d (i)"
-    )
-    nights.sql("insert into ranking_candidates select 'q' || i % 3, 'long' || i from range(100) as d (i)")
+    add_long_documents(nights)
     engine = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=512)
     nights.run("ranking", engine=engine, partition_tokens=20_000)
     prediction = read_prediction(nights)
@@ -68,11 +73,7 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
 
 def test_engines_side_by_side_are_predicted_and_reported_as_such(nights: Any) -> None:
     """A real night of two processes: who did what, and the longest of them against what was foretold of it."""
-    nights.sql(
-        "insert into documents"
-        " select 'long' || i, 'House ' || i, repeat('house ' || i || ' at night ', 90 + i % 7) from range(100) as d (i)"
-    )
-    nights.sql("insert into ranking_candidates select 'q' || i % 3, 'long' || i from range(100) as d (i)")
+    add_long_documents(nights)
     engine = EngineSettings(dtype="float32", kv_memory="16MiB", chunk_tokens=512, num_threads=2)
     nights.run("ranking", engine=engine, partition_tokens=4_000, machines=WorkerSettings(workers=2))
     prediction = read_prediction(nights)

@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from engine.errors import BatchloomError, ConfigError, DatabaseError
 from tasks.publish import check_target, publish_copy
+from tests.flows.worker_watch import lose_step_records, meanwhile
 
 ROOT = Path(__file__).parents[2]
 READ = """
@@ -57,18 +56,8 @@ def test_readers_see_whole_nights(nights: Any, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("prefect_server")
 def test_a_failed_night_publishes_what_it_finished(nights: Any, tmp_path: Path) -> None:
     copy = tmp_path / "copy.duckdb"
-
-    def spoil() -> None:
-        while not (parts := list(nights.runs.glob("*/parts/part-00000.parquet"))):
-            time.sleep(0.001)
-        steps = parts[0].parents[1] / "steps"
-        steps.rename(steps.with_name("gone"))
-
-    spoiler = threading.Thread(target=spoil)
-    spoiler.start()
-    with pytest.raises(BatchloomError, match="steps"):
+    with meanwhile(lambda: lose_step_records(nights.runs)), pytest.raises(BatchloomError, match="steps"):
         nights.run("snippets", partition_tokens=1, publish=copy)
-    spoiler.join()
     with duckdb.connect(str(copy), read_only=True) as connection:
         ((status, num_ok),) = connection.execute("select status, num_ok from runs").fetchall()
         assert status == "failed"

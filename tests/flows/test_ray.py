@@ -127,12 +127,9 @@ def test_a_cluster_says_for_how_many_engines_it_has_room(cluster: str) -> None:
 def test_a_cluster_that_shares_no_folder_is_stopped_and_the_next_night_goes_on(
     nights: Any, cluster: str, prefect_server: str, tmp_path: Path
 ) -> None:
-    nights.sql(
-        "insert into documents select 'm' || i, 'Tower ' || i, repeat('A tower. ', 40) || i from range(16) t (i)"
-    )
-    nights.sql("insert into snippet_requests select doc_id, query_id from documents, queries where doc_id like 'm%'")
+    nights.add_towers(16)
     store = tmp_path / "store"
-    inputs = ["--database", str(nights.path), "--model", str(nights.model), "--workload", "snippets"]
+    inputs = [*nights.inputs, "--workload", "snippets"]
     options = ["--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128", "--partition-tokens", "1"]
     on_ray = ["--runner", "ray", "--ray-address", cluster, "--exchange", store.as_uri()]
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOCAL_STORAGE_PATH"}

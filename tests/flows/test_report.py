@@ -1,16 +1,11 @@
 """The page of a run in a real browser: what is drawn, that nothing is loaded, that text stays text."""
 
 import logging
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +20,11 @@ from flows.settings import EngineSettings
 from tasks.artifact import describe_parquet
 from tasks.report import report, write_report
 from tasks.run_folder import load_manifest, runs_folder
+from tests.flows.browser import Browser, Node, first_pixel
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-)
 OWNERS = ("prefix", "kv", "quiet")
-VOID_TAGS = frozenset(("meta", "br", "hr", "img", "link", "input"))
 ATTACK = "<script>document.title='broken'</script>"
 ATTACKS = (
     ATTACK,
@@ -49,97 +32,6 @@ ATTACKS = (
     "</style></svg></title>" + ATTACK,
     "&lt;b&gt; \x07",
 )
-
-
-@dataclass
-class Node:
-    """An element of a page as the browser has it."""
-
-    tag: str
-    attributes: dict[str, str]
-    children: list["Node | str"] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(child if isinstance(child, str) else child.text for child in self.children)
-
-    @property
-    def classes(self) -> list[str]:
-        return self.attributes.get("class", "").split()
-
-    def walk(self) -> Iterator["Node"]:
-        yield self
-        for child in self.children:
-            if isinstance(child, Node):
-                yield from child.walk()
-
-    def all(self, tag: str, kind: str | None = None) -> list["Node"]:
-        return [node for node in self.walk() if node.tag == tag and (kind is None or kind in node.classes)]
-
-    def by_id(self, name: str) -> "Node":
-        (found,) = (node for node in self.walk() if node.attributes.get("id") == name)
-        return found
-
-    def cells(self) -> list[list[str]]:
-        """The body of the first table in it."""
-        body = self.all("tbody")[0]
-        return [[cell.text for cell in row.children if isinstance(cell, Node)] for row in body.all("tr")]
-
-
-class TreeBuilder(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.root = Node("document", {})
-        self.open = [self.root]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        node = Node(tag, {name: value or "" for name, value in attrs})
-        self.open[-1].children.append(node)
-        if tag not in VOID_TAGS:
-            self.open.append(node)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop().tag == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data: str) -> None:
-        self.open[-1].children.append(data)
-
-
-@dataclass
-class Browser:
-    """A real browser without a window; each call is a process and a profile of its own."""
-
-    program: str
-    folder: Path
-
-    def run(self, page: Path, *options: str) -> tuple[str, list[str]]:
-        """Its standard output, and what the page wrote to the console, errors of scripts and policies included."""
-        profile = self.folder / f"profile-{len(list(self.folder.glob('profile-*')))}"
-        command = [self.program, *OPTIONS, f"--user-data-dir={profile}", *options, page.as_uri()]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        try:
-            output, log = process.communicate(timeout=90)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        assert process.returncode == 0, log
-        return output, [line for line in log.splitlines() if "CONSOLE" in line]
-
-    def open(self, page: Path) -> tuple[Node, list[str]]:
-        """The page after its scripts have run, and its console."""
-        output, console = self.run(page, "--dump-dom")
-        builder = TreeBuilder()
-        builder.feed(output)
-        builder.close()
-        return builder.root, console
-
-    def take_picture(self, page: Path, *options: str) -> bytes:
-        picture = self.folder / "picture.png"
-        self.run(page, "--window-size=800,600", f"--screenshot={picture}", *options)
-        return picture.read_bytes()
 
 
 @pytest.fixture(scope="session")
@@ -337,17 +229,6 @@ def test_it_is_readable_by_day_and_by_night(nights: Any, browser: Browser, tmp_p
     by_night = browser.take_picture(page, "--blink-settings=preferredColorScheme=0")
     assert first_pixel(by_day) == (245, 246, 249)
     assert first_pixel(by_night) == (17, 20, 27)
-
-
-def first_pixel(png: bytes) -> tuple[int, ...]:
-    """Red, green and blue at the top left, where every filter of PNG leaves them as they are."""
-    data, position = b"", 8
-    while position < len(png):
-        length = int.from_bytes(png[position : position + 4], "big")
-        if png[position + 4 : position + 8] == b"IDAT":
-            data += png[position + 8 : position + 8 + length]
-        position += length + 12
-    return tuple(zlib.decompress(data)[1:4])
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -120,7 +120,7 @@ def test_a_model_that_fails_on_everything_is_not_tried_row_by_row(
 ) -> None:
     nights.sql("insert into queries select 'more' || i, 'Is it ' || i || '?' from range(20) as numbers (i)")
     nights.sql("insert into snippet_requests select doc_id, query_id from documents, queries where query_id like 'm%'")
-    options = ["--database", str(nights.path), "--model", str(nights.model), "--workload", "snippets"]
+    options = [*nights.inputs, "--workload", "snippets"]
     options += ["--dtype", "float32", "--kv-memory", "8MiB", "--retry-delay-seconds", "0"]
     with spoiled(lambda token_ids: RuntimeError(f"no step of {len(token_ids)} works")) as spoiler:
         assert main(nightly, options) == 1
@@ -187,7 +187,7 @@ def test_a_host_without_the_memory_for_kv_takes_less(nights: Any, prefect_server
     """A limit of the operating system, not of ours: 96 GiB of address space are refused, 6 GiB are given."""
     limit = 11 << 30
     options = ["--dtype", "float32", "--kv-memory", "96GiB", "--chunk-tokens", "1024", "--num-threads", "1"]
-    inputs = ["--database", str(nights.path), "--model", str(nights.model), "--workload", "snippets"]
+    inputs = [*nights.inputs, "--workload", "snippets"]
     done = subprocess.run(
         [sys.executable, "-m", "flows.nightly", *inputs, *options],
         cwd=ROOT,

@@ -66,7 +66,7 @@ def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
 def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
     """The command line with two workers, in a process group of its own, once both are at work."""
     options = ["--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128", "--partition-tokens", "400"]
-    inputs = ["--database", str(nights.path), "--model", str(nights.model), "--workload", "snippets"]
+    inputs = [*nights.inputs, "--workload", "snippets"]
     night = subprocess.Popen(
         [sys.executable, "-m", "flows.nightly", *inputs, *options, "--workers", "2"],
         cwd=ROOT,
@@ -87,10 +87,7 @@ def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
 
 @pytest.mark.slow
 def test_workers_end_with_the_night_however_it_ends(nights: Any, prefect_server: str) -> None:
-    nights.sql(
-        "insert into documents select 'm' || i, 'Tower ' || i, repeat('A tower. ', 40) || i from range(60) t (i)"
-    )
-    nights.sql("insert into snippet_requests select doc_id, query_id from documents, queries where doc_id like 'm%'")
+    nights.add_towers(60)
     interrupted = start_night(nights, prefect_server)
     workers = find_workers(interrupted.pid)
     os.killpg(interrupted.pid, signal.SIGINT)
@@ -159,6 +156,5 @@ def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cluster_decides_how_many_workers_it_has(nights: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    inputs = ["--database", str(nights.path), "--model", str(nights.model)]
-    assert main(nightly, [*inputs, "--runner", "ray", "--workers", "2"]) == 2
+    assert main(nightly, [*nights.inputs, "--runner", "ray", "--workers", "2"]) == 2
     assert "leave workers at auto" in capfd.readouterr().err

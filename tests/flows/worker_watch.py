@@ -1,4 +1,4 @@
-"""Looking at worker processes from outside, and acting at the right moment."""
+"""Looking at a night from outside, and acting at the right moment."""
 
 import threading
 import time
@@ -47,6 +47,13 @@ def meanwhile(act: Callable[[], None]) -> Iterator[None]:
     yield
     thread.join()
     assert errors == []
+
+
+def lose_step_records(runs: Path) -> None:
+    """The folder of a run's step records goes away while the first part is there and others are not."""
+    (part, *_) = wait_until(lambda: [*runs.glob("*/parts/part-00000.parquet")])
+    steps = part.parents[1] / "steps"
+    steps.rename(steps.with_name("gone"))
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
