@@ -1,10 +1,7 @@
-"""Two memories and one scheduler: whatever the timing, each token is computed from KV that is there and is right.
-
-The model is a hash: a token's "KV" is one number, made of the token and of all KV that it attends to. So one slot that
-is stale, missing or overwritten shows in every answer that depends on it.
-"""
+"""Two memories and one scheduler: whatever the timing, each token is computed from KV that is there and is right."""
 
 import random
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,42 +18,28 @@ from engine.prefill_client import written_blocks
 from engine.run_steps import DisaggregatedRun
 from engine.scheduler import Scheduler
 from engine.token_batch import TokenBatch
+from tests.property.engine_configs import BLOCK_SIZE
+from tests.property.hash_model import HashMemory, answer_without_end
 
-BLOCK_SIZE = 4
-UNWRITTEN = 10**9
 
-
-class HashMemory:
-    """KV memory of the hash model, as one of the two processes has it; one block more for padding."""
+class Cache(HashMemory):
+    """The memory of one of the two processes."""
 
     block_size = BLOCK_SIZE
 
     def __init__(self, num_blocks: int) -> None:
-        self.blocks = np.full((num_blocks + 1, BLOCK_SIZE), UNWRITTEN)
+        super().__init__(num_blocks)
         self.keys = [torch.zeros(1)]
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
-        attention = batch.attention
-        slots = self.blocks.reshape(-1)
-        group_of = np.repeat(np.arange(len(attention.prefix_lens)), np.diff(attention.group_starts))
-        for sequence, group in enumerate(group_of):
-            first_prefix = attention.prefix_block_starts[group]
-            seen = slot_ids(attention.prefix_block_ids[first_prefix:], attention.prefix_lens[group])
-            own = slot_ids(
-                attention.own_block_ids[attention.own_block_starts[sequence] :], attention.own_lens[sequence]
-            )
-            rows = range(attention.query_starts[sequence], attention.query_starts[sequence + 1])
-            for row, place in zip(rows, range(len(own) - len(rows), len(own)), strict=True):
-                earlier = int(slots[seen].sum() + slots[own[:place]].sum())
-                slots[attention.slot_mapping[row]] = mix(earlier, int(batch.input_ids[row]))
-        return torch.from_numpy(slots[attention.slot_mapping[batch.output_rows]].copy())
+        return self.compute(batch, batch.input_ids)
 
 
 class LateWorker:
     """Computes steps in turn, at any time between sending and taking."""
 
     def __init__(self, num_blocks: int, rng: random.Random) -> None:
-        self._memory = HashMemory(num_blocks)
+        self._memory = Cache(num_blocks)
         self._rng = rng
         self._waiting: list[TokenBatch] = []
         self._done: list[tuple[npt.NDArray[np.int32], npt.NDArray[Any], torch.Tensor]] = []
@@ -69,7 +52,7 @@ class LateWorker:
         self._waiting.append(batch)
         self._work()
 
-    def take(self, cache: HashMemory, *, waits: bool) -> torch.Tensor | None:
+    def take(self, cache: Cache, *, waits: bool) -> torch.Tensor | None:
         self._work()
         if not self._done:
             if not waits:
@@ -90,28 +73,8 @@ class LateWorker:
         self._done.append((block_ids, self._memory.blocks[block_ids], hidden))
 
 
-def slot_ids(block_ids: npt.NDArray[np.int32], num_tokens: int) -> npt.NDArray[np.int64]:
-    places = np.arange(num_tokens)
-    return block_ids[places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE
-
-
-def mix(earlier: int, token: int) -> int:
-    return (earlier * 31 + token * 7919 + 5) % 1_000_003
-
-
 def next_token(state: int) -> int:
     return 2 + state % 97
-
-
-def answer(prompt: list[int], num_tokens: int) -> list[int]:
-    """What the hash model says, straight away."""
-    tokens, total, state = list(prompt), 0, 0
-    for place in range(len(prompt) + num_tokens - 1):
-        state = mix(total, tokens[place])
-        total += state
-        if place >= len(prompt) - 1:
-            tokens.append(next_token(state))
-    return tokens[len(prompt) :]
 
 
 @given(st.integers(0, 2**32).map(random.Random), st.integers(4, 14), st.integers(0, 8))
@@ -142,7 +105,7 @@ def test_each_token_is_computed_from_kv_that_is_there(
         for index, prompt in enumerate(prompts)
     ]
     num_blocks = max(-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests) + num_spare_blocks
-    pool, cache, worker = make_pool(config, num_blocks), HashMemory(num_blocks), LateWorker(num_blocks, rng)
+    pool, cache, worker = make_pool(config, num_blocks), Cache(num_blocks), LateWorker(num_blocks, rng)
     groups = schedule_groups(requests, plan_prefix_groups(prompts), (), BLOCK_SIZE, config.sharing)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
     run = DisaggregatedRun(scheduler, cache.forward, worker, cache, is_compiled=False)  # type: ignore[arg-type]
@@ -156,7 +119,8 @@ def test_each_token_is_computed_from_kv_that_is_there(
                 continue
             scheduler.finish(sequence)
             ended += sequence.owners
-            assert sequence.output_token_ids == answer(prompts[sequence.owners[0]], sequence.request.max_new_tokens)
+            said = answer_without_end(prompts[sequence.owners[0]], next_token)
+            assert sequence.output_token_ids == list(islice(said, sequence.request.max_new_tokens))
         ended += [owner for sequence in scheduled.step.killed for owner in sequence.owners]
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == 0

@@ -1,13 +1,10 @@
-"""A step launched before the one before it is booked: under all policies the same answers, from the same KV.
-
-The model is a hash: a token's "KV" is one number, made of the token and of all KV that it attends to. So one token that
-was not known in time, or one slot that is stale, missing or overwritten, shows in every answer that depends on it.
-"""
+"""A step launched before the one before it is booked: under all policies the same answers, from the same KV."""
 
 import dataclasses
 import random
 from collections.abc import Sequence
-from typing import Any, get_args
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,50 +16,35 @@ from engine import EngineConfig, Request, plan_prefix_groups
 from engine.admission import make_pool
 from engine.model import fill_in
 from engine.output import OutputProcessor
-from engine.policies.batching import Batching
-from engine.policies.order import Order
-from engine.policies.packing import Packing
-from engine.policies.preemption import Preemption, SwapSpace
+from engine.policies.preemption import SwapSpace
 from engine.policies.sharing import schedule_groups
 from engine.run_steps import overlaps_steps, run_here
 from engine.scheduler import Scheduler
 from engine.token_batch import TokenBatch
+from tests.property.engine_configs import BLOCK_SIZE, engine_configs
+from tests.property.hash_model import HashMemory, answer_without_end
 
-BLOCK_SIZE = 4
-UNWRITTEN = 10**9
 VOCAB_SIZE = 50
 EOS = 2
 
 
-class HashModel:
+class HashModel(HashMemory):
     """KV memory and model in one; it computes steps in the order in which they are launched, as a stream does."""
 
     eos_token_ids = frozenset([EOS])
 
     def __init__(self, num_blocks: int) -> None:
-        self.blocks = np.full((num_blocks + 1, BLOCK_SIZE), UNWRITTEN)
+        super().__init__(num_blocks)
         self.num_steps = self.num_late_tokens = 0
 
     def forward(self, batch: TokenBatch, late_ids: torch.Tensor | None) -> torch.Tensor:
         self.num_steps += 1
-        attention = batch.attention
-        slots = self.blocks.reshape(-1)
         input_ids = torch.from_numpy(batch.input_ids)
         if batch.has_late_tokens:
             assert late_ids is not None
             self.num_late_tokens += int((input_ids < 0).sum())
             input_ids = fill_in(input_ids, late_ids)
-        group_of = np.repeat(np.arange(len(attention.prefix_lens)), np.diff(attention.group_starts))
-        for sequence, group in enumerate(group_of):
-            prefix_ids = attention.prefix_block_ids[attention.prefix_block_starts[group] :]
-            own_ids = attention.own_block_ids[attention.own_block_starts[sequence] :]
-            seen = slot_ids(prefix_ids, attention.prefix_lens[group])
-            own = slot_ids(own_ids, attention.own_lens[sequence])
-            rows = range(attention.query_starts[sequence], attention.query_starts[sequence + 1])
-            for row, place in zip(rows, range(len(own) - len(rows), len(own)), strict=True):
-                earlier = int(slots[seen].sum() + slots[own[:place]].sum())
-                slots[attention.slot_mapping[row]] = mix(earlier, int(input_ids[row]))
-        return torch.from_numpy(slots[attention.slot_mapping[batch.output_rows]].copy())
+        return self.compute(batch, input_ids.numpy())
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """As good as certain of one token, and each other one unlikely in a way of its own."""
@@ -83,15 +65,6 @@ class HashModel:
         self.blocks[block_ids] = kv
 
 
-def slot_ids(block_ids: npt.NDArray[np.int32], num_tokens: int) -> npt.NDArray[np.int64]:
-    places = np.arange(num_tokens)
-    return block_ids[places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE
-
-
-def mix(earlier: int, token: int) -> int:
-    return (earlier * 31 + token * 7919 + 5) % 1_000_003
-
-
 def next_token(state: Any) -> Any:
     return EOS + state % (VOCAB_SIZE - EOS)
 
@@ -102,17 +75,12 @@ def spell(token_ids: Sequence[int]) -> str:
 
 def answer(request: Request) -> list[int]:
     """What the hash model says, greedily, straight away."""
-    tokens, total, state = request.token_ids.tolist(), 0, 0
-    num_prompt_tokens = len(tokens)
-    for place in range(num_prompt_tokens + request.max_new_tokens - 1):
-        state = mix(total, tokens[place])
-        total += state
-        if place >= num_prompt_tokens - 1:
-            tokens.append(next_token(state))
-            said = spell(tokens[num_prompt_tokens:])
-            if (tokens[-1] == EOS and not request.ignore_eos) or any(stop in said for stop in request.stop):
-                break
-    return tokens[num_prompt_tokens:]
+    said: list[int] = []
+    for token in islice(answer_without_end(request.token_ids.tolist(), next_token), request.max_new_tokens):
+        said.append(token)
+        if (token == EOS and not request.ignore_eos) or any(stop in spell(said) for stop in request.stop):
+            break
+    return said
 
 
 @st.composite
@@ -136,22 +104,8 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
-@st.composite
-def configs(draw: st.DrawFn) -> EngineConfig:
-    """What overlaps: all policies but those that need every token at once."""
-    packing = draw(st.sampled_from(get_args(Packing)))
-    return EngineConfig(
-        block_size=BLOCK_SIZE,
-        chunk_tokens=draw(st.integers(1, 20)),
-        output_reserve=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        order=draw(st.sampled_from(get_args(Order))),
-        sharing=draw(st.sampled_from(["path", "group", "none"])),
-        max_running_requests=draw(st.sampled_from(["memory", 1, 3])),
-        batching=draw(st.sampled_from(get_args(Batching))),
-        prefill="whole" if packing != "ragged" else draw(st.sampled_from(["chunked", "whole"])),
-        packing=packing,
-        preemption=draw(st.sampled_from(get_args(Preemption))),
-    )
+CONFIGS = engine_configs(("path", "group", "none"))
+"""What overlaps: all policies but those that need every token at once."""
 
 
 @dataclasses.dataclass
@@ -193,7 +147,7 @@ def run(requests: list[Request], config: EngineConfig, num_blocks: int, num_swap
     return found
 
 
-@given(workloads(), configs(), st.integers(0, 12), st.integers(0, 8))
+@given(workloads(), CONFIGS, st.integers(0, 12), st.integers(0, 8))
 def test_answers_do_not_depend_on_when_steps_are_booked(
     requests: list[Request], config: EngineConfig, num_spare_blocks: int, num_swap_blocks: int
 ) -> None:

@@ -1,7 +1,7 @@
 """The scheduler without a model: under all policies, prompts, limits and lengths of answers, promises are kept."""
 
 import random
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,17 +11,14 @@ from hypothesis import strategies as st
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.admission import make_pool
 from engine.block_pool import BlockPool
-from engine.policies.batching import Batching
-from engine.policies.order import Order
-from engine.policies.packing import PADDED_PACKINGS, Packing
-from engine.policies.preemption import Preemption, SwapSpace
-from engine.policies.sharing import Sharing, schedule_groups
+from engine.policies.packing import PADDED_PACKINGS
+from engine.policies.preemption import SwapSpace
+from engine.policies.sharing import schedule_groups
 from engine.prefix_node import PrefixNode
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import Step
-
-BLOCK_SIZE = 4
+from tests.property.engine_configs import BLOCK_SIZE, engine_configs
 
 
 class CountedStore:
@@ -57,26 +54,9 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     ]
 
 
-@st.composite
-def configs(draw: st.DrawFn) -> EngineConfig:
-    packing = draw(st.sampled_from(get_args(Packing)))
-    return EngineConfig(
-        block_size=BLOCK_SIZE,
-        chunk_tokens=draw(st.integers(1, 20)),
-        output_reserve=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        order=draw(st.sampled_from(get_args(Order))),
-        sharing=draw(st.sampled_from(get_args(Sharing))),
-        max_running_requests=draw(st.sampled_from(["memory", 1, 3])),
-        batching=draw(st.sampled_from(get_args(Batching))),
-        prefill="whole" if packing != "ragged" else draw(st.sampled_from(["chunked", "whole"])),
-        packing=packing,
-        preemption=draw(st.sampled_from(get_args(Preemption))),
-    )
-
-
 @given(
     workloads(),
-    configs(),
+    engine_configs(),
     st.integers(0, 9),
     st.integers(0, 8),
     st.sampled_from(["exact", "paper"]),
@@ -190,7 +170,7 @@ def check_memory(step: Step, pool: BlockPool) -> None:
     assert pool.num_blocks not in read | set(written), "the pad block holds something"
 
 
-@given(workloads(), configs())
+@given(workloads(), engine_configs())
 def test_every_token_is_computed_once_when_memory_is_ample(requests: list[Request], config: EngineConfig) -> None:
     groups = plan_prefix_groups([r.token_ids for r in requests])
     scheduled = schedule_groups(requests, groups, (), BLOCK_SIZE, config.sharing)
