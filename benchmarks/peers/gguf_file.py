@@ -6,20 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TensorNameMap, get_tensor_name_map, quants
 from safetensors.numpy import load_file
-
-LAYER_TENSORS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 def write_gguf(checkpoint: Path, file: Path, dtype: str) -> None:
@@ -32,12 +20,13 @@ def write_gguf(checkpoint: Path, file: Path, dtype: str) -> None:
     if config["model_type"] != "llama":
         raise ValueError(f"only checkpoints of type 'llama' are converted, got {config['model_type']!r}")
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     partial = file.with_suffix(".partial")
     writer = GGUFWriter(partial, "llama")
     _write_shape(writer, config)
     for shard in sorted(checkpoint.glob("*.safetensors")):
         for name, values in load_file(shard).items():
-            target = _name(name)
+            target = _name(names, name)
             if target.endswith(("attn_q.weight", "attn_k.weight")):
                 values = _interleaved(values, num_heads if "attn_q" in target else num_kv_heads)
             kind = GGMLQuantizationType.F32 if dtype == "float32" or values.ndim == 1 else GGMLQuantizationType.BF16
@@ -67,14 +56,11 @@ def _write_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_tokenizer_model("no_vocab")
 
 
-def _name(name: str) -> str:
-    if not name.startswith("model.layers."):
-        outer = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-        return f"{outer[name.removesuffix('.weight')]}.weight"
-    _, _, layer, rest = name.split(".", 3)
-    if rest.removesuffix(".weight") not in LAYER_TENSORS:
+def _name(names: TensorNameMap, name: str) -> str:
+    found = names.get_name(name, try_suffixes=(".weight",))
+    if found is None:
         raise ValueError(f"tensor {name!r} has no place in a GGUF file of a Llama")
-    return f"blk.{layer}.{LAYER_TENSORS[rest.removesuffix('.weight')]}.weight"
+    return found
 
 
 def _interleaved(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
