@@ -5,7 +5,6 @@ each takes over the longest beginning that any sequence still holds, one whose b
 and finished sequences are kept for those who come later until their memory is needed, the longest unused first.
 """
 
-import ctypes
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -13,10 +12,8 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 
-import llama_cpp
-import numpy as np
-
 from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.llama_cpp_context import LlamaCppContext
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 
 LOOK_AHEAD = 64
@@ -49,110 +46,63 @@ class Slot:
         return len(self.tokens) - self.num_computed > 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a schedule may use.
+
+    Attributes:
+        num_parallel: sequences that are answered at a time.
+        num_slots: sequences in all, with those that are only kept.
+        num_cells: of the memory, one a token.
+        chunk_tokens: most rows in a batch.
+    """
+
+    num_parallel: int
+    num_slots: int
+    num_cells: int
+    chunk_tokens: int
+
+
 class LlamaCppEngine:
-    """One context with unified memory: all sequences in one pool of cells, as vLLM has its pool of blocks."""
+    """One context, and a schedule of its own for each work."""
 
     def load(self, settings: LoadSettings) -> Loaded:
         """Options: max_parallel (16), sequences answered at a time; max_sequences (64), with those that are kept."""
-        self._max_parallel = int(settings.options.get("max_parallel", 16))
-        self._num_slots = int(settings.options.get("max_sequences", 64))
-        self._chunk_tokens, self._num_cells = settings.chunk_tokens, settings.kv_tokens
+        self._limits = Limits(
+            num_parallel=int(settings.options.get("max_parallel", 16)),
+            num_slots=int(settings.options.get("max_sequences", 64)),
+            num_cells=settings.kv_tokens,
+            chunk_tokens=settings.chunk_tokens,
+        )
         started = time.perf_counter()
         file = Path(settings.scratch) / f"{Path(settings.model).name}-{settings.dtype}.gguf"
         if not file.is_file():
             write_gguf(Path(settings.model), file, settings.dtype)
         convert_seconds = time.perf_counter() - started
-        llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
-        if not self._model:
-            raise RuntimeError(f"llama.cpp cannot load {file}")
-        parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = settings.kv_tokens
-        parameters.n_batch = settings.chunk_tokens
-        parameters.n_ubatch = min(512, settings.chunk_tokens)
-        parameters.n_seq_max = self._num_slots
-        parameters.n_threads = parameters.n_threads_batch = settings.num_threads
-        # Of the 16-bit formats for KV, llama.cpp's own default; both take the same memory.
-        kind = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_F16}[settings.dtype]
-        parameters.type_k = parameters.type_v = kind
-        if settings.dtype == "float32":  # its flash attention keeps less
-            parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        parameters.kv_unified = True
-        self._context = llama_cpp.llama_init_from_model(self._model, parameters)
-        if not self._context:
-            raise RuntimeError(f"llama.cpp cannot make a context of {settings.kv_tokens} tokens in {settings.dtype}")
-        self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = llama_cpp.llama_batch_init(settings.chunk_tokens, 0, 1)
-        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._context = LlamaCppContext(file, settings, num_sequences=self._limits.num_slots)
         return Loaded(
             versions={"llama-cpp-python": version("llama-cpp-python")}, details={"convert_seconds": convert_seconds}
         )
 
     def run(self, work: Work) -> Answers:
-        llama_cpp.llama_memory_clear(self._memory, True)
-        run = _Run(self, work)
+        self._context.clear()
+        run = _Run(self._context, self._limits, work)
         started = time.perf_counter()
         num_computed = run.finish()
         return Answers(token_ids=run.answers, seconds=time.perf_counter() - started, num_computed_tokens=num_computed)
-
-    def decode(self, rows: list[tuple[int, int, int, bool]]) -> dict[int, int]:
-        """Computes rows of (token, position, sequence, whether its next token is asked); gives next tokens by row."""
-        batch = self._batch
-        batch.n_tokens = len(rows)
-        for row, (token, position, sequence, is_last) in enumerate(rows):
-            batch.token[row] = token
-            batch.pos[row] = position
-            batch.n_seq_id[row] = 1
-            batch.seq_id[row][0] = sequence
-            batch.logits[row] = is_last
-        status = llama_cpp.llama_decode(self._context, batch)
-        if status != 0:
-            raise RuntimeError(f"llama_decode failed with {status} for {len(rows)} tokens")
-        return {row: self._best(row) for row, values in enumerate(rows) if values[3]}
-
-    def _best(self, row: int) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self._context, row)
-        values = np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
-        return int(values.argmax())
-
-    def share(self, source: int, target: int, num_tokens: int) -> None:
-        """The target holds the source's first tokens, in the same cells, and nothing else."""
-        if source != target:
-            llama_cpp.llama_memory_seq_rm(self._memory, target, -1, -1)
-            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
-        else:
-            llama_cpp.llama_memory_seq_rm(self._memory, target, num_tokens, -1)
-
-    def drop(self, slot: int) -> None:
-        llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
-
-    @property
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    def max_parallel(self) -> int:
-        return self._max_parallel
-
-    @property
-    def num_cells(self) -> int:
-        return self._num_cells
-
-    @property
-    def chunk_tokens(self) -> int:
-        return self._chunk_tokens
 
 
 class _Run:
     """One work from first to last token."""
 
-    def __init__(self, engine: LlamaCppEngine, work: Work) -> None:
-        self._engine = engine
+    def __init__(self, context: LlamaCppContext, limits: Limits, work: Work) -> None:
+        self._context = context
+        self._limits = limits
         self._prompts = work.token_ids
         self._num_output = 1 if work.labels else work.num_output_tokens
         self.answers: list[list[int]] = [[] for _ in work.token_ids]
         self._waiting = deque(range(len(work.token_ids)))
-        self._slots = [Slot(number) for number in range(engine.num_slots)]
+        self._slots = [Slot(number) for number in range(limits.num_slots)]
         self._users: Counter[int] = Counter()
         self._next_cell = count()
         self._clock = count(1)
@@ -169,7 +119,7 @@ class _Run:
         return [slot for slot in self._slots if slot.request is not None]
 
     def _admit(self) -> None:
-        room = self._engine.max_parallel - len(self._running())
+        room = self._limits.num_parallel - len(self._running())
         skipped = []
         while room and self._waiting and len(skipped) < LOOK_AHEAD:
             request = self._waiting.popleft()
@@ -200,25 +150,25 @@ class _Run:
             for slot in self._running()
             if slot.request is not None
         )
-        while len(+self._users) + reserved + needed > self._engine.num_cells and any(slot.cells for slot in spare):
+        while len(+self._users) + reserved + needed > self._limits.num_cells and any(slot.cells for slot in spare):
             self._clear(next(slot for slot in spare if slot.cells))
-        if len(+self._users) + reserved + needed > self._engine.num_cells or not idle:
+        if len(+self._users) + reserved + needed > self._limits.num_cells or not idle:
             if source.request is not None or not source.cells or self._running():
                 return False
             best = 0  # nobody runs: even the sequence that it would have continued has to go
             self._clear(source)
-        target = next((slot for slot in spare), source)
+        target = spare[0] if spare else source
         shared = source.cells[:best]
         self._users.update(shared)
         self._users.subtract(target.cells)
-        self._engine.share(source.number, target.number, best)
+        self._context.share(source.number, target.number, best)
         target.tokens, target.cells, target.num_computed = list(prompt), list(shared), best
         target.request, target.last_used = request, next(self._clock)
         source.last_used = target.last_used
         return True
 
     def _clear(self, slot: Slot) -> None:
-        self._engine.drop(slot.number)
+        self._context.drop(slot.number)
         self._users.subtract(slot.cells)
         slot.tokens, slot.cells, slot.num_computed = [], [], 0
 
@@ -227,7 +177,7 @@ class _Run:
         rows: list[tuple[int, int, int, bool]] = []
         owners: dict[int, Slot] = {}
         for slot in sorted(self._running(), key=lambda slot: (slot.is_reading, slot.last_used)):
-            last = min(len(slot.tokens), slot.num_computed + self._engine.chunk_tokens - len(rows))
+            last = min(len(slot.tokens), slot.num_computed + self._limits.chunk_tokens - len(rows))
             for position in range(slot.num_computed, last):
                 is_last = position == len(slot.tokens) - 1
                 if is_last:
@@ -237,7 +187,7 @@ class _Run:
             self._users.update(cells)
             slot.cells += cells
             slot.num_computed = last
-        for row, token in self._engine.decode(rows).items():
+        for row, token in self._context.decode(rows).items():
             slot = owners[row]
             assert slot.request is not None
             self.answers[slot.request].append(token)

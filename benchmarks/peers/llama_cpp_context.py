@@ -1,0 +1,74 @@
+"""A model of llama.cpp with its memory: rows in, next tokens out. Who computes what when is the caller's affair."""
+
+import ctypes
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from benchmarks.peers.protocol import LoadSettings
+
+
+class LlamaCppContext:
+    """One context with unified memory: all sequences in one pool of cells, as vLLM has its pool of blocks."""
+
+    def __init__(self, file: Path, settings: LoadSettings, *, num_sequences: int) -> None:
+        """Loads a GGUF file. Raises `RuntimeError` where llama.cpp cannot, or has no memory for the context."""
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {file}")
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = settings.kv_tokens
+        parameters.n_batch = settings.chunk_tokens
+        parameters.n_ubatch = min(512, settings.chunk_tokens)
+        parameters.n_seq_max = num_sequences
+        parameters.n_threads = parameters.n_threads_batch = settings.num_threads
+        # Of the 16-bit formats for KV, llama.cpp's own default; both take the same memory.
+        kind = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_F16}[settings.dtype]
+        parameters.type_k = parameters.type_v = kind
+        if settings.dtype == "float32":  # its flash attention keeps less
+            parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        parameters.kv_unified = True
+        self._context = llama_cpp.llama_init_from_model(self._model, parameters)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp cannot make a context of {settings.kv_tokens} tokens in {settings.dtype}")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(settings.chunk_tokens, 0, 1)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    def decode(self, rows: list[tuple[int, int, int, bool]]) -> dict[int, int]:
+        """Computes rows of (token, position, sequence, whether its next token is asked); gives next tokens by row."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (token, position, sequence, is_last) in enumerate(rows):
+            batch.token[row] = token
+            batch.pos[row] = position
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = sequence
+            batch.logits[row] = is_last
+        status = llama_cpp.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode failed with {status} for {len(rows)} tokens")
+        return {row: self._best(row) for row, values in enumerate(rows) if values[3]}
+
+    def share(self, source: int, target: int, num_tokens: int) -> None:
+        """The target holds the source's first tokens, in the same cells, and nothing else."""
+        if source != target:
+            llama_cpp.llama_memory_seq_rm(self._memory, target, -1, -1)
+            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
+        else:
+            llama_cpp.llama_memory_seq_rm(self._memory, target, num_tokens, -1)
+
+    def drop(self, sequence: int) -> None:
+        """The sequence holds nothing."""
+        llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def clear(self) -> None:
+        """No sequence holds anything."""
+        llama_cpp.llama_memory_clear(self._memory, True)
+
+    def _best(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, row)
+        values = np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
+        return int(values.argmax())
