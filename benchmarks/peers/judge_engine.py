@@ -4,20 +4,14 @@ import torch
 import transformers
 
 from benchmarks.peers.protocol import Loaded, LoadSettings, serve
+from benchmarks.peers.stock_model import load_stock_model
 
 
 class JudgeEngine:
     """Teacher forcing: each token of an answer against what the model says after the prompt and the tokens before."""
 
     def load(self, settings: LoadSettings) -> Loaded:
-        torch.set_num_threads(settings.num_threads)
-        device = settings.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            settings.model, dtype=torch.float32, local_files_only=True
-        )
-        self._model = self._model.to(device).eval()
+        self._model = load_stock_model(settings, torch.float32)
         return Loaded(versions={"transformers": transformers.__version__, "torch": torch.__version__})
 
     @torch.inference_mode()

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
+from benchmarks.peers.stock_model import load_stock_model
 
 BLOCK_SIZE = 32
 PAD = 0
@@ -16,15 +17,8 @@ class TransformersEngine:
     """A stock model; attention by torch's own fused product."""
 
     def load(self, settings: LoadSettings) -> Loaded:
-        torch.set_num_threads(settings.num_threads)
-        device = settings.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         self._settings = settings
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            settings.model, dtype=getattr(torch, settings.dtype), local_files_only=True, device_map=None
-        )
-        self._model = self._model.to(device).eval()
+        self._model = load_stock_model(settings, getattr(torch, settings.dtype))
         self._model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=PAD)
         return Loaded(versions={"transformers": transformers.__version__, "torch": torch.__version__})
 
