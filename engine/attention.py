@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from engine.checkpoint import cache_folder
+from engine.config import Attention
 from engine.errors import ConfigError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu import CpuAttention
@@ -15,8 +16,6 @@ from engine.kernels.native_build import NativeBuildError
 from engine.kv_cache import KVShape
 
 LOGGER = logging.getLogger("batchloom.engine")
-
-AttentionName = Literal["auto", "native", "torch", "plain", "relay", "fused"]
 
 
 class AttentionBackend(Protocol):
@@ -37,7 +36,7 @@ class AttentionBackend(Protocol):
 
 
 def make_attention(
-    name: AttentionName, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device
+    name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device
 ) -> AttentionBackend | NativeKernels:
     """The named backend for a model's shape on a device.
 

@@ -2,15 +2,16 @@
 
 import os
 import shutil
-from typing import Literal
 
 import torch
+
+from engine.config import Compile
 
 TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 """Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
 
 
-def pays_to_compile(setting: Literal["auto", "always", "never"], dtype: torch.dtype, num_tokens: int) -> bool:
+def pays_to_compile(setting: Compile, dtype: torch.dtype, num_tokens: int) -> bool:
     """As `EngineConfig.compile` says, for a plan that computes num_tokens prompt tokens."""
     if setting != "auto":
         return setting == "always"

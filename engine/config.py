@@ -11,6 +11,9 @@ from engine.policies.packing import Packing, Prefill
 from engine.policies.preemption import Preemption
 from engine.policies.sharing import Sharing
 
+Attention = Literal["auto", "native", "torch", "plain", "relay", "fused"]
+Compile = Literal["auto", "always", "never"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -57,7 +60,7 @@ class EngineConfig:
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    attention: Literal["auto", "native", "torch", "plain", "relay", "fused"] = "auto"
+    attention: Attention = "auto"
     block_size: int = 32
     chunk_tokens: int = 2048
     kv_memory_bytes: int | Literal["auto"] = "auto"
@@ -73,7 +76,7 @@ class EngineConfig:
     preemption: Preemption = "recompute"
     swap_memory_bytes: int | Literal["auto"] = "auto"
     disaggregation: Disaggregation = "none"
-    compile: Literal["auto", "always", "never"] = "auto"
+    compile: Compile = "auto"
     cuda_graphs: Literal["auto", "never"] = "auto"
     num_threads: int = 0
 

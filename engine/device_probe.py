@@ -9,12 +9,11 @@ from engine.device import Device, find_device
 from engine.errors import ConfigError
 from engine.kv_cache import free_memory_bytes
 from engine.model_shape import ModelShape
+from engine.number_format import dtype_name, find_dtype
 
 _NUM_ROWS = 512
 _READ_BYTES = 256 * 1024**2
 _MEASURE_SECONDS = 0.3
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def native_dtype(kind: str) -> str:
@@ -25,9 +24,7 @@ def native_dtype(kind: str) -> str:
     Raises:
         ConfigError: the kind is none of these, or there is no GPU.
     """
-    is_gpu = _find_kind(kind).type == "cuda"
-    is_native = torch.cuda.is_bf16_supported() if is_gpu else torch.cpu._is_avx512_bf16_supported()
-    return "bfloat16" if is_native else "float32"
+    return dtype_name(find_dtype("auto", _find_kind(kind)))
 
 
 def probe_device(kind: str, shape: ModelShape, dtype: str) -> Device:
@@ -54,7 +51,7 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
     return Device(
         name=device.type,
         title=title if is_cpu else torch.cuda.get_device_name(device),
-        peak_flops={dtype: _measure_flops(device, shape, _DTYPES[dtype])},
+        peak_flops={dtype: _measure_flops(device, shape, getattr(torch, dtype))},
         peak_bytes_per_second=_measure_bandwidth(device),
         memory_bytes=free_memory_bytes(device),
         compute_efficiency=0.25 if is_cpu else 0.7,

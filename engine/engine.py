@@ -16,8 +16,9 @@ from engine.errors import ConfigError, RequestError
 from engine.kv_cache import KVShape
 from engine.limits import EngineLimits
 from engine.model import Model
+from engine.number_format import find_dtype
 from engine.output import Answered, Decoder, OutputProcessor
-from engine.placement import find_device, find_dtype, find_prefill_device, swap_budget_bytes
+from engine.placement import find_device, find_prefill_device, swap_budget_bytes
 from engine.plan import PrefixGroup, plan_prefix_groups
 from engine.policies.preemption import SwapSpace
 from engine.policies.sharing import schedule_groups

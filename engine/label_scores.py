@@ -51,7 +51,6 @@ class LabelRows:
             if sequence.num_computed == sequence.num_suffix:
                 if sequence.label < 0:
                     rows.firsts.setdefault(labels, []).append((sequence, row + count - 1))
-                next_label = max(sequence.label, 0)
             else:
                 label = labels[sequence.label]
                 last = sequence.num_computed - sequence.num_suffix
@@ -59,9 +58,7 @@ class LabelRows:
                 rows.tails.append(_Tail(sequence=sequence, label=sequence.label, row=row, targets=targets))
                 if last < len(label) - 1:
                     continue
-                next_label = sequence.label + 1
-            longer = (index for index in range(next_label, len(labels)) if len(labels[index]) > 1)
-            rows.computed.append((sequence, next(longer, -1)))
+            rows.computed.append((sequence, sequence.next_label))
         return rows
 
     def score(self, hidden: torch.Tensor, model: Model, rows_at_once: int) -> list[torch.Tensor]:

@@ -1,7 +1,6 @@
-"""Where an engine computes, in which number format, and how much memory it takes for KV."""
+"""Where an engine computes, and how much memory it takes for KV."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
@@ -10,17 +9,8 @@ from engine.errors import ConfigError
 from engine.kv_cache import KVCache, free_memory_bytes
 from engine.memory_profile import MemoryProfile
 
-DtypeName = Literal["float32", "bfloat16", "float16"]
-
 MOST_CPU_KV_BYTES = 4 * 1024**3
 """On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
-
-
-_DTYPES: dict[DtypeName, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 def find_device(name: str) -> torch.device:
@@ -70,16 +60,3 @@ def swap_budget_bytes(config: EngineConfig, cache: KVCache) -> int:
     if config.swap_memory_bytes != "auto":
         return config.swap_memory_bytes
     return min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
-
-
-def find_dtype(name: DtypeName | Literal["auto"], device: torch.device) -> torch.dtype:
-    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32."""
-    if name != "auto":
-        return _DTYPES[name]
-    is_native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if is_native else torch.float32
-
-
-def dtype_name(dtype: torch.dtype) -> DtypeName:
-    """The setting that means this number format."""
-    return next(name for name, known in _DTYPES.items() if known == dtype)

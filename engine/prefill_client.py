@@ -22,7 +22,7 @@ from engine.block_transport import (
 from engine.config import EngineConfig
 from engine.errors import PrefillWorkerError
 from engine.kv_cache import KVCache, KVShape
-from engine.placement import dtype_name
+from engine.number_format import dtype_name
 from engine.prefill_message import PrefillJob, PrefillStep
 from engine.token_batch import TokenBatch
 

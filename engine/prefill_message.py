@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import BatchloomError, CapacityError, PrefillWorkerError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kv_cache import KVShape
+from engine.number_format import DTYPES
 from engine.token_batch import TokenBatch
 
 
@@ -48,7 +49,7 @@ class PrefillStep:
 
 
 _KINDS = {kind.__name__: kind for kind in (PrefillJob, PrefillStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+_DTYPES = {str(dtype): dtype for dtype in DTYPES.values()}
 
 
 def encode(message: object) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
+from engine.held_blocks import HeldBlocks
 from engine.kv_cache import KVCache
 from engine.output import StepOutputs
 from engine.prefill_client import PrefillClient
@@ -23,28 +24,18 @@ class ScheduledStep:
     Attributes:
         batch: the step's rows.
         owners: whose its output rows are: (sequence, number of rows), in row order.
+        held: the memory, once the step has its own.
     """
 
     step: Step
     batch: TokenBatch
     owners: list[tuple[Sequence, int]]
-    num_blocks_used: int
-    num_prefix_blocks: int
-    num_request_blocks: int
-    num_cached_blocks: int
+    held: HeldBlocks
 
     @classmethod
     def of(cls, step: Step, scheduler: Scheduler, block_size: int) -> "ScheduledStep":
         batch, owners = step.lay_out(block_size)
-        return cls(
-            step=step,
-            batch=batch,
-            owners=owners,
-            num_blocks_used=scheduler.pool.num_used,
-            num_prefix_blocks=scheduler.num_prefix_blocks,
-            num_request_blocks=scheduler.num_request_blocks,
-            num_cached_blocks=scheduler.num_cached_blocks,
-        )
+        return cls(step=step, batch=batch, owners=owners, held=HeldBlocks.of(scheduler))
 
 
 ComputedSteps = Generator[tuple[ScheduledStep, torch.Tensor], None, None]

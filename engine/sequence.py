@@ -111,6 +111,13 @@ class Sequence:
         return self.length - self.num_suffix
 
     @property
+    def next_label(self) -> int:
+        """The label of several tokens that follows the prompt or the label that is computed; -1 where none is left."""
+        labels = self.request.labels
+        first = max(self.label, 0) if self.num_computed == self.num_suffix else self.label + 1
+        return next((index for index in range(first, len(labels)) if len(labels[index]) > 1), -1)
+
+    @property
     def label_scores(self) -> npt.NDArray[np.float64]:
         """Natural-log scores of the labels, up to one common constant."""
         return self.first_scores + self.tail_sums

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from engine.admission import make_pool
 from engine.config import EngineConfig
+from engine.held_blocks import HeldBlocks
 from engine.policies.preemption import SwapSpace
 from engine.policies.sharing import schedule_groups
 from engine.prefix_groups import PrefixGroup
@@ -23,6 +24,7 @@ from engine.roofline import Roofline, StepCost, StepWork
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, most_extra_tokens
 from engine.step import Step
+from engine.step_description import describe_step
 from engine.step_record import StepRecord
 
 Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
@@ -90,8 +92,7 @@ def simulate_plan(
     )
     number = 0
     while not (step := scheduler.next_step()).is_empty:
-        num_blocks_used, num_prefix_blocks = pool.num_used, scheduler.num_prefix_blocks
-        num_request_blocks, num_cached_blocks = scheduler.num_request_blocks, scheduler.num_cached_blocks
+        held = HeldBlocks.of(scheduler)
         # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
         num_waiting = scheduler.num_unfinished - scheduler.num_running
         is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start
@@ -106,23 +107,13 @@ def simulate_plan(
         num_finished = sum(_book_answer(scheduler, sequence, num_answer_tokens) for sequence in completed)
         cost = roofline.cost(work)
         yield SimulatedStep(
-            record=StepRecord(
-                step=number,
-                num_decode_tokens=sum(count for _, count in step.decodes),
-                num_suffix_tokens=sum(count for _, count in step.suffixes),
-                num_prefix_tokens=sum(step.prefixes.values()),
-                num_kv_blocks_used=num_blocks_used,
-                num_prefix_kv_blocks=num_prefix_blocks,
-                num_request_kv_blocks=num_request_blocks,
-                num_cached_kv_blocks=num_cached_blocks,
-                num_kv_blocks_total=pool.num_blocks,
-                num_running_requests=scheduler.num_running,
-                num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
-                num_finished_requests=num_finished,
-                num_preempted_requests=step.num_preempted,
+            record=describe_step(
+                step,
+                number=number,
+                held=held,
+                scheduler=scheduler,
+                num_finished=num_finished,
                 duration_ms=cost.seconds * 1e3,
-                num_padding_tokens=step.num_padding_tokens,
-                num_swapped_kv_blocks=scheduler.num_swapped_blocks,
             ),
             cost=cost,
             is_held_back=is_held_back,
@@ -187,9 +178,12 @@ def _measure_work(step: Step) -> StepWork:
 def _book_answer(scheduler: Scheduler, sequence: Sequence, num_answer_tokens: int) -> int:
     """Goes on with a sequence whose known tokens are computed, or ends it; returns the number of requests answered."""
     if sequence.request.mode == "score":
-        is_finished = not _start_next_label(sequence)
+        label = sequence.next_label
+        is_finished = label < 0
         if is_finished:
-            sequence.length = sequence.num_suffix
+            sequence.end_at(sequence.num_suffix)
+        else:
+            sequence.start_label(label)
     else:
         sequence.append(0)
         is_finished = sequence.num_output_tokens >= min(num_answer_tokens, sequence.request.max_new_tokens)
@@ -198,13 +192,3 @@ def _book_answer(scheduler: Scheduler, sequence: Sequence, num_answer_tokens: in
         return len(sequence.owners)
     scheduler.continue_decoding(sequence)
     return 0
-
-
-def _start_next_label(sequence: Sequence) -> bool:
-    """The next label of several tokens becomes what the sequence computes; False where all are scored."""
-    labels = sequence.request.labels
-    first = max(sequence.label, 0) if sequence.num_computed == sequence.num_suffix else sequence.label + 1
-    index = next((index for index in range(first, len(labels)) if len(labels[index]) > 1), None)
-    if index is not None:
-        sequence.start_label(index)
-    return index is not None

@@ -6,6 +6,7 @@ from engine.compute_ledger import ComputeLedger
 from engine.run_steps import ScheduledStep
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.step_description import describe_step
 from engine.step_record import StepRecord
 
 
@@ -26,25 +27,14 @@ class StepBooks:
         """
         now = time.perf_counter()
         duration_ms = (now - self._booked_at) * 1e3
-        step, scheduler = scheduled.step, self._scheduler
-        self._ledger.book(step, duration_ms)
-        record = StepRecord(
-            step=self._num_steps,
-            num_decode_tokens=sum(count for _, count in step.decodes),
-            num_suffix_tokens=sum(count for _, count in step.suffixes),
-            num_prefix_tokens=sum(step.prefixes.values()),
-            num_kv_blocks_used=scheduled.num_blocks_used,
-            num_prefix_kv_blocks=scheduled.num_prefix_blocks,
-            num_request_kv_blocks=scheduled.num_request_blocks,
-            num_cached_kv_blocks=scheduled.num_cached_blocks,
-            num_kv_blocks_total=scheduler.pool.num_blocks,
-            num_running_requests=scheduler.num_running,
-            num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
-            num_finished_requests=num_finished,
-            num_preempted_requests=step.num_preempted,
+        self._ledger.book(scheduled.step, duration_ms)
+        record = describe_step(
+            scheduled.step,
+            number=self._num_steps,
+            held=scheduled.held,
+            scheduler=self._scheduler,
+            num_finished=num_finished,
             duration_ms=duration_ms,
-            num_padding_tokens=step.num_padding_tokens,
-            num_swapped_kv_blocks=scheduler.num_swapped_blocks,
         )
         self._booked_at = now
         self._num_steps += 1

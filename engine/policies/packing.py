@@ -45,12 +45,8 @@ def pack_padded(lengths: Sequence[int], budget: int) -> list[int]:
 
 def pack_length_ordered(lengths: Sequence[int], budget: int) -> list[int]:
     """As `pack_padded`, the longest prompts first, so that neighbours need little padding."""
-    order = _longest_first(lengths)
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     return [order[place] for place in pack_padded([lengths[index] for index in order], budget)]
-
-
-def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda index: -lengths[index])
 
 
 PACKINGS: dict[Packing, Callable[[Sequence[int], int], list[int]]] = {
