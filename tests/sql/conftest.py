@@ -19,6 +19,7 @@ from tasks.schema import create_schema
 from tasks.tokenize import TOKENS_SCHEMA
 from tasks.workload import Workload, load_workload
 from tasks.write import WriteResult, write_answers
+from tests.sql.report_facts import CONFIG, Step, replace_steps
 
 Row = dict[str, Any]
 Answer = Callable[[Row], Row | None]
@@ -137,3 +138,15 @@ def night(tmp_path: Path) -> Iterator[Night]:
     night.sql("insert into snippet_requests values ('d2', 'q1'), ('d1', 'q2'), ('d1', 'q1')")
     yield night
     assert not list(tmp_path.rglob("*.tmp")), "a temporary file was left behind"
+
+
+@pytest.fixture
+def make_run(night: Any) -> Callable[..., str]:
+    """Makes a run of three rows and gives it steps; returns its id."""
+
+    def make(steps: Sequence[Step] = (), config: Any = CONFIG, **same: int) -> str:
+        run_id = night.run(config=config).record.run_id
+        replace_steps(night, run_id, steps, **same)
+        return str(run_id)
+
+    return make
