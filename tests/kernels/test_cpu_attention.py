@@ -173,11 +173,6 @@ NATIVE_BATCHES = BATCHES | {
 }
 
 
-@pytest.fixture(scope="session")
-def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("native")
-
-
 CPU_FLAGS = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
 UNITS = {"best": ""}
 """Compiler flags that leave out what this CPU has, so that what serves lesser ones is tested here as well."""
@@ -319,11 +314,11 @@ def test_the_largest_column_is_found_without_the_product(num_rows: int, units: s
         assert kernels.project(rows, packed).shape == (num_rows, 992)
 
 
-def test_head_norms_and_rotation_are_those_of_transformers(native_folder: Path) -> None:
+def test_head_norms_and_rotation_are_those_of_transformers(folders: dict[str, Path]) -> None:
     from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
     kernels = NativeKernels(
-        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32, block_size=32, folder=native_folder
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32, block_size=32, folder=folders["best"]
     )
     generator = torch.Generator().manual_seed(1)
     heads = torch.randn(5, 8, 32, generator=generator)
