@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.interpreted_cases import CASES, SPECIAL
+from tests.kernels.interpreted_cases import CASES
+from tests.kernels.interpreted_program import SPECIAL
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def results() -> dict[str, dict]:
     """What the interpreter found, by case. One process: the environment decides at import whether Triton interprets."""
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.kernels.interpreted_cases"],
+        [sys.executable, "-W", "error", "-m", "tests.kernels.interpreted_program"],
         cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
