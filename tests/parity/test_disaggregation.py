@@ -17,6 +17,7 @@ import pytest
 
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
 from engine.errors import ConfigError, ModelError, PrefillWorkerError
+from tests.parity.answers import assert_alike
 
 BLOCK_BYTES = 8 * 2 * 2 * 2 * 16 * 4  # of tokens, key and value, layers, KV heads, head dim, float32
 AMPLE = EngineConfig(dtype="float32", device="cpu", block_size=8, attention="torch", num_threads=1,
@@ -54,13 +55,6 @@ def run(engine: Engine) -> tuple[dict[str, Completion], list[StepRecord]]:
     answers = {answer.request_id: answer for answer in engine.run_plan(REQUESTS, GROUPS, on_step=steps.append)}
     assert len(answers) == len(REQUESTS)
     return answers, steps
-
-
-def assert_alike(answers: dict[str, Completion], expected: dict[str, Completion]) -> None:
-    for request_id, answer in answers.items():
-        wanted = expected[request_id]
-        assert (answer.finish_reason, answer.token_ids) == (wanted.finish_reason, wanted.token_ids)
-        assert answer.label_logprobs == pytest.approx(wanted.label_logprobs, rel=1e-6, abs=1e-5)
 
 
 @pytest.fixture(scope="module")
