@@ -17,8 +17,10 @@ from engine.block_transport import BlockTransport, DistributedTransport, SharedM
 from engine.engine import Engine
 from engine.prefill_message import PrefillJob, PrefillStep
 
+_ENGINE_RANK = 0
 
-def serve_prefills(model: str | Path, *, device: str = "auto", peer: int = 0) -> None:
+
+def serve_prefills(model: str | Path, *, device: str = "auto") -> None:
     """Computes the prompts of an engine with disaggregation "distributed" until that engine is closed or dropped.
 
     Call it in rank 1 of two torch.distributed processes, on a backend for the CPU such as gloo, while rank 0 has the
@@ -27,12 +29,11 @@ def serve_prefills(model: str | Path, *, device: str = "auto", peer: int = 0) ->
     Args:
         model: checkpoint folder, GGUF file or hub id, of the same weights as the engine's.
         device: of this process. The number format is the engine's.
-        peer: rank of the engine.
     Raises:
         ConfigError, ModelError, CapacityError: the checkpoint does not fit the engine, which raises it, too.
         RuntimeError: the other process is gone.
     """
-    _serve(DistributedTransport(peer), model, device)
+    _serve(DistributedTransport(_ENGINE_RANK), model, device)
 
 
 def _serve(transport: BlockTransport, model: str | Path | None = None, device: str | None = None) -> None:
