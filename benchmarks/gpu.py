@@ -52,9 +52,9 @@ def require_gpu(program: str) -> GpuRun:
     )
 
 
-def median_us(call: Callable[[], object], *, warmup_ms: int = 50, run_ms: int = 200) -> float:
+def median_us(call: Callable[[], object]) -> float:
     """Median device time of a call, the L2 cache emptied before each."""
-    return 1000 * float(triton.testing.do_bench(call, warmup=warmup_ms, rep=run_ms, return_mode="median"))
+    return 1000 * float(triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median"))
 
 
 def measure_ceilings(run: GpuRun) -> Ceilings:

@@ -13,7 +13,7 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +89,11 @@ class Loaded:
     details: dict[str, float] = field(default_factory=dict)
 
 
-class ServedEngine(Protocol):
-    """What a ``*_engine`` module implements."""
-
-    def load(self, settings: LoadSettings) -> Loaded: ...
-
-    def run(self, work: Work) -> Answers: ...
-
-
 def serve(engine: Any) -> None:
-    """Answers requests until standard input ends. Each names a method of the engine, "load" or "run" mostly.
+    """Answers requests until standard input ends. Each names a method of the engine.
+
+    An engine that is compared has `load(settings: LoadSettings) -> Loaded` and `run(work: Work) -> Answers`; any other
+    method is given a mapping and gives one.
 
     An answer carries the seconds that the call took and the process's memory: {"answer", "seconds", "memory"}, or
     {"error"} with the traceback, after which the process goes on.

@@ -3,7 +3,6 @@
 It speaks what fsspec calls ``jupyter://``, and asks for a token, which fsspec finds in the environment.
 """
 
-import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -91,7 +90,3 @@ def serve_objects() -> Iterator[ObjectServer]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def content_of(stored: dict[str, Any]) -> bytes:
-    return base64.b64decode(stored["content"])
