@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine import Engine, EngineConfig, PrefixGroup, Request, StepRecord, plan_prefix_groups
+from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepRecord, plan_prefix_groups
 from engine.device import DEVICES, find_device, kv_budget_bytes
 from engine.device_probe import measure_device, native_dtype, probe_device
 from engine.errors import ConfigError, ModelError
@@ -62,6 +62,14 @@ def simulate(
     )
 
 
+def run_both(engine: Engine, requests: list[Request]) -> tuple[list[Completion], list[StepRecord], list[SimulatedStep]]:
+    """What the engine answers, its steps, and the steps that a simulation foretells for answers of 20 tokens."""
+    groups = plan_prefix_groups([request.token_ids for request in requests])
+    real: list[StepRecord] = []
+    answers = list(engine.run_plan(requests, groups, on_step=real.append))
+    return answers, real, simulate(requests, groups, engine, 20)
+
+
 def without_time(records: list[StepRecord]) -> list[dict[str, float]]:
     return [{**dataclasses.asdict(record), "duration_ms": 0} for record in records]
 
@@ -90,10 +98,7 @@ def test_a_simulated_run_has_the_steps_of_the_real_one(
         else Request(request_id=str(i), token_ids=prompt, max_new_tokens=20, ignore_eos=True)
         for i, prompt in enumerate(make_prompts(40))
     ]
-    groups = plan_prefix_groups([request.token_ids for request in requests])
-    real: list[StepRecord] = []
-    answers = list(engine.run_plan(requests, groups, on_step=real.append))
-    steps = simulate(requests, groups, engine, 20)
+    answers, real, steps = run_both(engine, requests)
 
     assert without_time([step.record for step in steps]) == without_time(real)
     num_errors = sum(answer.error is not None for answer in answers)
@@ -133,10 +138,7 @@ def test_policies_are_simulated_as_they_run(tiny_llama: Path, policies: dict[str
         Request(request_id=str(i), token_ids=prompt, max_new_tokens=20, ignore_eos=True, priority=i % 4)
         for i, prompt in enumerate(make_prompts(24))
     ]
-    groups = plan_prefix_groups([request.token_ids for request in requests])
-    real: list[StepRecord] = []
-    answers = list(engine.run_plan(requests, groups, on_step=real.append))
-    steps = simulate(requests, groups, engine, 20)
+    answers, real, steps = run_both(engine, requests)
     assert without_time([step.record for step in steps]) == without_time(real)
     assert sum(record.num_preempted_requests for record in real) > 0
     assert any(answer.error is not None for answer in answers) == (config.preemption == "kill")
