@@ -127,11 +127,11 @@ class Engine:
             decode: needed where a request has stop strings.
             on_step: called after each step.
         """
-        can_decode = decode is not None
+        limits, can_decode = self._limits, decode is not None
         impossible = {
             index: reason
             for index, request in enumerate(requests)
-            if (reason := self._limits.why_impossible(request, can_decode=can_decode)) is not None
+            if (reason := limits.why_impossible(request, can_decode=can_decode)) is not None
         }
         for index, reason in impossible.items():
             request = requests[index]
@@ -220,12 +220,12 @@ class Engine:
         return self._prefill_client
 
     def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None) -> list[Completion]:
-        seen: set[str] = set()
+        limits, seen = self._limits, set[str]()
         for request in requests:
             if request.request_id in seen:
                 raise RequestError(f"request {request.request_id!r}: the request_id is used twice in one call")
             seen.add(request.request_id)
-            reason = self._limits.why_impossible(request, can_decode=decode is not None)
+            reason = limits.why_impossible(request, can_decode=decode is not None)
             if request.mode != mode:
                 reason = f"mode is {request.mode!r}, expected {mode!r} here"
             if reason is not None:
