@@ -66,7 +66,7 @@ def split_groups(
     num_prompt_tokens: IndexArray,
     partition_tokens: int,
     num_answer_tokens: int,
-    priorities: IndexArray | None = None,
+    priorities: IndexArray,
 ) -> GroupedRows:
     """Splits the groups of a plan that cost more than a partition, so that few of the pieces are urgent.
 
@@ -74,13 +74,11 @@ def split_groups(
         num_prompt_tokens: int64 ``[num_rows]``.
         partition_tokens: cost of a partition.
         num_answer_tokens: expected of each distinct prompt.
-        priorities: int64 ``[num_rows]``; members of a group come by descending priority. None: all have the same.
+        priorities: int64 ``[num_rows]``; members of a group come by descending priority.
     """
-    order = np.lexsort((table.member_id, table.group_id))
-    if priorities is not None:
-        order = _most_urgent_first(table, order, priorities)
+    order = _most_urgent_first(table, priorities)
     groups, members = table.group_id[order], table.member_id[order]
-    starts_member = (np.diff(groups, prepend=-1) != 0) | (np.diff(members, prepend=-1) != 0)
+    starts_member = _starts_run(groups, members)
     member_of_row = np.cumsum(starts_member) - 1
     # From here on by distinct prompt, then by group.
     groups, num_tokens = groups[starts_member], num_prompt_tokens[order][starts_member]
@@ -102,14 +100,11 @@ def split_groups(
     )
 
 
-def _most_urgent_first(table: PlanTable, order: IndexArray, priorities: IndexArray) -> IndexArray:
-    """Rows by group, then member, of which those with the highest priority come first; a prompt has its rows' highest.
-
-    Args:
-        order: the rows by group and member.
-    """
+def _most_urgent_first(table: PlanTable, priorities: IndexArray) -> IndexArray:
+    """Rows by group, then member; members with the highest priority come first, a prompt having its rows' highest."""
+    order = np.lexsort((table.member_id, table.group_id))
     groups, members = table.group_id[order], table.member_id[order]
-    starts_member = (np.diff(groups, prepend=-1) != 0) | (np.diff(members, prepend=-1) != 0)
+    starts_member = _starts_run(groups, members)
     if not len(order):
         return order
     highest = np.maximum.reduceat(priorities[order], np.flatnonzero(starts_member))
@@ -152,5 +147,11 @@ def _number_pieces(groups: IndexArray, costs: IndexArray, prefixes: IndexArray, 
     costs_before = np.cumsum(costs) - costs
     middles = costs_before - costs_before[starts][groups] + costs // 2
     piece = middles * num_pieces[groups] // member_costs[groups]
-    numbers: IndexArray = np.cumsum((np.diff(groups, prepend=-1) != 0) | (np.diff(piece, prepend=-1) != 0)) - 1
+    numbers: IndexArray = np.cumsum(_starts_run(groups, piece)) - 1
     return numbers
+
+
+def _starts_run(*columns: IndexArray) -> npt.NDArray[np.bool_]:
+    """Where any of the columns, all of them from 0 on, has another value than in the row before."""
+    changes = np.diff(np.stack(columns), prepend=-1) != 0
+    return np.asarray(changes.any(axis=0))

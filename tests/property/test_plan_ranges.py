@@ -57,7 +57,8 @@ def test_partitions_are_whole_groups_of_near_equal_cost(
 ) -> None:
     arrays = as_arrays(prompts)
     table = plan_prompts(arrays)
-    rows = split_groups(table, np.array([len(p) for p in prompts], np.int64), partition_tokens, num_answer_tokens)
+    num_prompt_tokens, same = np.array([len(p) for p in prompts], np.int64), np.zeros(len(prompts), np.int64)
+    rows = split_groups(table, num_prompt_tokens, partition_tokens, num_answer_tokens, same)
     assert sorted(rows.order.tolist()) == list(range(len(prompts)))
     ordered = [arrays[row] for row in rows.order.tolist()]
     groups = rebuild_groups(ordered, rows.group_id, rows.member_id, rows.num_prefix_tokens)
