@@ -6,6 +6,19 @@ from engine.request import Request
 from engine.sequence import most_extra_tokens
 
 
+def most_tokens(request: Request) -> int:
+    """Of a request's prompt with its answer, or with its longest label."""
+    return len(request.token_ids) + most_extra_tokens(request) + 1
+
+
+def most_blocks(request: Request, block_size: int) -> int:
+    """KV blocks that a request needs alone.
+
+    A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
+    """
+    return -(-most_tokens(request) // block_size) + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
     """Limits on one request alone.
@@ -32,14 +45,13 @@ class EngineLimits:
             return f"token id {largest} is not below the vocabulary size {self.vocab_size}"
         if any(token < 0 for label in request.labels for token in label):
             return f"label token ids must not be negative, got {request.labels}"
-        num_tokens = num_prompt_tokens + most_extra_tokens(request) + 1
+        num_tokens = most_tokens(request)
         if num_tokens > self.max_model_len:
             return (
                 f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer "
                 f"{num_tokens}, which exceeds the context of {self.max_model_len}"
             )
-        # A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
-        num_blocks = -(-num_tokens // self.block_size) + 1
+        num_blocks = most_blocks(request, self.block_size)
         if num_blocks > self.num_kv_blocks:
             return (
                 f"{num_tokens} tokens need up to {num_blocks} KV blocks of {self.block_size} tokens, "

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from engine.admission import make_pool
 from engine.config import EngineConfig
 from engine.held_blocks import HeldBlocks
+from engine.limits import most_blocks
 from engine.policies.preemption import SwapSpace
 from engine.policies.sharing import schedule_groups
 from engine.prefix_groups import PrefixGroup
@@ -22,7 +23,7 @@ from engine.prefix_node import PrefixNode
 from engine.request import Request
 from engine.roofline import Roofline, StepCost, StepWork
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence, most_extra_tokens
+from engine.sequence import Sequence
 from engine.step import Step
 from engine.step_description import describe_step
 from engine.step_record import StepRecord
@@ -134,16 +135,8 @@ class _NoMemory:
 
 
 def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
-    """Indices of requests that the block pool cannot hold even alone; the engine answers them with an error.
-
-    A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
-    """
-    most_tokens = (num_kv_blocks - 1) * block_size
-    return {
-        index
-        for index, request in enumerate(requests)
-        if len(request.token_ids) + most_extra_tokens(request) + 1 > most_tokens
-    }
+    """Indices of requests that the block pool cannot hold even alone; the engine answers them with an error."""
+    return {index for index, request in enumerate(requests) if most_blocks(request, block_size) > num_kv_blocks}
 
 
 def _measure_work(step: Step) -> StepWork:
