@@ -82,6 +82,14 @@ class Layout:
     def slots(self, table: list[int], length: int) -> list[int]:
         return [table[token // self.block_size] * self.block_size + token % self.block_size for token in range(length)]
 
+    def used_slots(self) -> list[int]:
+        """Those that anybody's KV is in."""
+        tables = [
+            *zip(self.own_tables, self.batch.own_lens, strict=True),
+            *zip(self.prefix_tables, self.batch.prefix_lens, strict=True),
+        ]
+        return [slot for table, length in tables for slot in self.slots(table, int(length))]
+
 
 LONG = LONGEST_BUCKETED_CHUNK + 5
 BATCHES = {
@@ -135,18 +143,11 @@ def test_bfloat16_stays_within_its_rounding() -> None:
 def test_unused_blocks_are_never_read_into_an_answer() -> None:
     """Blocks of nobody, and slots beyond a sequence's end, hold values that would swamp any answer."""
     layout = Layout(BATCHES["everything"], list(range(NUM_BLOCKS)))
-    used = {
-        slot
-        for table, length in [
-            *zip(layout.own_tables, layout.batch.own_lens, strict=True),
-            *zip(layout.prefix_tables, layout.batch.prefix_lens, strict=True),
-        ]
-        for slot in layout.slots(table, int(length))
-    }
+    used = layout.used_slots()
     generator = torch.Generator().manual_seed(3)
     keys, values = (torch.full((NUM_BLOCKS, BLOCK_SIZE, 2, 16), 1e6) for _ in range(2))
     for cache in (keys, values):
-        cache.flatten(0, 1)[sorted(used)] = torch.randn(len(used), 2, 16, generator=generator)
+        cache.flatten(0, 1)[used] = torch.randn(len(used), 2, 16, generator=generator)
     query = torch.randn(layout.batch.num_rows, 4, 16, generator=generator)
     backend = CpuAttention(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32)
     out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.25)
@@ -226,14 +227,7 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
     work = kernels.prepare(layout.batch)
     shape = (NUM_NATIVE_BLOCKS, NATIVE_BLOCK_SIZE, num_kv_heads, head_dim)
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    used = [
-        slot
-        for table, length in [
-            *zip(layout.own_tables, layout.batch.own_lens, strict=True),
-            *zip(layout.prefix_tables, layout.batch.prefix_lens, strict=True),
-        ]
-        for slot in layout.slots(table, int(length))
-    ]
+    used = layout.used_slots()
     k_cache, v_cache = (torch.full(shape, 1e4, dtype=dtype) for _ in range(2))
     rows = torch.cat(
         [
