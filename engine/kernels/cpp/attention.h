@@ -226,6 +226,11 @@ struct Attend {
     return (block * num_kv_heads + head) * block_size * dim + int64_t(token % block_size) / SUB * SUB * dim;
   }
 
+  // Begins to fetch a sub-block of keys or values: where few rows wait for much KV, the memory is what takes the time.
+  void fetch(const T* sub_block) const {
+    for (int i = 0; i < SUB * dim; i += 64 / sizeof(T)) __builtin_prefetch(sub_block + i, 0, 2);
+  }
+
   void run(Workspace<T>& w, int num_rows, const T* keys, const T* values, const int32_t* table, int head, int visible,
            bool causal) const {
     const int num_tokens = visible + (causal ? (num_rows - 1) / group : 0);
@@ -233,9 +238,11 @@ struct Attend {
     for (int first = 0; first < num_tokens; first += CHUNK) {
       const int count = std::min(CHUNK, num_tokens - first);
       const int num_subs = (count + SUB - 1) / SUB;
+      for (int s = 0; s < num_subs; s++) fetch(keys + sub_block(table, head, first + s * SUB));
       for (int s = 0; s < num_subs; s++) {
         const int64_t at = sub_block(table, head, first + s * SUB);
         parts[s] = values + at;
+        fetch(parts[s]);
         score(w.q, keys + at, w.scores + s * SUB, num_rows);
       }
       int seen[ROWS];
@@ -305,23 +312,29 @@ Workspace<T>& workspace() {
   return own;
 }
 
+// Rows that products compute for `used` ones.
+inline int padded_rows(int used, Units units) {
+  if (units == Units::tiles) return used > 16 ? 32 : 16;
+  return (used + SET - 1) / SET * SET;
+}
+
 // Query rows (token-major, then query head) of tokens [first, first + count) for one KV head; unused rows are zero.
 template <typename T>
 void pack_queries(Workspace<T>& w, const T* query, int64_t stride, int64_t first, int count, int head, int group,
-                  int dim) {
+                  int dim, Units units) {
   for (int t = 0; t < count; t++)
     std::memcpy(static_cast<void*>(w.q + t * group * dim), query + (first + t) * stride + head * group * dim,
                 size_t(group) * dim * sizeof(T));
-  const int used = count * group, padded = used > 16 ? 32 : 16;
+  const int used = count * group, padded = padded_rows(used, units);
   std::memset(static_cast<void*>(w.q + used * dim), 0, size_t(padded - used) * dim * sizeof(T));
   for (int r = used; r < padded; r++)
     std::memset(static_cast<void*>(w.weights + r * CHUNK), 0, CHUNK * sizeof(T));
 }
 
 template <typename T>
-void start_rows(Workspace<T>& w, int num_rows, int dim) {
+void start_rows(Workspace<T>& w, int num_rows, int dim, Units units) {
   for (int r = 0; r < ROWS; r++) w.top[r] = -1e30f, w.sum[r] = 0;
-  std::memset(w.out, 0, size_t(num_rows > 16 ? 32 : 16) * dim * sizeof(float));
+  std::memset(w.out, 0, size_t(padded_rows(num_rows, units)) * dim * sizeof(float));
 }
 
 // Items: int64 rows of SHARED or OWN columns; see engine/kernels/native.py, which makes them.
@@ -347,8 +360,8 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
     for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {
       const int64_t* item = shared + i / num_kv_heads * SHARED_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]), rows = count * group;
-      pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, group, dim);
-      start_rows(w, rows, dim);
+      pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, group, dim, units);
+      start_rows(w, rows, dim, units);
       part.run(w, rows, keys, values, prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false);
       for (int r = 0; r < rows; r++) {
         float* to = state + ((item[SHARED_ROW] + r / group) * num_q_heads + head * group + r % group) * state_size;
@@ -360,8 +373,8 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
     for (int64_t i = 0; i < num_own * num_kv_heads; i++) {
       const int64_t* item = own + i / num_kv_heads * OWN_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
-      pack_queries(w, query, query_stride, item[OWN_ROW], count, head, group, dim);
-      start_rows(w, rows, dim);
+      pack_queries(w, query, query_stride, item[OWN_ROW], count, head, group, dim, units);
+      start_rows(w, rows, dim, units);
       const int64_t first = (item[OWN_ROW] * num_q_heads + head * group) * state_size;
       for (int r = 0; item[OWN_HAS_STATE] && r < rows; r++) {
         const float* from = state + first + (int64_t(r / group) * num_q_heads + r % group) * state_size;
