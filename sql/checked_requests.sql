@@ -4,7 +4,7 @@
 -- grain:   one row a row of the workload's query
 -- inputs:  newest_answers, macros bytes_of and problem_of
 -- identifiers: {columns}: the key's, then the prompt's fields that are not among them; {priority}
---          (row_priority, which is null, where rows have none)
+--          (row_priority, which is null, where rows have none); {sha256_of}: a function like sha256, but faster
 -- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
 --          the fields), $workload_digest, $model_digest
 
@@ -33,7 +33,7 @@ judged as (
         columns('^field_.*$'),
         error,
         row_priority,
-        coalesce(sha256(columns('^field_.*$')), '-') as 'hash_\0',
+        coalesce({sha256_of}(columns('^field_.*$')), '-') as 'hash_\0',
         problem_of(columns('^id_.*$')) as 'idproblem_\0',
         problem_of(columns('^field_.*$')) as 'fieldproblem_\0'
     from prefixed
@@ -78,6 +78,7 @@ keyed as (
         columns('^field_.*$'),
         request_key,
         row_priority,
+        hashes,
         ltrim(concat_ws(' ', reason[1], reason[2])) as error,
         sha256(
             concat_ws(',', list_aggregate(hashes, 'string_agg', ','), reason[2], $workload_digest, $model_digest)
@@ -91,6 +92,7 @@ final as (
         columns('^field_.*$'),
         keyed.request_key,
         keyed.row_priority,
+        keyed.hashes,
         keyed.content_key,
         nullif(keyed.error, '') as error,
         newest_answers.content_key is not null as is_done
@@ -102,6 +104,7 @@ final as (
 select
     columns('^key_.*$'),
     case when error is null and not is_done then coalesce(decode(columns('^field_.*$')), '') end as 'text_\0',
+    hashes,
     content_key,
     error,
     row_priority,

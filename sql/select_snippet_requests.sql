@@ -8,12 +8,12 @@ with requested as (
     from snippet_requests
 ),
 
-document_texts as (
+document_texts as not materialized (
     select documents.doc_id::varchar as doc_id, documents.title, documents.body
     from documents
 ),
 
-query_texts as (
+query_texts as not materialized (
     select queries.query_id::varchar as query_id, queries.query_text
     from queries
 ),

@@ -4,10 +4,10 @@ The files have no name: they lie on the file system of a folder, nobody else can
 process however it ends.
 """
 
-import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from itertools import accumulate, islice
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -110,29 +110,55 @@ def _sort_run(batches: list[pa.RecordBatch], keys_of: KeysOf) -> Iterator[pa.Rec
         yield rows.take(order[start : start + num_rows])
 
 
+@dataclass(slots=True, kw_only=True)
+class _Head:
+    """What is in memory of a run: a batch, its rows' keys, and the first row that has not been taken."""
+
+    batch: pa.RecordBatch
+    keys: list[bytes]
+    start: int = 0
+
+
 def _merge_runs(runs: list[Iterator[pa.RecordBatch]], keys_of: KeysOf) -> Iterator[pa.RecordBatch]:
-    """Equal keys come from the earlier run first."""
+    """Batches of `MOST_BATCH_ROWS`; equal keys come from the earlier run first."""
+    pending: list[pa.RecordBatch] = []
+    num_pending_rows = 0
+    for rows in _merge_slices(runs, keys_of):
+        pending.append(rows)
+        num_pending_rows += rows.num_rows
+        if num_pending_rows < MOST_BATCH_ROWS:
+            continue
+        merged = pa.concat_batches(pending)
+        starts = range(0, num_pending_rows - MOST_BATCH_ROWS + 1, MOST_BATCH_ROWS)
+        yield from (merged.slice(start, MOST_BATCH_ROWS) for start in starts)
+        pending = [merged.slice(starts[-1] + MOST_BATCH_ROWS)]
+        num_pending_rows = pending[0].num_rows
+    if num_pending_rows:
+        yield pa.concat_batches(pending)
 
-    def rows_of(run: Iterator[pa.RecordBatch]) -> Iterator[tuple[bytes, pa.RecordBatch, int]]:
-        for batch in run:
-            for row, key in enumerate(keys_of(batch)):
-                yield key, batch, row
 
-    merged = heapq.merge(*map(rows_of, runs), key=lambda item: item[0])
-    while rows := [(batch, row) for _, batch, row in islice(merged, MOST_BATCH_ROWS)]:
-        yield _gather(rows)
+def _merge_slices(runs: list[Iterator[pa.RecordBatch]], keys_of: KeysOf) -> Iterator[pa.RecordBatch]:
+    """The rows in order, as many at a time as are known to come before all that is still on disk.
 
-
-def _gather(rows: list[tuple[pa.RecordBatch, int]]) -> pa.RecordBatch:
-    """One batch of the rows named; those of one batch are consecutive there, so that no other row is copied."""
-    first_rows: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    sources: dict[int, pa.RecordBatch] = {}
-    for batch, row in rows:
-        first_rows.setdefault(id(batch), row)
-        counts[id(batch)] = counts.get(id(batch), 0) + 1
-        sources[id(batch)] = batch
-    needed = pa.concat_batches([batch.slice(first_rows[key], counts[key]) for key, batch in sources.items()])
-    starts = dict(zip(sources, accumulate(counts.values(), initial=0), strict=False))
-    positions = [starts[id(batch)] + row - first_rows[id(batch)] for batch, row in rows]
-    return needed.take(pa.array(positions, pa.int64()))
+    Those are the rows up to the last one of the batch that ends first. Rows of its key may follow in its own run, and
+    come before those of later runs.
+    """
+    sources = [(run, _Head(batch=batch, keys=keys_of(batch))) for run in runs if (batch := next(run, None)) is not None]
+    while sources:
+        ending = min(range(len(sources)), key=lambda place: sources[place][1].keys[-1])
+        bound = sources[ending][1].keys[-1]
+        slices: list[pa.RecordBatch] = []
+        keys: list[bytes] = []
+        for place, (_, head) in enumerate(sources):
+            bisect = bisect_right if place <= ending else bisect_left
+            end = bisect(head.keys, bound, head.start)
+            if end > head.start:
+                slices.append(head.batch.slice(head.start, end - head.start))
+                keys += head.keys[head.start : end]
+                head.start = end
+        # Sorting what is a few sorted pieces is a merge, and keeps the order of equal keys.
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        yield pa.concat_batches(slices).take(pa.array(order, pa.int64()))
+        run, _ = sources[ending]
+        batch = next(run, None)
+        sources[ending : ending + 1] = [] if batch is None else [(run, _Head(batch=batch, keys=keys_of(batch)))]
