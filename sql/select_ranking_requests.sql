@@ -61,10 +61,10 @@ final as (
             when query_counts.num_rows > 1
                 then concat('query_id ''', requested.query_id, ''' has ', query_counts.num_rows, ' rows in queries')
         end as error
-    from requested
+    from unique_documents  -- the longer texts stream past; what many requests share is kept in memory
+    right join requested on requested.doc_id = unique_documents.doc_id
     left join document_counts on document_counts.doc_id = requested.doc_id
     left join query_counts on query_counts.query_id = requested.query_id
-    left join unique_documents on unique_documents.doc_id = requested.doc_id
     left join unique_queries on unique_queries.query_id = requested.query_id
 )
 

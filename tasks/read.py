@@ -100,7 +100,7 @@ def read_requests(
         database, read_only=True, lock_timeout_seconds=lock_timeout_seconds, memory_limit=memory_limit
     ) as connection:
         connection.execute(statement("set_temp_directory"), {"folder": str(run_folder)})
-        connection.execute(statement("set_safe_joins"))
+        connection.execute(statement("set_joins_as_written"))
         _check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)

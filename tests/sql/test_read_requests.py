@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import DatabaseError
 from tasks.artifact import open_parquet
+from tasks.database import connect
 from tasks.read import requests_schema
 
 BAD = b"bad \xff byte"
@@ -247,3 +248,19 @@ def test_a_million_bytes_and_more_rows_than_a_batch(night: Any) -> None:
     rows = night.prepare().rows()
     assert [row["row_id"] for row in rows] == list(range(3003))
     assert len(rows[-1]["body"]) == 1_000_000
+
+
+def test_long_texts_are_fetched_a_few_at_a_time(night: Any) -> None:
+    night.sql("update documents set body = repeat('x', 5000000) where doc_id = 'd1'")
+    night.sql("insert into queries select 'r' || i, 'query' from range(8) t(i)")
+    night.sql("insert into snippet_requests select 'd1', 'r' || i from range(8) t(i)")
+    run = night.prepare()
+    with open_parquet(run.read.requests) as file:
+        counts = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    assert counts == [3, 3, 3, 2], "3 times 5 MB is within 16 MiB"
+    assert [len(row["body"]) for row in run.rows()] == [5_000_000] * 10 + [len("body 2")]
+
+
+def test_two_reads_while_this_process_has_the_database_open(night: Any) -> None:
+    with connect(night.path):
+        assert night.prepare().rows() == night.prepare().rows()

@@ -1,6 +1,7 @@
 """Texts on disk: what comes back is what was put, whatever the order, and equal texts lie there once."""
 
 import os
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ def stored_bytes(folder: Path) -> int:
     most_known=st.sampled_from([0, 2, 1000]),
 )
 def test_any_rows_come_back_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[list[str | None]], order: "st.DataObject", most_known: int
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[str | None]], order: random.Random, most_known: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, TextStore(tmp_path_factory.getbasetemp()) as store:
         patch.setattr(tasks.text_store, "KNOWN_TEXTS", most_known)
