@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from engine.attention import AttentionBackend
 from engine.checkpoint import no_progress_bars, resolve_checkpoint
 from engine.errors import ConfigError, ModelError
+from engine.host_memory import give_back_freed_memory
 from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache, KVShape
 from engine.native_head import NativeEmbedding, NativeHead
@@ -146,6 +147,7 @@ class Model:
             if self._owns_weights:
                 layers[index] = nn.Identity()  # frees the layer's weights before the next one's are copied
         self._use_native_head(kernels)
+        give_back_freed_memory()
         self._has_native_layers = True
 
     def _use_native_head(self, kernels: NativeKernels) -> None:

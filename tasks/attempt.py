@@ -1,5 +1,6 @@
 """Rows given to the model once: what it answered is kept, and what it failed with is told apart."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.errors import BatchloomError, DeviceError
+from engine.host_memory import give_back_freed_memory
 from engine.prefix_groups import rebuild_groups
 from engine.request import Completion
 from engine.step_record import StepRecord
@@ -19,6 +21,10 @@ from tasks.partition_work import PartitionWork
 from tasks.piece import select_rows
 from tasks.request_form import RequestForm
 from tasks.stop_request import StopRequest
+
+TRIM_SECONDS = 20.0
+"""Between two times that freed memory is given back, which takes some milliseconds. Steps differ in size, so the C
+library's heap comes to be full of holes."""
 
 
 class StoppedError(Exception):
@@ -48,10 +54,15 @@ def try_rows(rows: Partition, job: InferJob, work: PartitionWork, on_begin: Call
     stop = StopRequest(job.run_folder)
     steps: list[StepRecord] = []
     completions: list[Completion] = []
+    trimmed_at = time.monotonic()
 
     def on_step(step: StepRecord) -> None:
+        nonlocal trimmed_at
         steps.append(step)
         work.progress.add(step)
+        if time.monotonic() - trimmed_at > TRIM_SECONDS:
+            give_back_freed_memory()
+            trimmed_at = time.monotonic()
         if stop.is_made:
             raise StoppedError
 
