@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,17 @@ class TextCodec:
     def load(cls, folder: Path) -> "TextCodec":
         """Reads the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint's.
 
+        The last one is kept while its folder's files stay as they are: whoever computes answers with the model comes
+        right after whoever made the prompts, and a second one would take a second and some sixty megabytes.
+
         Raises:
             ModelError: there is none, it cannot be read, or it has no fast (Rust) form.
         """
+        return cls._load_once(folder, _file_stamps(folder))
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def _load_once(cls, folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> "TextCodec":
         from transformers import AutoTokenizer  # seconds to import, and a night with nothing new needs none
 
         try:
@@ -122,6 +131,15 @@ class TextCodec:
         """The text of an answer, without its special tokens."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+
+def _file_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What tells the files of a folder from others of their names; empty where there is no such folder."""
+    try:
+        files = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
+    except OSError:  # which the loader explains
+        return ()
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
 
 def _is_control(token: Mapping[str, Any]) -> bool:

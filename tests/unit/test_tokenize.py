@@ -1,5 +1,6 @@
 """From requests to tokens: the order of the rows, their limits and errors."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def requests_table(bodies: Sequence[str | None], errors: Sequence[str | None] | 
             "row_priority": pa.array([0] * count, pa.int64()),
         }
     )
+
+
+def test_a_tokenizer_is_read_once_while_its_folder_stays_as_it_is(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    first = TextCodec.load(folder)
+    assert TextCodec.load(folder) is first
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    second = TextCodec.load(folder)
+    assert second.render_chat([{"role": "user", "content": "go"}]) == "go!"
+    assert TextCodec.load(tiny_llama) not in (first, second)
 
 
 def test_rows_stream_in_order(codec: TextCodec, tmp_path: Path) -> None:
