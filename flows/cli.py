@@ -2,12 +2,13 @@
 
 import argparse
 import atexit
+import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from prefect.settings import (
 from pydantic import BaseModel, ValidationError
 
 from engine.errors import BatchloomError, ConfigError
+from flows.head_start import head_start
 from flows.settings import EngineSettings, FailureSettings, PlanSettings, WorkerSettings
 from tasks.run_folder import runs_folder
 
@@ -45,7 +47,7 @@ def main(nightly: Flow[..., Any], arguments: Sequence[str] | None = None) -> int
         machines = WorkerSettings.model_validate({name: options.pop(name) for name in WorkerSettings.model_fields})
     except ValidationError as error:
         return _fail("; ".join(f"{option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
-    atexit.register(close_stderr)
+    atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, terminate)
     try:
         with plain_log(), quiet_prefect(options["database"]):
@@ -141,7 +143,8 @@ def quiet_prefect(database: Path) -> Iterator[None]:
         # still say how it ended.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with get_client(sync_client=True) as client:
+            waiting = nullcontext() if PREFECT_API_URL.value() else head_start()
+            with waiting, get_client(sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
             raise ConfigError(f"no Prefect server at {PREFECT_API_URL.value() or 'this machine'}: {error}") from error
@@ -150,8 +153,11 @@ def quiet_prefect(database: Path) -> Iterator[None]:
         yield
 
 
-def close_stderr() -> None:
-    """The last thing at exit: after it, DuckDB's bindings report what Prefect keeps alive to the very end as leaks."""
+def end_quietly() -> None:
+    """The last thing at exit. After it, Python would search all that the libraries made for cycles, for two seconds,
+    and DuckDB's bindings report what Prefect keeps alive to the very end as leaks.
+    """
+    gc.freeze()
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

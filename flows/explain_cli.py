@@ -21,7 +21,7 @@ from flows.cli import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     add_inputs,
-    close_stderr,
+    end_quietly,
     option,
     plain_log,
     quiet_prefect,
@@ -42,7 +42,7 @@ def main(explain: Flow[..., Any], arguments: Sequence[str] | None = None) -> int
         workers = WorkerSettings.model_validate({"workers": options.pop("workers")}).workers
     except ValidationError as error:
         return _fail("; ".join(f"{option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()), EXIT_USAGE)
-    atexit.register(close_stderr)
+    atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, terminate)
     try:
         with plain_log(), quiet_prefect(options["database"]):

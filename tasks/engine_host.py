@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("batchloom")
 
+# OpenMP reads it when torch is imported, which the tokenizer may do first. Threads that spin for milliseconds while
+# they wait for each other slow a run down several times where cores are shared with other programs; tens of
+# microseconds keep the gain.
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+
 MOST_HALVINGS = 4
 """How often memory is halved before a lack of it is a failure as any other."""
 
@@ -134,9 +139,6 @@ def free_memory() -> None:
 
 def _load_engine(checkpoint: str, config: EngineConfig) -> "Engine | None":
     """The engine, or None where memory ran out. Raises as `Engine.load`."""
-    # OpenMP reads it when torch is imported. Threads that spin for milliseconds while they wait for each other slow
-    # a run down several times where cores are shared with other programs; tens of microseconds keep the gain.
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
 
     try:
