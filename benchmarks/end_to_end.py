@@ -29,6 +29,7 @@ from benchmarks.model_folder import read_model_shape
 from benchmarks.peers.catalog import PEERS, PEERS_FOLDER, Peer, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings
+from benchmarks.result_file import write_result
 from benchmarks.workloads import Sizes, make_batches, workload_names
 from engine.checkpoint import resolve_checkpoint
 from engine.errors import BatchloomError
@@ -332,8 +333,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
             found["workloads"].append(value)
             print_workload(value)
             if arguments.out is not None:  # what is measured is kept, whatever happens next
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+                write_result(arguments.out, found)
     return found
 
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from benchmarks.machine import describe_command, describe_machine
 from benchmarks.model_folder import read_model_shape
+from benchmarks.result_file import write_result
 from engine.checkpoint import resolve_checkpoint
 from tasks.database import connect
 from tasks.schema import create_schema
@@ -142,8 +143,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(found, indent=1))
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_result(arguments.out, found)
     return 0
 
 

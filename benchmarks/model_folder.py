@@ -5,9 +5,7 @@ from pathlib import Path
 
 from engine.model_shape import ModelShape
 
-VALUE_BYTES = {"float32": 4, "bfloat16": 2}
-
 
 def read_model_shape(folder: Path, dtype: str) -> ModelShape:
     """Sizes of the checkpoint's model when it computes in `dtype`."""
-    return ModelShape.from_config(json.loads((folder / "config.json").read_text()), value_bytes=VALUE_BYTES[dtype])
+    return ModelShape.from_config(json.loads((folder / "config.json").read_text()), dtype=dtype)

@@ -11,6 +11,7 @@ from engine.policies.packing import Packing, Prefill
 from engine.policies.preemption import Preemption
 from engine.policies.sharing import Sharing
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "native", "torch", "plain", "relay", "fused"]
 Compile = Literal["auto", "always", "never"]
 
@@ -58,7 +59,7 @@ class EngineConfig:
         num_threads: of the CPU, in each process; 0 leaves torch's setting.
     """
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     device: str = "auto"
     attention: Attention = "auto"
     block_size: int = 32

@@ -6,6 +6,8 @@ from typing import Any
 
 from engine.errors import ModelError
 
+VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -27,9 +29,11 @@ class ModelShape:
     value_bytes: int
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, value_bytes: int) -> "ModelShape":
+    def from_config(cls, config: Mapping[str, Any], *, dtype: str) -> "ModelShape":
         """Reads the keys that transformers writes.
 
+        Args:
+            dtype: of weights and KV, as torch names it: bfloat16, float16 or float32.
         Raises:
             ModelError: a size is missing or no positive whole number, or the feed-forward layers are routed (experts).
         """
@@ -50,7 +54,7 @@ class ModelShape:
             head_dim=_size(values, "head_dim", hidden_size // num_q_heads),
             vocab_size=_size(values, "vocab_size"),
             has_tied_embeddings=bool(values.get("tie_word_embeddings", False)),
-            value_bytes=value_bytes,
+            value_bytes=VALUE_BYTES[dtype],
         )
 
     @property

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
 
-from engine.config import EngineConfig
+from engine.config import Dtype, EngineConfig
 from engine.plan import PlanMethod
 from engine.policies.batching import Batching
 from engine.policies.order import Order
@@ -25,7 +25,7 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Dtype,
         Field(description="number format of weights and KV; auto: bfloat16 where the device computes it natively"),
     ] = _DEFAULT.dtype
     device: Annotated[str, Field(description="auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU")] = (

@@ -10,7 +10,6 @@ from engine.device import DEVICES, Device, kv_budget_bytes
 from engine.errors import CapacityError, ConfigError, ModelError
 from engine.model_shape import ModelShape
 
-_VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _LOOKED_AT = ("auto", "cpu", "cuda")
 
 
@@ -70,13 +69,13 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
     if kind in DEVICES:
         device = DEVICES[kind]
         dtype = next(iter(device.peak_flops)) if config.dtype == "auto" else config.dtype
-        shape = ModelShape.from_config(values, value_bytes=_VALUE_BYTES[dtype])
+        shape = ModelShape.from_config(values, dtype=dtype)
     else:
         from engine.device_probe import native_dtype, probe_device  # needs torch, which the table does not
         from engine.placement import MOST_CPU_KV_BYTES
 
         dtype = native_dtype(kind) if config.dtype == "auto" else config.dtype
-        shape = ModelShape.from_config(values, value_bytes=_VALUE_BYTES[dtype])
+        shape = ModelShape.from_config(values, dtype=dtype)
         device = probe_device(kind, shape, dtype)
         if device.name == "cpu":
             most_kv_bytes, device = MOST_CPU_KV_BYTES, _divide(device, num_on_host)

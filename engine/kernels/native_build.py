@@ -34,6 +34,11 @@ class NativeBuildError(RuntimeError):
     """The kernels cannot be compiled or loaded here."""
 
 
+def find_compiler() -> str | None:
+    """The C++ compiler's path: ``$CXX``, g++ by default; None where it is not there."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
 @cache
 def load_library(folder: Path) -> ctypes.CDLL:
     """The kernels, compiled where `folder` does not hold them yet.
@@ -41,7 +46,7 @@ def load_library(folder: Path) -> ctypes.CDLL:
     Raises:
         NativeBuildError: there is no compiler, it fails, or what it made cannot be kept or loaded.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    compiler = find_compiler()
     if compiler is None:
         raise NativeBuildError(f"there is no C++ compiler: {os.environ.get('CXX', 'g++')!r} is not on the path")
     try:

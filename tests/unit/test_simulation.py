@@ -246,16 +246,16 @@ def test_a_run_short_of_memory_is_bound_by_it() -> None:
 
 def test_a_model_s_shape_is_read_from_its_config(tiny_llama: Path) -> None:
     config = json.loads((tiny_llama / "config.json").read_text())
-    shape = ModelShape.from_config(config, value_bytes=4)
+    shape = ModelShape.from_config(config, dtype="float32")
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.has_tied_embeddings) == (2, 2, 16, True)
     engine = Engine.load(tiny_llama, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 20))
     assert shape.kv_bytes_per_token == engine._model.kv_shape.bytes_per_token
     assert shape.weight_bytes == pytest.approx((tiny_llama / "model.safetensors").stat().st_size, rel=0.02)
     del config["intermediate_size"]
     with pytest.raises(ModelError, match="intermediate_size must be a positive whole number, got None"):
-        ModelShape.from_config(config, value_bytes=4)
+        ModelShape.from_config(config, dtype="float32")
     with pytest.raises(ModelError, match="experts"):
-        ModelShape.from_config({**config, "num_local_experts": 8}, value_bytes=4)
+        ModelShape.from_config({**config, "num_local_experts": 8}, dtype="float32")
 
 
 def test_the_shape_of_a_tree_with_two_levels() -> None:
