@@ -40,7 +40,8 @@ from flows.demo import find_demo_model
 from tasks.artifact import describe_parquet
 from tasks.database import connect
 from tasks.partition import read_partition, read_spread_rows
-from tasks.plan_prefix import read_plan_summary, write_plan
+from tasks.plan_file import read_plan_summary
+from tasks.plan_prefix import write_plan
 from tasks.prompt import build_prompt_format
 from tasks.read import read_requests
 from tasks.schema import create_schema

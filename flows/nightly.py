@@ -31,7 +31,8 @@ from tasks.infer_job import InferJob
 from tasks.night_artifacts import show_summaries
 from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, predict_run
 from tasks.part import count_reasons
-from tasks.plan_prefix import PlanSummary, plan_prefix_once, read_plan_summary
+from tasks.plan_file import PlanSummary, read_plan_summary
+from tasks.plan_prefix import plan_prefix_once
 from tasks.publish import check_target
 from tasks.read import read
 from tasks.run import Run, recover_runs

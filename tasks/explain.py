@@ -24,7 +24,7 @@ from tasks.artifact import ArtifactRef, open_parquet
 from tasks.field_orders import MOST_FIELDS, FieldColumn, FieldOrder, compare_field_orders
 from tasks.forecast import Forecast, Prediction, SharingPolicy
 from tasks.hardware import Hardware
-from tasks.plan_prefix import read_plan_summary
+from tasks.plan_file import read_plan_summary
 from tasks.planned_rows import PlannedRows, read_planned_rows
 from tasks.prediction import predict
 from tasks.read import ReadResult

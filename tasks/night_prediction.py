@@ -15,7 +15,7 @@ from tasks.artifact import ArtifactRef
 from tasks.engine_team import EngineTeam, hand_out
 from tasks.hardware import choose_hardware
 from tasks.partition import read_partition
-from tasks.plan_prefix import PlanSummary
+from tasks.plan_file import PlanSummary
 from tasks.request_form import RequestForm
 from tasks.simulator import Simulator
 from tasks.text_codec import TextCodec

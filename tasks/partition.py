@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from engine.errors import ArtifactError
 from tasks.artifact import ArtifactRef, open_parquet
-from tasks.plan_prefix import token_arrays
+from tasks.plan_file import token_arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

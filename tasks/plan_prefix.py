@@ -4,9 +4,7 @@ Prompts are sorted on disk where they do not fit in memory, planned range by ran
 with each shared prefix once, so that a worker reads its partition and nothing else.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,51 +22,17 @@ from engine.sharing_stats import SharingStats
 from tasks.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
 from tasks.external_sort import RUN_BYTES, Spool, sort_batches
-
-PLAN_SCHEMA = pa.schema(
-    [
-        pa.field("row_id", pa.int64(), nullable=False),
-        pa.field("group_id", pa.int64(), nullable=False),
-        pa.field("member_id", pa.int64(), nullable=False),
-        pa.field("num_prefix_tokens", pa.int32(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("priority", pa.int64(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
-    ]
-)
-"""One row a row without error, by partition, group, member, row. token_ids are those that the rows before do not have:
-of a group's first row the whole prompt, of another member's first row what follows the prefix, else none. The schema's
-metadata holds the `PlanSummary`."""
+from tasks.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with, token_arrays
 
 CODE = (
     __name__,
-    *("engine.plan", "engine.plan_partitions", "engine.plan_ranges", "engine.prefix_tree", "tasks.external_sort"),
+    *("engine.plan", "engine.plan_partitions", "engine.plan_ranges", "engine.prefix_tree"),
+    *("tasks.external_sort", "tasks.plan_file"),
 )
 """Modules that decide what a plan is."""
 
 BATCH_ROWS = 4096
 BATCH_TOKENS = 1_000_000
-_SUMMARY_KEY = b"batchloom.plan_summary"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSummary:
-    """A plan in numbers.
-
-    Attributes:
-        num_rows: planned; rows with an error are not.
-        num_partitions: numbered from 0, by priority, none empty.
-        partition_costs: predicted, of each partition; see `engine.plan_partitions`.
-        handing_order: partitions in the order in which workers should take them so that all finish together.
-        sharing: prompt tokens without and with the plan's prefixes.
-    """
-
-    num_rows: int
-    num_groups: int
-    num_partitions: int
-    partition_costs: tuple[int, ...]
-    handing_order: tuple[int, ...]
-    sharing: SharingStats
 
 
 @task(name="plan_prefix", retries=0, cache_policy=CACHED_ARTIFACT, persist_result=True, result_serializer="json")
@@ -92,14 +56,6 @@ def plan_prefix_once(
         partition_tokens=partition_tokens,
         num_answer_tokens=num_answer_tokens,
     )
-
-
-def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
-    """The numbers of a plan; `ArtifactError` where the file is not what its reference says."""
-    with open_parquet(plan) as file:
-        values = json.loads(file.schema_arrow.metadata[_SUMMARY_KEY])
-    lists = {name: tuple(values[name]) for name in ("partition_costs", "handing_order")}
-    return PlanSummary(**{**values, **lists, "sharing": SharingStats(**values["sharing"])})
 
 
 def write_plan(
@@ -140,7 +96,7 @@ def write_plan(
         batches = _place_rows(planned.read(), placement)
         if np.any(np.diff(placement.partitions) < 0):
             batches = sort_batches(batches, _partition_keys, folder, run_bytes=run_bytes)
-        schema = PLAN_SCHEMA.with_metadata({_SUMMARY_KEY: json.dumps(asdict(summary))})
+        schema = schema_with(summary)
         return write_parquet(target, schema, _cut_batches(batches, schema))
 
 
@@ -187,12 +143,6 @@ def _token_keys(batch: pa.RecordBatch) -> list[bytes]:
     return [prompt.tobytes() for prompt in token_arrays(batch.column("token_ids"))]
 
 
-def token_arrays(lists: pa.ListArray) -> list[npt.NDArray[np.int32]]:
-    """Each row's values, without a copy."""
-    values, offsets = lists.values.to_numpy(), lists.offsets.to_pylist()
-    return [values[start:end] for start, end in pairwise(offsets)]
-
-
 def _prompts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int32]]]:
     """Row id and priority, and the prompt."""
     for batch in batches:
@@ -224,15 +174,6 @@ def _plan_batches(
                 for column, field in zip(columns, PLAN_SCHEMA, strict=False)
             ]
             yield pa.RecordBatch.from_arrays([*arrays, list_tokens(own[start:end])], schema=PLAN_SCHEMA)
-
-
-def list_tokens(prompts: Sequence[npt.NDArray[np.int32]]) -> pa.ListArray:
-    """One row a prompt; `token_arrays` is its inverse."""
-    offsets = np.cumsum([0, *map(len, prompts)])
-    values = np.concatenate([np.empty(0, np.int32), *prompts])
-    return pa.ListArray.from_arrays(
-        pa.array(offsets, pa.int32()), pa.array(values), PLAN_SCHEMA.field("token_ids").type
-    )
 
 
 def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[int, int]]:

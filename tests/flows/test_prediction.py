@@ -17,7 +17,7 @@ from tasks.artifact import ArtifactRef
 from tasks.engine_team import hand_out
 from tasks.failure_policy import FailurePolicy
 from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, spread
-from tasks.plan_prefix import PlanSummary
+from tasks.plan_file import PlanSummary
 from tasks.report import write_report
 from tasks.run import Run
 from tasks.workload import load_workload

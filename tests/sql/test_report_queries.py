@@ -14,7 +14,7 @@ from engine.errors import DatabaseError
 from sql import statement
 from tasks.artifact import describe_parquet, write_parquet
 from tasks.database import connect
-from tasks.plan_prefix import PLAN_SCHEMA
+from tasks.plan_file import PLAN_SCHEMA
 from tasks.report_page.fact_reader import read_run, read_run_facts
 from tasks.schema import ADDED_TO_STEPS
 from tasks.workload import load_workload

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.artifact import write_parquet
-from tasks.plan_prefix import list_tokens
+from tasks.plan_file import list_tokens
 from tasks.tokenize import TOKENS_SCHEMA
 
 NUM_ROWS, SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS = 70_000, 7, 1100, 100
@@ -21,7 +21,8 @@ import sys
 from benchmarks.peak_memory import peak_resident_gb
 from tasks.artifact import describe_parquet
 from tasks.partition import read_partition
-from tasks.plan_prefix import read_plan_summary, write_plan
+from tasks.plan_file import read_plan_summary
+from tasks.plan_prefix import write_plan
 
 tokens = describe_parquet(sys.argv[1])
 before = peak_resident_gb()

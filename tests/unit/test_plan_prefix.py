@@ -13,7 +13,8 @@ from engine.plan import plan_prefix_groups
 from engine.prefix_groups import rebuild_groups
 from tasks.artifact import ArtifactRef, write_parquet
 from tasks.partition import read_partition, read_spread_rows
-from tasks.plan_prefix import plan_prefix, read_plan_summary, write_plan
+from tasks.plan_file import read_plan_summary
+from tasks.plan_prefix import plan_prefix, write_plan
 from tasks.planned_rows import read_planned_rows
 from tasks.tokenize import TOKENS_SCHEMA
 
