@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,7 +27,6 @@ from prefect.settings import (
 from pydantic import BaseModel, ValidationError
 
 from engine.errors import BatchloomError, ConfigError
-from flows.head_start import head_start
 from flows.settings import EngineSettings, FailureSettings, PlanSettings, WorkerSettings
 from tasks.run_folder import runs_folder
 
@@ -143,8 +142,7 @@ def quiet_prefect(database: Path) -> Iterator[None]:
         # still say how it ended.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            waiting = nullcontext() if PREFECT_API_URL.value() else head_start()
-            with waiting, get_client(sync_client=True) as client:
+            with get_client(sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
             raise ConfigError(f"no Prefect server at {PREFECT_API_URL.value() or 'this machine'}: {error}") from error
