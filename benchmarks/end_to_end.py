@@ -148,7 +148,10 @@ def measure_batch(
 
 
 def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is reported of one engine's runs. Shares are of the machine's own rate, attention not counted as work."""
+    """What is reported of one engine's runs. Shares are of the machine's own rate, attention not counted as work.
+
+    A computed token counts as all layers' work; batchloom leaves most of the last one out on a CPU.
+    """
     seconds = statistics.median(timed.seconds)
     num_output = batch.num_requests * batch.num_output_tokens
     num_decoded = num_output - batch.num_requests
