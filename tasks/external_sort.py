@@ -1,19 +1,14 @@
-"""Streams of record batches that are larger than memory: kept on disk for a while, or sorted there.
-
-The files have no name: they lie on the file system of a folder, nobody else can open them, and they are gone with the
-process however it ends.
-"""
+"""Streams of record batches that are larger than memory: kept on disk for a while, or sorted there."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import pyarrow as pa
 
-from engine.errors import ArtifactError
+from tasks.unnamed_file import UnnamedFile
 
 RUN_BYTES = 128 << 20
 """Of rows that are sorted in memory at a time. A merge holds an open file and a batch of each run besides."""
@@ -29,37 +24,24 @@ MOST_BATCH_ROWS = 1024
 KeysOf = Callable[[pa.RecordBatch], list[bytes]]
 
 
-class Spool:
-    """Batches of one schema on disk, to be written once and read once. A context manager, or close it."""
+class Spool(UnnamedFile):
+    """Batches of one schema on disk, to be written once and read once."""
 
-    __slots__ = ("_file", "_folder", "_schema")
+    __slots__ = ("_schema",)
 
     def __init__(self, folder: str | Path, schema: pa.Schema) -> None:
         """Raises `ArtifactError` where the folder cannot be written."""
-        self._folder, self._schema = folder, schema
-        try:
-            self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
-        except OSError as error:
-            raise ArtifactError(f"{folder}: no room for temporary files there: {error}") from error
-
-    def __enter__(self) -> "Spool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        super().__init__(folder)
+        self._schema = schema
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Raises `ArtifactError` where the disk is full."""
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        try:
+        with self._needing_room():
             with pa.ipc.new_stream(self._file, self._schema, options=options) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
             self._file.flush()
-        except ArtifactError:
-            raise
-        except OSError as error:
-            raise ArtifactError(f"{self._folder}: no room for temporary files there: {error}") from error
 
     def read(self) -> Iterator[pa.RecordBatch]:
         self._file.seek(0)

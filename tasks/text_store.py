@@ -1,43 +1,29 @@
-"""Texts on disk, apart from the rows they belong to: put in any order, each once, and fetched in any other.
-
-The file has no name: it lies on the file system of a folder and is gone with the process however it ends.
-"""
+"""Texts on disk, apart from the rows they belong to: put in any order, each once, and fetched in any other."""
 
 import os
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.errors import ArtifactError
+from tasks.unnamed_file import UnnamedFile
 
 KNOWN_TEXTS = 1 << 20
 """Texts whose place is remembered, about 250 bytes each; beyond it all are forgotten, and what comes again is stored
 again."""
 
 
-class TextStore:
-    """Texts in one file, found by place and size. A context manager, or close it."""
+class TextStore(UnnamedFile):
+    """Texts in one file, found by place and size."""
 
-    __slots__ = ("_file", "_folder", "_known", "_num_bytes")
+    __slots__ = ("_known", "_num_bytes")
 
     def __init__(self, folder: str | Path) -> None:
         """Raises `ArtifactError` where the folder cannot be written."""
-        self._folder = folder
+        super().__init__(folder)
         self._known: dict[str, int] = {}  # hash to place
         self._num_bytes = 0
-        try:
-            self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
-        except OSError as error:
-            raise ArtifactError(f"{folder}: no room for temporary files there: {error}") from error
-
-    def __enter__(self) -> "TextStore":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def put(self, texts: pa.LargeStringArray, hashes: list[str]) -> tuple[pa.Int64Array, pa.Int64Array]:
         """Where each text lies and how many bytes it has; null where the text is null.
@@ -64,7 +50,6 @@ class TextStore:
 
     def get(self, places: pa.Int64Array, sizes: pa.Int64Array) -> pa.LargeStringArray:
         """The texts at these places, null where the place is null; what several rows share is read once."""
-        self._file.flush()
         num_bytes = sizes.fill_null(0).to_numpy()
         starts = np.where(num_bytes > 0, places.fill_null(0).to_numpy(), -1)  # an empty text shares its place
         unique, first_rows, rows = np.unique(starts, return_index=True, return_inverse=True)
@@ -81,10 +66,9 @@ class TextStore:
             return
         _, offsets, values = texts.buffers()
         start, end = np.frombuffer(offsets, np.int64)[[texts.offset, texts.offset + len(texts)]]
-        try:
+        with self._needing_room():
             self._file.write(memoryview(values)[start:end] if values is not None else b"")
-        except OSError as error:
-            raise ArtifactError(f"{self._folder}: no room for temporary files there: {error}") from error
+            self._file.flush()
 
     def _read(self, target: memoryview, place: int) -> None:
         """One call of the system reads 2 GiB at most."""

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,3 +60,15 @@ def test_a_text_that_many_rows_have_lies_there_once(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no room for temporary files there"):
         TextStore(tmp_path / "absent")
+
+
+def test_a_full_disk_is_told_by_the_write_that_found_it_full(tmp_path: Path) -> None:
+    """The text is smaller than what files buffer; a limit on the size of files stands for the disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TextStore(tmp_path) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with pytest.raises(ArtifactError, match="no room for temporary files there"):
+                store.put(pa.array(["a" * 2000], pa.large_string()), ["a"])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
