@@ -246,7 +246,7 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
 
 
 @pytest.mark.parametrize("units", UNITS)
-@pytest.mark.parametrize("num_rows", [1, 5, 12, 13, 31, 32, 33, 300])
+@pytest.mark.parametrize("num_rows", [1, 5, 12, 13, 31, 32, 33, 300, 437])
 def test_native_products_and_what_is_between_them(num_rows: int, units: str, folders: dict[str, Path]) -> None:
     """Against float64, in both formats; where this CPU does not multiply bf16, products are torch's."""
     generator = torch.Generator().manual_seed(num_rows)

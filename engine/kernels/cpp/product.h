@@ -15,7 +15,7 @@ constexpr int PANEL = 32;  // output columns whose weights lie together
 // How far ahead of their use weights for vectors are fetched: by itself the processor stops at the end of a page.
 constexpr int64_t AHEAD_BYTES = 4096;
 
-constexpr int GROUP = 4;   // panels that 32 rows meet in turn: their output's pages are touched once
+constexpr int GROUP = 4;   // panels that 32 rows meet in turn, at most: their output's pages are touched once
 
 // Bytes of input rows that stay in the second-level cache, beside panels and output, while all panels pass.
 inline int64_t chunk_bytes() {
@@ -138,16 +138,24 @@ void multiply_vectors(const bf16* x, const bf16* panel, float* block, int64_t de
   });
 }
 
+inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+// Where part `index` of `num_parts` begins, all of one size or one less.
+inline int64_t part_start(int64_t count, int64_t num_parts, int64_t index) { return count * index / num_parts; }
+
 // finish(sums, row, panel) for every row of x times every panel of weights, on all threads.
 template <typename Finish>
 void multiply(const bf16* x, const bf16* packed, int64_t num_rows, int64_t num_columns, int64_t depth, const Finish& finish) {
   if (num_rows == 0) return;
-  const int64_t num_panels = num_columns / PANEL, num_groups = (num_panels + GROUP - 1) / GROUP;
+  const int64_t num_threads = omp_get_max_threads();
+  const int64_t num_panels = num_columns / PANEL;
+  const bool use_tiles = tiles_granted();
+  // What is read lies within the rows rounded up to 32: tiles read 32 at a time, vectors 4.
+  const int64_t row_unit = use_tiles ? 32 : 4, num_units = (num_rows + row_unit - 1) / row_unit;
+  // Few rows: every thread has all of them, and as many panels as the others. Many: as many rows.
   const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() / (depth * 2));
-  int64_t num_chunks = (num_rows + most_rows - 1) / most_rows;
-  if (num_rows >= 256) num_chunks = std::max<int64_t>(num_chunks, omp_get_max_threads());
-  const int64_t chunk_rows = ((num_rows + num_chunks - 1) / num_chunks + 31) / 32 * 32;
-  [[maybe_unused]] const bool use_tiles = tiles_granted();
+  const int64_t num_chunks = num_rows < 256 ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
+  const int64_t num_groups = round_up((num_panels + GROUP - 1) / GROUP, num_chunks == 1 ? num_threads : 1);
 #pragma omp parallel
   {
 #ifdef HAS_AMX
@@ -159,11 +167,11 @@ void multiply(const bf16* x, const bf16* packed, int64_t num_rows, int64_t num_c
 #pragma omp for schedule(static) collapse(2) nowait
     for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
       for (int64_t group = 0; group < num_groups; group++) {
-        const int64_t end = std::min(num_rows, (chunk + 1) * chunk_rows);
-        const int64_t last_panel = std::min(num_panels, (group + 1) * GROUP);
-        for (int64_t first = chunk * chunk_rows; first < end; first += 32) {
+        const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
+        const int64_t last_panel = part_start(num_panels, num_groups, group + 1);
+        for (int64_t first = part_start(num_units, num_chunks, chunk) * row_unit; first < end; first += 32) {
           const int count = int(std::min<int64_t>(32, end - first));
-          for (int64_t p = group * GROUP; p < last_panel; p++) {
+          for (int64_t p = part_start(num_panels, num_groups, group); p < last_panel; p++) {
             turn ^= 1;
             const bf16 *from = x + first * depth, *panel = packed + p * PANEL * depth;
 #ifdef HAS_AMX
