@@ -13,76 +13,32 @@ order; processes that wait are stopped. Prompts of two rounds share nothing. No 
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.batch import Batch
 from benchmarks.correctness import Referee, Verdict
+from benchmarks.engine_session import BLOCK_TOKENS, Session
 from benchmarks.machine import describe_command, describe_machine
 from benchmarks.model_folder import read_model_shape
-from benchmarks.peers.catalog import PEERS, PEERS_FOLDER, Peer, find_python
+from benchmarks.peers.catalog import PEERS, Peer, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
-from benchmarks.peers.protocol import Answers, Loaded, LoadSettings
+from benchmarks.peers.protocol import Loaded
 from benchmarks.result_file import write_result
+from benchmarks.timed_runs import OURS, Timed, figures, measure_batch, speedups
 from benchmarks.workloads import Sizes, make_batches, workload_names
 from engine.checkpoint import resolve_checkpoint
 from engine.errors import BatchloomError
-from engine.model_shape import ModelShape
 
 LOAD_SECONDS = 900.0
 GATE_GROUPS, GATE_MEMBERS = 3, 2
-BLOCK_TOKENS = 128
-"""KV memory is a multiple of every engine's block size."""
-
-OURS = "batchloom"
-WEIGHTS_AND_1_GB = 1024**3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """What all engines of one call have in common.
-
-    Attributes:
-        options: an engine's own settings, by engine.
-        logs: folder for what engines print.
-        run_seconds: longest that one run of one workload may take.
-    """
-
-    model: Path
-    device: str
-    num_threads: int
-    chunk_tokens: int
-    options: Mapping[str, dict[str, Any]]
-    pythons: Mapping[str, Path]
-    logs: Path
-    run_seconds: float
-
-    def start(self, name: str, module: str, arguments: Sequence[str] = ()) -> PeerProcess:
-        python = self.pythons.get(name, Path(sys.executable))
-        log = self.logs / f"{name}.log"
-        return PeerProcess(name, python, module, arguments, log=log, threads=self.num_threads)
-
-    def settings(self, name: str, dtype: str, kv_tokens: int, longest_request: int) -> LoadSettings:
-        scratch = PEERS_FOLDER / "converted"
-        scratch.mkdir(parents=True, exist_ok=True)
-        return LoadSettings(
-            model=str(self.model),
-            dtype=dtype,
-            device=self.device,
-            kv_tokens=kv_tokens,
-            kv_bytes=kv_tokens * read_model_shape(self.model, dtype).kv_bytes_per_token,
-            chunk_tokens=self.chunk_tokens,
-            max_model_len=-(-(longest_request + 1) // BLOCK_TOKENS) * BLOCK_TOKENS,
-            num_threads=self.num_threads,
-            scratch=str(scratch),
-            options=self.options.get(name, {}),
-        )
+ROOM_BYTES = 1024**3
+"""What an engine may take besides its weights and the KV memory."""
 
 
 def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Batch]) -> dict[str, Verdict]:
@@ -109,93 +65,6 @@ def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Bat
     return verdicts
 
 
-@dataclass(slots=True)
-class Timed:
-    """Runs of one engine on one workload in one order."""
-
-    seconds: list[float]
-    answers: Answers
-    peak_host_bytes: int = 0
-    peak_device_bytes: int = 0
-
-
-def measure_batch(
-    engines: Mapping[str, PeerProcess], batch: Batch, order: str, num_repeats: int, run_seconds: float
-) -> dict[str, Timed | str]:
-    """By engine: its runs, or why it has none. Every engine runs once unmeasured, then once in each round."""
-    found: dict[str, Timed | str] = {}
-    names = list(engines)
-    for round_number in range(num_repeats + 1):
-        work = batch.work(order, round_number=round_number + 1)
-        turn = round_number % max(1, len(names))
-        for name in names[turn:] + names[:turn]:
-            timed = found.get(name)
-            if isinstance(timed, str):
-                continue
-            try:
-                answers, memory = engines[name].run(work, run_seconds)
-            except PeerError as error:
-                found[name] = str(error)
-                continue
-            if round_number == 0:
-                found[name] = Timed(seconds=[], answers=answers)
-            elif timed is not None:
-                timed.seconds.append(answers.seconds)
-                timed.answers = answers
-                timed.peak_host_bytes = max(timed.peak_host_bytes, memory["host_bytes"])
-                timed.peak_device_bytes = max(timed.peak_device_bytes, memory["device_bytes"])
-    return found
-
-
-def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is reported of one engine's runs. Shares are of the machine's own rate, attention not counted as work.
-
-    A computed token counts as all layers' work; batchloom leaves most of the last one out on a CPU.
-    """
-    seconds = statistics.median(timed.seconds)
-    num_output = batch.num_requests * batch.num_output_tokens
-    num_decoded = num_output - batch.num_requests
-    rate = ceilings["matrix_flops_per_second"]
-
-    def share(num_rows: int) -> float:
-        flops = 2 * (num_rows * shape.num_layer_weights + num_output * shape.num_head_weights)
-        return round(flops / seconds / rate, 4)
-
-    answers = timed.answers
-    result = {
-        "seconds": [round(value, 4) for value in timed.seconds],
-        "median_seconds": round(seconds, 4),
-        "spread": round((max(timed.seconds) - min(timed.seconds)) / seconds, 4),
-        "requests_per_second": round(batch.num_requests / seconds, 3),
-        "output_tokens_per_second": 0.0 if batch.labels else round(num_output / seconds, 2),
-        "total_tokens_per_second": round((batch.num_prompt_tokens + num_output) / seconds, 1),
-        "num_computed_tokens": answers.num_computed_tokens,
-        "share_of_ceiling": None if answers.num_computed_tokens is None else share(answers.num_computed_tokens),
-        "share_of_ceiling_for_the_least_work": share(batch.num_distinct_tokens + num_decoded),
-        "peak_host_bytes": timed.peak_host_bytes,
-        "peak_device_bytes": timed.peak_device_bytes,
-        "details": answers.details,
-    }
-    if "num_steps" in answers.details:
-        num_bytes = answers.details["num_steps"] * shape.weight_bytes
-        result["share_of_bandwidth_for_weights"] = round(num_bytes / seconds / ceilings["copy_bytes_per_second"], 4)
-    return result
-
-
-def speedups(found: Mapping[str, Timed | str]) -> dict[str, dict[str, float]]:
-    """batchloom over each other engine: the ratio of medians, and the least and the most of any round."""
-    ours = found.get(OURS)
-    if not isinstance(ours, Timed):
-        return {}
-    ratios = {}
-    for name, timed in found.items():
-        if name != OURS and isinstance(timed, Timed):
-            rounds = [theirs / own for theirs, own in zip(timed.seconds, ours.seconds, strict=True)]
-            median = statistics.median(timed.seconds) / statistics.median(ours.seconds)
-            ratios[name] = {"median": round(median, 3), "least": round(min(rounds), 3), "most": round(max(rounds), 3)}
-    return ratios
-
-
 def measure(
     session: Session, peers: Sequence[Peer], batches: Sequence[Batch], arguments: argparse.Namespace
 ) -> Iterator[tuple[str, Any]]:
@@ -219,7 +88,7 @@ def measure(
                 loads[peer.name] = {"failure": str(error)}
             print(f"{peer.name:24} loaded: {json.dumps(loads[peer.name])}", flush=True)
         yield "engines", loads
-        memory_limit = settings.kv_bytes + shape.weight_bytes + WEIGHTS_AND_1_GB
+        memory_limit = settings.kv_bytes + shape.weight_bytes + ROOM_BYTES
         for batch in batches:
             for order in arguments.orders:
                 found = measure_batch(engines, batch, order, arguments.repeats, session.run_seconds)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import end_to_end, render
+from benchmarks import end_to_end, engine_session, render
 from benchmarks.batch import random_groups
 from benchmarks.peers.catalog import PEERS, Peer, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
@@ -47,7 +47,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
     tmp_path: Path, wrong_engine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes, protocol, referee, rounds, JSON, tables and plot, with the real engines."""
-    monkeypatch.setattr(end_to_end, "PEERS_FOLDER", tmp_path / "peers")
+    monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
     write_checkpoint(tmp_path / "model", SHAPES["tiny"])
     out = tmp_path / "results" / "end_to_end_tiny.json"
     engines = ["batchloom", "transformers-padded", "wrong", "absent"]
@@ -100,7 +100,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
 def test_batchloom_itself_is_refused_a_speed_when_wrong(
     tmp_path: Path, wrong_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(end_to_end, "PEERS_FOLDER", tmp_path / "peers")
+    monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
     write_checkpoint(tmp_path / "model", SHAPES["tiny"])
     out = tmp_path / "result.json"
     arguments = [
