@@ -47,7 +47,8 @@ class EngineConfig:
         packing: policy; which whole prompts share a step, padded or not (`engine.policies.packing`).
         preemption: policy; what becomes of a request that loses its KV memory (`engine.policies.preemption`).
         swap_memory_bytes: host memory for preemption "swap"; "auto" is as much as the KV budget, at most half of the
-            host memory that is free when the engine is loaded.
+            host memory that is free when the engine is loaded. Beside a GPU half of it holds KV: memory that a GPU
+            copies to comes in powers of two.
         disaggregation: policy; which process computes prompts (`engine.policies.disaggregation`). "processes" needs a
             checkpoint on disk, and each of the two processes has weights and KV memory as above; "auto" KV memory is
             divided between them.

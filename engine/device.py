@@ -1,5 +1,6 @@
 """What a device can do at most, and how much of it a step is assumed to reach: the table the predictions rest on."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -91,12 +92,22 @@ DEVICES: Mapping[str, Device] = {
 }  # fmt: skip
 """By name. Any other device can be measured: `engine.device_probe`."""
 
+_SLOWER_FORMS = frozenset({"pcie", "nvl"})
+"""Of products whose fastest form is in the table."""
 
-def find_device(product: str) -> Device | None:
-    """The table's device whose name occurs in a product name as the driver reports it; None where there is none."""
-    compact = product.lower().replace(" ", "").replace("-", "")
-    # The longest name first, because one may begin another.
-    return next((DEVICES[name] for name in sorted(DEVICES, key=len, reverse=True) if name in compact), None)
+
+def find_device(product: str, memory_bytes: int) -> Device | None:
+    """The table's device that is meant; None where its rates are not those of this one.
+
+    Args:
+        product: its name as the driver reports it.
+        memory_bytes: of the device; what else has the name, such as an A100 of 40 GB, has other rates.
+    """
+    words = set(re.findall(r"[a-z0-9]+", product.lower()))
+    if words & _SLOWER_FORMS:
+        return None
+    named = [device for device in DEVICES.values() if words & {device.name, f"{device.name}x"}]
+    return next((device for device in named if abs(memory_bytes / device.memory_bytes - 1) < 0.1), None)
 
 
 def kv_budget_bytes(

@@ -34,8 +34,12 @@ def probe_device(kind: str, shape: ModelShape, dtype: str) -> Device:
         ConfigError: see `native_dtype`.
     """
     device = _find_kind(kind)
-    known = find_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return known or measure_device(device, shape, dtype)
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        known = find_device(properties.name, properties.total_memory)
+        if known is not None:
+            return known
+    return measure_device(device, shape, dtype)
 
 
 def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:

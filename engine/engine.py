@@ -18,7 +18,7 @@ from engine.limits import EngineLimits
 from engine.model import Model
 from engine.number_format import find_dtype
 from engine.output import Answered, Decoder, OutputProcessor
-from engine.placement import find_device, find_prefill_device, swap_budget_bytes
+from engine.placement import find_device, find_prefill_device, swap_budget_bytes, use_device
 from engine.plan import PrefixGroup, plan_prefix_groups
 from engine.policies.preemption import SwapSpace
 from engine.policies.sharing import schedule_groups
@@ -50,7 +50,7 @@ class Engine:
         self._overlaps_steps = overlaps_steps(config, model.device)
         self._runner = StepRunner(model, config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
-        self._num_swap_blocks = swap_budget_bytes(config, self._cache) // self._cache.block_bytes
+        self._num_swap_blocks = swap_budget_bytes(config, self._cache, model.device) // self._cache.block_bytes
 
     @classmethod
     def load(cls, model: str | Path | transformers.PreTrainedModel, config: EngineConfig | None = None) -> "Engine":
@@ -68,8 +68,7 @@ class Engine:
         if config.disaggregation == "processes" and isinstance(model, transformers.PreTrainedModel):
             raise ConfigError("disaggregation 'processes' needs a checkpoint that both load, got a loaded model")
         device = find_device(config.device)
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # kernels, graphs and events go to the current device
+        use_device(device)
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device)
@@ -179,6 +178,7 @@ class Engine:
         Returns:
             in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step has written.
         """
+        use_device(self._model.device)
         if is_compiled:
             self._model.compile_layers()
         hidden = self._runner.forward(batch)
@@ -199,6 +199,7 @@ class Engine:
         )
 
     def _run(self, scheduler: Scheduler, outputs: OutputProcessor) -> SubmittedSteps:
+        use_device(self._model.device)  # the thread may not be the one that has loaded it
         cache, forward = self._cache, self._runner.forward
         if self.config.disaggregation == "none":
             yield from run_here(scheduler, forward, outputs.submit, cache.block_size, overlaps=self._overlaps_steps)

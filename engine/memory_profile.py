@@ -85,18 +85,18 @@ class MemoryProfile:
     step: int
     graphs: int
 
-    def kv_budget_bytes(self, memory_fraction: float) -> int:
-        """The share of what is left that KV may take.
+    def kv_budget_bytes(self, memory_fraction: float, num_processes: int = 1) -> int:
+        """The share of what is left that KV may take in each of the processes that need as much besides it.
 
         Raises:
             CapacityError: nothing is left.
         """
-        left = self.total - self.elsewhere - self.resident - self.step - self.graphs
+        left = self.total - self.elsewhere - num_processes * (self.resident + self.step + self.graphs)
         if left <= 0:
             parts = (
-                ("weights", self.resident),
-                ("a full step", self.step),
-                ("CUDA graphs", self.graphs),
+                ("weights", num_processes * self.resident),
+                ("a full step", num_processes * self.step),
+                ("CUDA graphs", num_processes * self.graphs),
                 ("other use of the device", self.elsewhere),
             )
             spent = ", ".join(f"{name} {size / _GB:.2f}" for name, size in parts)
@@ -104,7 +104,7 @@ class MemoryProfile:
                 f"no memory is left for KV: of {self.total / _GB:.2f} GB, {spent} GB; a smaller chunk_tokens makes a "
                 "step smaller"
             )
-        return int(memory_fraction * left)
+        return int(memory_fraction * left) // num_processes
 
 
 def measure_memory(

@@ -17,7 +17,10 @@ def find_dtype(name: DtypeName | Literal["auto"], device: torch.device) -> torch
     """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32."""
     if name != "auto":
         return DTYPES[name]
-    is_native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    if device.type == "cpu":
+        is_native = torch.cpu._is_avx512_bf16_supported()
+    else:
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if is_native else torch.float32
 
 

@@ -45,18 +45,26 @@ def kv_budget_bytes(config: EngineConfig, device: torch.device, measure_left: Ca
     """
     if config.kv_memory_bytes != "auto":
         return config.kv_memory_bytes
+    num_processes = 2 if config.disaggregation == "processes" and find_prefill_device(device) == device else 1
     if device.type == "cpu":
-        budget_bytes = min(int(config.memory_fraction * free_memory_bytes(device)), MOST_CPU_KV_BYTES)
-    else:
-        budget_bytes = measure_left().kv_budget_bytes(config.memory_fraction)
-    is_shared = config.disaggregation == "processes" and find_prefill_device(device) == device
-    return budget_bytes // 2 if is_shared else budget_bytes
+        free_bytes = int(config.memory_fraction * free_memory_bytes(device))
+        return min(free_bytes, MOST_CPU_KV_BYTES) // num_processes
+    return measure_left().kv_budget_bytes(config.memory_fraction, num_processes)
 
 
-def swap_budget_bytes(config: EngineConfig, cache: KVCache) -> int:
-    """Host memory for the KV of preempted requests."""
+def use_device(device: torch.device) -> None:
+    """Makes a GPU the one that this thread's kernels, graphs and events go to."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def swap_budget_bytes(config: EngineConfig, cache: KVCache, device: torch.device) -> int:
+    """KV of preempted requests that host memory is to hold."""
     if config.preemption != "swap":
         return 0
-    if config.swap_memory_bytes != "auto":
-        return config.swap_memory_bytes
-    return min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
+    if config.swap_memory_bytes == "auto":
+        budget_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
+    else:
+        budget_bytes = config.swap_memory_bytes
+    # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
+    return budget_bytes if device.type == "cpu" else budget_bytes // 2

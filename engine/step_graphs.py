@@ -52,9 +52,13 @@ class DeviceGraph:
         self._pool = pool
 
     def capture(self, compute: Callable[[], None]) -> None:
-        # What another thread does with the device meanwhile is no concern of this capture.
-        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
-            compute()
+        stream = torch.cuda.current_stream()
+        try:
+            # What another thread does with the device meanwhile is no concern of this capture.
+            with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+                compute()
+        finally:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
 
     def replay(self) -> None:
         self._graph.replay()
@@ -144,7 +148,8 @@ class StepGraphs:
             try:
                 graph.capture(lambda: self._compute(bucket))
             except RuntimeError as error:  # out of memory, or what this device or version cannot record
-                LOGGER.warning("going on without CUDA graphs: %s", (str(error).strip().splitlines() or [""])[0])
+                cause = error.__context__ or error  # the end of a failed capture fails as well, and says less
+                LOGGER.warning("going on without CUDA graphs: %s", (str(cause).strip().splitlines() or [""])[0])
                 self._has_failed = True
             else:
                 bucket.graph = graph

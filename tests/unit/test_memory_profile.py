@@ -9,8 +9,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
+from engine.kv_cache import KVCache, KVShape
 from engine.memory_profile import MemoryProfile, MemoryReading, measure_memory
-from engine.placement import kv_budget_bytes
+from engine.placement import kv_budget_bytes, swap_budget_bytes
 
 PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
 
@@ -18,6 +19,15 @@ PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graph
 @pytest.mark.parametrize(("memory_fraction", "budget"), [(1.0, 400), (0.8, 320), (0.25, 100)])
 def test_a_share_of_what_is_left_is_for_kv(memory_fraction: float, budget: int) -> None:
     assert PROFILE.kv_budget_bytes(memory_fraction) == budget
+
+
+def test_a_process_beside_this_one_needs_as_much_and_gets_as_much() -> None:
+    profile = replace(PROFILE, total=2000)
+    assert profile.kv_budget_bytes(0.5, num_processes=2) == (2000 - 100 - 2 * 500) // 4
+    with pytest.raises(CapacityError, match=r"weights 0\.60,"):
+        replace(profile, total=10**9, elsewhere=0, resident=3 * 10**8, step=2 * 10**8, graphs=0).kv_budget_bytes(
+            0.5, num_processes=2
+        )
 
 
 @pytest.mark.parametrize("resident", [700, 5000])
@@ -97,3 +107,18 @@ def test_only_a_budget_of_auto_on_a_gpu_is_measured() -> None:
     assert kv_budget_bytes(EngineConfig(memory_fraction=0.5), gpu, measured) == 200
     assert kv_budget_bytes(EngineConfig(kv_memory_bytes=77), gpu, unwanted) == 77
     assert kv_budget_bytes(EngineConfig(), cpu, unwanted) > 0
+
+
+def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
+    cache = KVCache(
+        KVShape(num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float32),
+        block_size=16,
+        budget_bytes=1 << 20,
+        device=torch.device("cpu"),
+    )
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for setting, held in ((5000, 5000), ("auto", cache.num_blocks * cache.block_bytes)):
+        config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
+        assert swap_budget_bytes(config, cache, cpu) == held
+        assert swap_budget_bytes(config, cache, gpu) == held // 2
+    assert swap_budget_bytes(EngineConfig(), cache, gpu) == 0

@@ -274,11 +274,12 @@ def test_the_shape_of_a_tree_with_two_levels() -> None:
 
 
 def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> None:
-    assert find_device("NVIDIA A100-SXM4-80GB") is DEVICES["a100"]
-    assert find_device("NVIDIA H200") is DEVICES["h200"]
-    assert find_device("AMD Instinct MI300X OAM") is DEVICES["mi300x"]
-    assert find_device("AMD Instinct MI250X") is DEVICES["mi250"]
-    assert find_device("NVIDIA GeForce RTX 4090") is None
+    gib = 1024**3
+    assert find_device("NVIDIA A100-SXM4-80GB", 79 * gib) is DEVICES["a100"]
+    assert find_device("NVIDIA H200", 139 * gib) is DEVICES["h200"]
+    assert find_device("AMD Instinct MI300X OAM", 192 * gib) is DEVICES["mi300x"]
+    assert find_device("AMD Instinct MI250X / MI250", 64 * gib) is DEVICES["mi250"]
+    assert find_device("NVIDIA GeForce RTX 4090", 24 * gib) is None
     cpu = measure_device(torch.device("cpu"), SHAPE, "float32")
     assert 1e8 < cpu.flops_per_second("float32") < 1e14
     assert 1e8 < cpu.bytes_per_second < 1e13
@@ -289,6 +290,14 @@ def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> Non
     assert native_dtype("cpu") in ("bfloat16", "float32")
     with pytest.raises(ConfigError, match="device must be"):
         probe_device("tpu", SHAPE, "float32")
+
+
+def test_a_device_that_only_has_the_name_is_not_in_the_table() -> None:
+    gib = 1024**3
+    assert find_device("NVIDIA A100-SXM4-40GB", 40 * gib) is None
+    assert find_device("NVIDIA H100 PCIe", 80 * gib) is None
+    assert find_device("NVIDIA GH200 480GB", 96 * gib) is None
+    assert find_device("NVIDIA RTX A1000", 6 * gib) is None
 
 
 def test_a_kv_budget_is_a_share_of_what_the_weights_leave() -> None:
