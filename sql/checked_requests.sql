@@ -1,6 +1,7 @@
 -- purpose: a workload's requests, checked: keys and prompt fields as text, a content key, the reason why a row cannot
 --          be answered, and whether it is answered already (text is left out where no prompt will be made); in any
---          order, with a sort_key whose bytes give that of the key: rows with their text are too wide for a sort here
+--          order, with a sort_key whose bytes give that of the key: rows with their text are too wide for a sort here,
+--          and so would a key be that is a text itself; of its sort_key the beginning is kept, and a digest of the whole
 -- grain:   one row a row of the workload's query
 -- inputs:  newest_answers, macros bytes_of and problem_of
 -- identifiers: {columns}: the key's, then the prompt's fields that are not among them; {priority}
@@ -95,7 +96,8 @@ final as (
         keyed.hashes,
         keyed.content_key,
         nullif(keyed.error, '') as error,
-        newest_answers.content_key is not null as is_done
+        newest_answers.content_key is not null as is_done,
+        create_sort_key(keyed.request_key, 'asc nulls last', keyed.content_key, 'asc nulls last') as whole_key
     from keyed
     left join newest_answers  -- a correlated exists would keep every row with its text
         on newest_answers.request_key = keyed.request_key and newest_answers.content_key = keyed.content_key
@@ -109,5 +111,8 @@ select
     error,
     row_priority,
     is_done,
-    create_sort_key(request_key, 'asc nulls last', content_key, 'asc nulls last') as sort_key
+    case
+        when octet_length(whole_key) > 300 then whole_key[:300] || unhex(sha256(whole_key))
+        else whole_key
+    end as sort_key
 from final

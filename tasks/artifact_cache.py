@@ -69,7 +69,7 @@ def protect_result_storage() -> None:
 def prune_cache(database: str | Path, keep_days: float = KEEP_DAYS) -> None:
     """Delete the artifacts that no run has used for `keep_days`, and what killed processes had begun to write."""
     folder = _cache_folder(database)
-    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp")):
+    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
         if time.time() - path.stat().st_mtime > keep_days * 86400:
             path.unlink(missing_ok=True)
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from prefect import task
 
 from engine.plan import PlanMethod
@@ -21,13 +19,15 @@ from engine.plan_ranges import RANGE_TOKENS, PlanRange, plan_ranges
 from engine.sharing_stats import SharingStats
 from tasks.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
-from tasks.external_sort import RUN_BYTES, Spool, sort_batches
-from tasks.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with, token_arrays
+from tasks.external_sort import MEMORY_LIMIT, sort_batches
+from tasks.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with
+from tasks.prompt_order import BUCKET_TOKENS, sort_prompts
+from tasks.spool import Spool
 
 CODE = (
     __name__,
     *("engine.plan", "engine.plan_partitions", "engine.plan_ranges", "engine.prefix_tree"),
-    *("tasks.external_sort", "tasks.plan_file"),
+    *("tasks.external_sort", "tasks.plan_file", "tasks.prompt_order"),
 )
 """Modules that decide what a plan is."""
 
@@ -66,7 +66,8 @@ def write_plan(
     num_answer_tokens: int,
     *,
     range_tokens: int = RANGE_TOKENS,
-    run_bytes: int = RUN_BYTES,
+    bucket_tokens: int = BUCKET_TOKENS,
+    memory_limit: str = MEMORY_LIMIT,
 ) -> ArtifactRef:
     """Write `target`: the plan of all prompts in `tokens`. In memory are one range and a few numbers a group.
 
@@ -74,14 +75,15 @@ def write_plan(
         partition_tokens: cost of one partition, about; see `engine.plan_partitions`.
         num_answer_tokens: expected of each distinct prompt; they count as work.
         range_tokens: see `plan_ranges`.
-        run_bytes: see `sort_batches`.
+        bucket_tokens: see `sort_prompts`.
+        memory_limit: see `sort_batches`.
     Raises:
         ArtifactError: the tokens are not what their reference says, or `target` or its folder cannot be written.
     """
     folder = Path(target).parent
     totals = _Totals()
     with open_parquet(tokens) as file, Spool(folder, PLAN_SCHEMA) as planned:
-        rows = _prompts_of(sort_batches(_read_prompts(file), _token_keys, folder, run_bytes=run_bytes))
+        rows = sort_prompts(file, folder, bucket_tokens=bucket_tokens, memory_limit=memory_limit)
         ranges = plan_ranges(rows, method=method, range_tokens=range_tokens)
         planned.write(_plan_batches(ranges, totals, partition_tokens, num_answer_tokens))
         placement = place_groups(*totals.groups(), partition_tokens)
@@ -95,7 +97,7 @@ def write_plan(
         )
         batches = _place_rows(planned.read(), placement)
         if np.any(np.diff(placement.partitions) < 0):
-            batches = sort_batches(batches, _partition_keys, folder, run_bytes=run_bytes)
+            batches = sort_batches(batches, "partition", folder, memory_limit=memory_limit)
         schema = schema_with(summary)
         return write_parquet(target, schema, _cut_batches(batches, schema))
 
@@ -128,26 +130,6 @@ class _Totals:
     def groups(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Costs and priorities of all groups."""
         return np.concatenate(self._costs), np.concatenate(self._priorities)
-
-
-def _read_prompts(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Rows without error."""
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=["row_id", "token_ids", "error", "priority"]):
-        if batch.column("error").null_count < batch.num_rows:
-            batch = batch.filter(pc.is_null(batch.column("error")))
-        yield batch.select(["row_id", "token_ids", "priority"])
-
-
-def _token_keys(batch: pa.RecordBatch) -> list[bytes]:
-    """The byte order of `PrefixTree`."""
-    return [prompt.tobytes() for prompt in token_arrays(batch.column("token_ids"))]
-
-
-def _prompts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int32]]]:
-    """Row id and priority, and the prompt."""
-    for batch in batches:
-        labels = zip(batch.column("row_id").to_pylist(), batch.column("priority").to_pylist(), strict=True)
-        yield from zip(labels, token_arrays(batch.column("token_ids")), strict=True)
 
 
 def _plan_batches(
@@ -193,10 +175,6 @@ def _place_rows(batches: Iterator[pa.RecordBatch], placement: Placement) -> Iter
     for batch in batches:
         partitions = placement.partitions[batch.column("group_id").to_numpy()]
         yield batch.set_column(column, PLAN_SCHEMA.field(column), pa.array(partitions))
-
-
-def _partition_keys(batch: pa.RecordBatch) -> list[bytes]:
-    return [partition.to_bytes(4, "big") for partition in batch.column("partition").to_pylist()]
 
 
 def _cut_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from prefect import task
@@ -18,8 +17,9 @@ from prefect.cache_policies import NO_CACHE
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.artifact import ArtifactRef, write_parquet
+from tasks.bytes_store import limit_bytes
 from tasks.database import connect, fill_identifiers
-from tasks.external_sort import RUN_BYTES, sort_batches
+from tasks.external_sort import sort_batches
 from tasks.schema import check_priority, check_schema, list_relations, list_request_columns
 from tasks.text_store import TextStore
 from tasks.workload import Workload
@@ -74,7 +74,6 @@ def read_requests(
     full: bool = False,
     lock_timeout_seconds: float = 30.0,
     memory_limit: str = MEMORY_LIMIT,
-    run_bytes: int = RUN_BYTES,
 ) -> ReadResult:
     """Write ``requests.parquet``: one row a row of the workload's query that has no answer for its content yet.
 
@@ -87,7 +86,6 @@ def read_requests(
         model_digest: of the checkpoint; another model means another answer.
         full: select rows that are answered, too.
         memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connect`.
-        run_bytes: see `sort_batches`.
 
     Raises:
         DatabaseError: no database, locked, or a table or column is missing, or the priority is no whole
@@ -105,12 +103,7 @@ def read_requests(
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
         with TextStore(run_folder) as store:
-            ordered = sort_batches(
-                _put_texts(rows, store),
-                lambda batch: batch.column("sort_key").to_pylist(),
-                run_folder,
-                run_bytes=run_bytes,
-            )
+            ordered = sort_batches(_put_texts(rows, store), "sort_key", run_folder)
             path = Path(run_folder) / "requests.parquet"
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, store))
     return ReadResult(
@@ -202,7 +195,8 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, store: Text
     schema = requests_schema(workload)
     fields = [name for name in workload.columns if name in workload.prompt.fields]
     num_rows = 0
-    for batch in _limit_texts(rows, len(fields)):
+    sizes = [f"size_{number}" for number in range(len(fields))]
+    for batch in limit_bytes(rows, sizes, MOST_TEXT_BYTES):
         texts = {
             name: store.get(batch.column(f"place_{number}"), batch.column(f"size_{number}"))
             for number, name in enumerate(fields)
@@ -213,19 +207,6 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, store: Text
         columns["row_id"] = pa.array(range(num_rows, num_rows + batch.num_rows), pa.int64())
         num_rows += batch.num_rows
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
-
-
-def _limit_texts(rows: Iterable[pa.RecordBatch], num_fields: int) -> Iterator[pa.RecordBatch]:
-    """The same rows, at most `MOST_TEXT_BYTES` of text at a time, or one row."""
-    for batch in rows:
-        sizes = [batch.column(f"size_{number}").fill_null(0).to_numpy() for number in range(num_fields)]
-        ends = np.cumsum(np.sum(sizes, axis=0))
-        start = 0
-        while start < batch.num_rows:
-            before = ends[start - 1] if start else 0
-            end = max(start + 1, int(np.searchsorted(ends, before + MOST_TEXT_BYTES, side="right")))
-            yield batch.slice(start, end - start)
-            start = end
 
 
 @task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)

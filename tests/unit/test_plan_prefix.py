@@ -65,7 +65,7 @@ def test_a_group_that_is_split_has_its_urgent_rows_in_its_first_pieces(tmp_path:
     assert summary.handing_order[0] in range(highest.count(1))
 
 
-@pytest.mark.parametrize("limits", [{}, {"range_tokens": 5_000, "run_bytes": 9_000}])
+@pytest.mark.parametrize("limits", [{}, {"range_tokens": 5_000, "bucket_tokens": 600}])
 def test_partitions_together_are_the_plan(tmp_path: Path, limits: dict[str, int]) -> None:
     prompts = random_prompts()
     priorities = [row % 3 for row in range(len(prompts))]
@@ -105,7 +105,7 @@ def test_one_range_is_the_plan_of_the_whole_and_many_lose_little(tmp_path: Path)
     groups = plan_prefix_groups(prompts)
     assert one.sharing.num_processed_tokens == sum(group.num_tokens for group in groups)
     assert one.num_groups == len(groups)
-    stored = read_planned_rows(write_plan(tokens, tmp_path / "sorted.parquet", "exact", 10**9, 2, run_bytes=50_000))
+    stored = read_planned_rows(write_plan(tokens, tmp_path / "sorted.parquet", "exact", 10**9, 2, bucket_tokens=5_000))
     assert stored.group_id.tolist() == sorted(stored.group_id.tolist())
     for group in stored.groups():
         rows = [stored.row_ids[index] for member in group.members for index in member.request_indices]
