@@ -53,9 +53,7 @@ class BytesStore(UnnamedFile):
             target = target[os.preadv(self._file.fileno(), [target], place) :]
 
 
-def limit_bytes(
-    batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_bytes: int
-) -> Iterator[pa.RecordBatch]:
+def limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_bytes: int) -> Iterator[pa.RecordBatch]:
     """The same rows, as many at a time as have at most `most_bytes` in the store, or one row.
 
     Args:

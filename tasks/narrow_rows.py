@@ -20,9 +20,7 @@ class NarrowRows:
     def __init__(self, schema: pa.Schema, keep: str, store: BytesStore) -> None:
         """keep: a column that stays as it is."""
         self._schema, self._store = schema, store
-        self._names = [
-            field.name for field in schema if field.name != keep and not pa.types.is_primitive(field.type)
-        ]
+        self._names = [field.name for field in schema if field.name != keep and not pa.types.is_primitive(field.type)]
         self.size_columns = [f"{name} size" for name in self._names]
 
     def narrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:

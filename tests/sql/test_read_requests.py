@@ -261,6 +261,26 @@ def test_long_texts_are_fetched_a_few_at_a_time(night: Any) -> None:
     assert [len(row["body"]) for row in run.rows()] == [5_000_000] * 10 + [len("body 2")]
 
 
+def test_keys_that_are_texts_themselves(night: Any) -> None:
+    """Rows of one key together, and the same order whatever that of the table; keys that differ early in theirs."""
+    keys = [
+        *(f"{number:02}" + "k" * 20_000 for number in range(30)),
+        *("k" * 20_000 + f"{number}" for number in range(9)),
+    ]
+    for key in keys:
+        night.sql("insert into queries values (?, 'query')", [key])
+        for document in ("d2", "d1"):
+            night.sql("insert into snippet_requests values (?, ?)", [document, key])
+    found = [(row["doc_id"], row["query_id"]) for row in night.prepare().rows()]
+    assert [key for document, key in found if document == "d1" and key in keys[:30]] == keys[:30]
+    assert sorted(found) == sorted(night.sql("from snippet_requests"))
+    rows = night.sql("from snippet_requests")
+    night.sql("delete from snippet_requests")
+    for row in reversed(rows):
+        night.sql("insert into snippet_requests values (?, ?)", list(row))
+    assert [(row["doc_id"], row["query_id"]) for row in night.prepare().rows()] == found
+
+
 def test_two_reads_while_this_process_has_the_database_open(night: Any) -> None:
     with connect(night.path):
         assert night.prepare().rows() == night.prepare().rows()

@@ -116,7 +116,7 @@ def test_an_error_of_the_source_comes_as_it_is(tmp_path: Path) -> None:
         yield pa.RecordBatch.from_pydict({"key": [1, 2]})
         raise DatabaseError("no such row")
 
-    with pytest.raises(DatabaseError, match="^no such row$"):
+    with pytest.raises(DatabaseError, match="no such row"):
         list(sort_batches(batches(), "key", tmp_path))
 
 
