@@ -37,11 +37,14 @@ class BytesStore(UnnamedFile):
 
     def fetch(self, places: pa.Int64Array, sizes: pa.Int64Array) -> pa.LargeBinaryArray:
         """The values at these places, null where the place is null."""
+        num_bytes = sizes.fill_null(0).to_numpy()
         offsets = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes.fill_null(0).to_numpy(), out=offsets[1:])
+        np.cumsum(num_bytes, out=offsets[1:])
         data = bytearray(int(offsets[-1]))
-        bounds = offsets.tolist()
-        for place, start, end in zip(places.fill_null(0).to_pylist(), bounds, bounds[1:], strict=False):
+        filled = np.flatnonzero(num_bytes)
+        starts, ends = offsets[filled], offsets[filled + 1]
+        stored_at = places.fill_null(0).to_numpy()[filled]
+        for place, start, end in zip(stored_at.tolist(), starts.tolist(), ends.tolist(), strict=True):
             self._read(memoryview(data)[start:end], place)
         validity = np.packbits(places.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
         buffers = [pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(data)]
