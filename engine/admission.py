@@ -1,6 +1,7 @@
 """Which request may have KV memory, and giving it."""
 
 from collections.abc import Iterable
+from itertools import chain
 
 from engine.block_cache import BlockCache
 from engine.block_pool import BlockPool
@@ -41,10 +42,14 @@ class Admission:
 
     def fits_group(self, group: ScheduledGroup, promised: Iterable[Sequence]) -> bool:
         """Whether a prefix can be held with one request on it, and with those that memory is promised to already."""
-        num_missing = sum(map(self._num_missing_blocks, (*promised, group.sequences[0])))
+        num_left = self.pool.num_free
         if group.node is not None:
-            num_missing += group.node.num_missing_blocks(self._block_size)
-        return num_missing <= self.pool.num_free
+            num_left -= group.node.num_missing_blocks(self._block_size)
+        for sequence in chain((group.sequences[0],), promised):
+            num_left -= self._num_missing_blocks(sequence)
+            if num_left < 0:
+                return False
+        return True
 
     def admit(self, sequence: Sequence) -> None:
         """Gives a request that fits its blocks, filled where there is KV for them; it pays for prefixes nobody paid."""

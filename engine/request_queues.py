@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from engine.admission import Admission
 from engine.block_pool import BlockPool
@@ -58,8 +59,9 @@ class RequestQueues:
         for node in self.prefixes:
             step.add_chain(node)
         while step.room and self.waiting_groups and self.has_free_place:
-            firsts = [waiting[0] for waiting in self.prefixes.values()]
-            if not self._admission.fits_group(self.waiting_groups[0], firsts):
+            # Another prefix would take the memory of those that wait for one that is being computed.
+            promised = chain.from_iterable(self.prefixes.values())
+            if not self._admission.fits_group(self.waiting_groups[0], promised):
                 return
             group = self.waiting_groups.popleft()
             self._start_prefix(group.node, group.sequences)
