@@ -30,9 +30,12 @@ def describe_command(module: str, command_line: Sequence[str]) -> str:
 
 
 def commit() -> str:
-    """The repository's commit, with "+" where the working tree differs from it; "unknown" outside a repository."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    """The repository's commit, with "+" where the working tree differs from it; "unknown" without git or repository."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return "unknown"
     return found.stdout.strip() or "unknown"
