@@ -14,6 +14,10 @@ MOST_LAYERS = 8
 """Layers whose weights take turns, so that no cache holds them all; a large model needs fewer."""
 
 MOST_WEIGHT_BYTES = 4 * 1024**3
+ROWS = (512, 1024, 2048, 4096)
+MANY_ROWS = 16384
+"""On a GPU as well: there the host's launches bound small products of few rows."""
+
 COPY_BYTES = 1 << 29
 MEASURE_SECONDS = 0.3
 
@@ -36,7 +40,7 @@ class CeilingsEngine:
         """Operations a second by kind of product and number of rows, and bytes a second of a large copy."""
         rates = {}
         for name, products in self._products().items():
-            for rows in (512, 1024, 2048, 4096):
+            for rows in (*ROWS, MANY_ROWS) if self._device.type == "cuda" else ROWS:
                 rates[f"{name}, {rows} rows"] = self._rate(products, rows)
         device = torch.cuda.get_device_name() if self._device.type == "cuda" else "CPU"
         return {
