@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.attention_implementations import Attend, implementations
 from benchmarks.attention_step import Case, Step, grid
-from benchmarks.gpu import Ceilings, GpuRun, measure_ceilings, median_us, require_gpu
+from benchmarks.gpu import Ceilings, GpuRun, device_time, measure_ceilings, require_gpu
 from benchmarks.relay_model import equation_10
 from benchmarks.result_file import write_result
 from engine.kernels.reference import paged_attention_ref
@@ -57,7 +57,7 @@ def gated(step: Step) -> Iterator[tuple[str, Attend | str]]:
 def measure(case: Case, run: GpuRun, ceilings: Ceilings) -> dict[str, Any]:
     step = Step.make(case, run.device)
     times: dict[str, float | str] = {
-        name: attend if isinstance(attend, str) else median_us(attend) for name, attend in gated(step)
+        name: attend if isinstance(attend, str) else device_time(attend).us for name, attend in gated(step)
     }
     fused_us = float(times["fused"])
     return asdict(case) | {

@@ -52,19 +52,52 @@ def require_gpu(program: str) -> GpuRun:
     )
 
 
-def median_us(call: Callable[[], object]) -> float:
-    """Median device time of a call, the L2 cache emptied before each."""
-    return 1000 * float(triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """How long one call takes.
+
+    Attributes:
+        us: the median, the L2 cache emptied before each.
+        not_captured: "", or why the call is no CUDA graph: then its time contains what the host takes between launches.
+    """
+
+    us: float
+    not_captured: str
+
+
+def device_time(call: Callable[[], object], *, rep_ms: float = 200) -> DeviceTime:
+    """The time of a call on the device alone where it can be captured; rep_ms is how long it is measured."""
+    timed, not_captured = captured(call)
+    us = 1000 * float(triton.testing.do_bench(timed, warmup=rep_ms / 4, rep=rep_ms, return_mode="median"))
+    return DeviceTime(us=us, not_captured=not_captured)
+
+
+def captured(call: Callable[[], object]) -> tuple[Callable[[], object], str]:
+    """What launches all of a call at once, and ""; or the call itself, and why it cannot be captured."""
+    call()  # compiles, and sizes workspaces: neither can be captured
+    try:
+        graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its own stream the current one; the outer context brings this one back.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+            call()
+    except Exception as failure:
+        return call, in_one_line(failure)
+    return graph.replay, ""
+
+
+def in_one_line(failure: Exception) -> str:
+    """What kind of failure it is, and the first line of what it says."""
+    return f"{type(failure).__name__}: {(str(failure).strip().splitlines() or [''])[0]}"
 
 
 def measure_ceilings(run: GpuRun) -> Ceilings:
     """Bandwidth of a copy of 4 GB (bytes read plus written) and the rate of an 8192-cubed bf16 product."""
     source = torch.randn(1 << 30, device=run.device)
     target = torch.empty_like(source)
-    copy_us = median_us(lambda: target.copy_(source))
+    copy_us = device_time(lambda: target.copy_(source)).us
     memory_gb_s = 2 * source.nbytes / copy_us / 1e3
     # Free before the product: a smaller card must hold it too.
     source = target = torch.empty(0, device=run.device)
     left, right = (torch.randn(8192, 8192, device=run.device, dtype=torch.bfloat16) for _ in range(2))
-    product_us = median_us(lambda: left @ right)
+    product_us = device_time(lambda: left @ right).us
     return Ceilings(memory_gb_s=memory_gb_s, matrix_tflops=2 * 8192**3 / product_us / 1e6)

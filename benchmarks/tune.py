@@ -27,7 +27,7 @@ import torch
 from benchmarks.attention_batches import GroupSize, make_batch
 from benchmarks.cross_compile import TARGETS, compile_attention
 from benchmarks.data_sheet import DATA_SHEETS, estimate_costs, in_flight_bytes
-from benchmarks.gpu import GpuRun, median_us, require_gpu
+from benchmarks.gpu import GpuRun, device_time, require_gpu
 from benchmarks.least_squares import non_negative_least_squares
 from benchmarks.resources import LIMITS, resources_of
 from engine.kernels.attention_batch import AttentionBatch
@@ -187,7 +187,7 @@ def _timed(
         raise SystemExit(
             f"benchmarks.tune: {backend.name} with {work_list.launch} is wrong by {error}; nothing is written"
         )
-    return median_us(lambda: backend.attend(query, k_cache, v_cache, work, scale=scale))
+    return device_time(lambda: backend.attend(query, k_cache, v_cache, work, scale=scale)).us
 
 
 def _features(work_list: WorkList) -> np.ndarray:
