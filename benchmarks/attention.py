@@ -6,70 +6,88 @@ of 128) and Qwen2-7B (28/4 of 128); bf16, blocks of 16 tokens at random places.
 
 Compared: fused (ours), relay (three launches), plain paged, torch's SDPA (each request's KV gathered beforehand, free
 of charge) and FlexAttention (one packed KV, a block mask that shares prefixes), FlashInfer's cascade where it is
-installed. Beside each: RelayAttention's Eq. 10, and the share of the bandwidth and of the matrix rate that a copy and a
-product reach in the same run.
+installed. Times are of CUDA graphs, without what the host takes between launches; what cannot be captured is named
+under "not_captured". Beside each: RelayAttention's Eq. 10, and the share of the bandwidth and of the matrix rate that a
+copy and a product reach in the same run.
 
-Every implementation must first agree with float64 on every case; one that does not gets no time, and one of ours that
-does not ends the run. Without a GPU nothing is measured, and the program says so; `--check` runs the comparison alone,
-small, on any machine (with TRITON_INTERPRET=1 where there is no GPU).
+Every implementation must first agree with float64 on every case; one that does not, or fails, gets no time, and one of
+ours that does not ends the run. Every case is written as soon as it is measured; a run leaves out what the file has
+already, so that --seconds and the same command again measure the grid in pieces. Without a GPU nothing is measured, and
+the program says so; `--check` runs the comparison alone, small, on any machine (with TRITON_INTERPRET=1 where there is
+no GPU).
 """
 
 import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.attention_implementations import Attend, implementations
-from benchmarks.attention_step import Case, Step, grid
-from benchmarks.gpu import Ceilings, GpuRun, device_time, measure_ceilings, require_gpu
+from benchmarks.attention_implementations import BACKENDS, Attend, implementations
+from benchmarks.attention_step import Case, Step, check_cases, grid
+from benchmarks.gpu import Ceilings, DeviceTime, GpuRun, device_time, in_one_line, measure_ceilings, require_gpu
 from benchmarks.relay_model import equation_10
 from benchmarks.result_file import write_result
 from engine.kernels.reference import paged_attention_ref
 
-OURS = ("fused", "relay", "paged")
+OURS = [kind.name for kind in BACKENDS]
+ORIGIN = ("hardware", "versions", "commit")
+
+T = TypeVar("T")
 
 
-def gated(step: Step) -> Iterator[tuple[str, Attend | str]]:
-    """Each implementation that agrees with float64; of one that does not, why there is no time.
+def gated(step: Step, then: Callable[[Attend], T]) -> Iterator[tuple[str, T | str]]:
+    """What `then` makes of each implementation that agrees with float64; of any other, why there is no time.
 
     Raises:
         SystemExit: one of ours is wrong.
+        Exception: one of ours fails.
     """
     expected = paged_attention_ref(
         step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, scale=step.scale
     )
-    for name, attend in implementations(step):
-        error = float((attend().double() - expected).abs().max())
-        if error < GpuRun.tolerance(torch.bfloat16):
-            yield name, attend
-        elif name in OURS:
-            raise SystemExit(f"benchmarks.attention: {name} is wrong by {error} on {step.case}: no figures")
-        else:
-            yield name, f"no time: differs from float64 by {error}"
+    for name, prepare in implementations(step):
+        try:
+            attend = prepare()
+            error = float((attend().double() - expected).abs().max())
+            is_right = error < GpuRun.tolerance(torch.bfloat16)
+            found = then(attend) if is_right else f"no time: differs from float64 by {error}"
+        except Exception as failure:
+            if name in OURS:
+                failure.add_note(f"{name} on {step.case.name}")
+                raise
+            yield name, f"no time: {in_one_line(failure)}"
+            continue
+        if not is_right and name in OURS:
+            raise SystemExit(f"benchmarks.attention: {name} is wrong by {error} on {step.case.name}: no figures")
+        yield name, found
 
 
 def measure(case: Case, run: GpuRun, ceilings: Ceilings) -> dict[str, Any]:
     step = Step.make(case, run.device)
-    times: dict[str, float | str] = {
-        name: attend if isinstance(attend, str) else device_time(attend).us for name, attend in gated(step)
-    }
-    fused_us = float(times["fused"])
+    found = dict(gated(step, device_time))
+    timed = {name: took for name, took in found.items() if isinstance(took, DeviceTime)}
+    fused_us = timed["fused"].us
     return asdict(case) | {
-        "us": times,
-        "speedup_of_fused": {n: round(us / fused_us, 3) for n, us in times.items() if not isinstance(us, str)},
+        "name": case.name,
+        "us": found | {name: took.us for name, took in timed.items()},
+        "not_captured": {name: took.not_captured for name, took in timed.items() if took.not_captured},
+        "speedup_of_fused": {name: round(took.us / fused_us, 3) for name, took in timed.items()},
         "relay_equation_10": round(equation_10(case.num_members, case.prefix_len, case.own_len), 3),
         "share_of_bandwidth": round(step.num_bytes / fused_us / 1e3 / ceilings.memory_gb_s, 3),
         "share_of_matrix_rate": round(step.num_flops / fused_us / 1e6 / ceilings.matrix_tflops, 3),
+        "ceilings": asdict(ceilings),
     }
 
 
-def summary(cases: list[Mapping[str, Any]]) -> dict[str, float]:
+def summary(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Geometric means of what fused gains, and its worst case against plain paged attention."""
     names = sorted({name for case in cases for name in case["speedup_of_fused"]} - {"fused"})
     means = {}
@@ -80,48 +98,72 @@ def summary(cases: list[Mapping[str, Any]]) -> dict[str, float]:
     return means
 
 
-def check() -> int:
-    """The gate alone, on small cases, on whatever device there is."""
+def measured_before(file: Path, run: GpuRun) -> list[dict[str, Any]]:
+    """The cases that a file has already.
+
+    Raises:
+        SystemExit: they are of another device, other versions or another commit.
+    """
+    if not file.exists():
+        return []
+    document = json.loads(file.read_text())
+    for name in ORIGIN:
+        if document[name] != getattr(run, name):
+            raise SystemExit(
+                f"benchmarks.attention: {file} was measured with {name} {document[name]!r}, this would be "
+                f"{getattr(run, name)!r}: name another file with --out, or remove this one"
+            )
+    return list(document["cases"])
+
+
+def measure_all(wanted: Sequence[Case], run: GpuRun, file: Path, seconds: float) -> None:
+    """Measures the cases that a file lacks, and writes it after each.
+
+    Args:
+        seconds: no case begins later than this.
+    """
+    ends = time.monotonic() + seconds
+    cases = measured_before(file, run)
+    names = {case["name"] for case in cases}
+    missing = [case for case in wanted if case.name not in names]
+    ceilings = measure_ceilings(run)
+    while missing and time.monotonic() < ends:
+        cases.append(measure(missing.pop(0), run, ceilings))
+        print(json.dumps(cases[-1]), flush=True)
+        origin = {name: getattr(run, name) for name in ORIGIN}
+        document = {"command": "python -m benchmarks.attention", **origin, "summary": summary(cases), "cases": cases}
+        write_result(file, document)
+    if cases:
+        print(json.dumps(summary(cases), indent=1))
+    if missing:
+        print(f"{len(missing)} of {len(wanted)} cases not measured; the same command goes on with {missing[0].name}")
+
+
+def check(cases: Sequence[Case]) -> None:
+    """The gate alone, on whatever device there is."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for num_prefill in (0, 2):
-        case = Case(
-            model="Qwen2-7B",
-            prefix_len=40,
-            own_len=9,
-            num_members=2,
-            num_decode=4,
-            num_prefill=num_prefill,
-            prefill_rows=5,
-        )
-        for name, found in gated(Step.make(case, device)):
-            if isinstance(found, str):
-                print(f"{name}: {found}")
-                return 1
-            print(f"{name} agrees with float64 on {case}")
-    return 0
+    for case in cases:
+        for name, reason in gated(Step.make(case, device), lambda _: ""):
+            print(f"{name}: {case.name}: {reason or 'agrees with float64'}", flush=True)
 
 
-def main() -> int:
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Measures as `command_line` says (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "attention.json")
+    parser.add_argument("--cases", default="*", metavar="PATTERN", help='by name: "Llama* prefill-7x256"')
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later than this")
     parser.add_argument("--check", action="store_true", help="compare only, small, on any machine")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command_line)
     torch.manual_seed(0)
+    cases = list(check_cases() if arguments.check else grid())
+    wanted = [case for case in cases if fnmatchcase(case.name, arguments.cases)]
+    if not wanted:
+        parser.error(f"--cases {arguments.cases!r} fits none; the first is {cases[0].name!r}")
     if arguments.check:
-        return check()
-    run = require_gpu("benchmarks.attention")
-    ceilings = measure_ceilings(run)
-    cases = []
-    for case in grid():
-        cases.append(measure(case, run, ceilings))
-        print(json.dumps(cases[-1]), flush=True)
-    document = {
-        "command": "python -m benchmarks.attention", "hardware": run.hardware, "versions": run.versions,
-        "commit": run.commit,
-        "ceilings": asdict(ceilings), "summary": summary(cases), "cases": cases,
-    }  # fmt: skip
-    write_result(arguments.out, document)
-    print(json.dumps(document["summary"], indent=1))
+        check(wanted)
+        return 0
+    measure_all(wanted, require_gpu("benchmarks.attention"), arguments.out, arguments.seconds)
     return 0
 
 

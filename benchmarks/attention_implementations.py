@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +19,18 @@ from engine.kernels.relay import RelayAttention
 Attend = Callable[[], torch.Tensor]
 
 
-def ours(step: Step) -> Iterator[tuple[str, Attend]]:
-    """The three Triton backends; a step's work is prepared beforehand, as it is for all layers of a model."""
+BACKENDS = (FusedAttention, RelayAttention, PagedAttention)
+
+
+def ours(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> Attend:
+    """A Triton backend; a step's work is prepared beforehand, as it is for all layers of a model."""
     num_q_heads, num_kv_heads, head_dim = HEADS[step.case.model]
-    for kind in (FusedAttention, RelayAttention, PagedAttention):
-        backend = kind(
-            num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
-            block_size=BLOCK_SIZE, device=step.query.device,
-        )  # fmt: skip
-        work = backend.prepare(step.batch)
-        yield kind.name, partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
+    backend = kind(
+        num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
+        block_size=BLOCK_SIZE, device=step.query.device,
+    )  # fmt: skip
+    work = backend.prepare(step.batch)
+    return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
 
 
 def sdpa(step: Step) -> Attend:
@@ -62,6 +65,16 @@ def sdpa(step: Step) -> Attend:
     return attend
 
 
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function compiled for the shapes it meets, whatever was compiled before.
+
+    torch compiles eight variants of one function and runs all others as they stand; FlexAttention as it stands has all
+    scores in memory.
+    """
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False, **options)
+
+
 def flex(step: Step) -> Attend:
     """One call over all KV packed in a row; the block mask lets a prefix's KV be read once a block of rows."""
     batch, device = step.batch, step.query.device
@@ -86,9 +99,11 @@ def flex(step: Step) -> Attend:
         is_prefix = kv_owner[kv] == row_group[row]
         return is_prefix | ((kv_owner[kv] == row_owner[row]) & (kv_place[kv] <= row_place[row]))
 
-    is_gpu = device.type == "cuda"
-    mask = create_block_mask(is_visible, None, None, batch.num_rows, len(owner), device=device.type, _compile=is_gpu)
-    call = torch.compile(flex_attention, dynamic=False) if is_gpu else flex_attention
+    make_mask, call = create_block_mask, flex_attention
+    if device.type == "cuda":
+        make_mask = compiled(create_block_mask)
+        call = compiled(flex_attention, fullgraph=True)
+    mask = make_mask(is_visible, None, None, batch.num_rows, len(owner), device=device.type)
     query = step.query.transpose(0, 1)[None]
 
     def attend() -> torch.Tensor:
@@ -124,9 +139,12 @@ def flashinfer_cascade(step: Step) -> Attend:
     return partial(wrapper.run, step.query, cache)
 
 
-def implementations(step: Step) -> Iterator[tuple[str, Attend]]:
-    yield from ours(step)
-    yield "sdpa", sdpa(step)
-    yield "flex", flex(step)
+def implementations(step: Step) -> Iterator[tuple[str, Callable[[], Attend]]]:
+    """By name, what prepares each."""
+    for kind in BACKENDS:
+        yield kind.name, partial(ours, kind, step)
+    others = {"sdpa": sdpa, "flex": flex}
     if importlib.util.find_spec("flashinfer"):
-        yield "flashinfer", flashinfer_cascade(step)
+        others["flashinfer"] = flashinfer_cascade
+    for name, prepare in others.items():
+        yield name, partial(prepare, step)

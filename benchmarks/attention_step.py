@@ -25,6 +25,13 @@ class Case:
     num_prefill: int
     prefill_rows: int
 
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.model} prefix-{self.prefix_len} own-{self.own_len} members-{self.num_members} "
+            f"decode-{self.num_decode} prefill-{self.num_prefill}x{self.prefill_rows}"
+        )
+
     def groups(self) -> list[GroupSize]:
         decode = GroupSize(prefix_len=self.prefix_len, members=[(self.own_len, 1)] * self.num_members)
         prefill = GroupSize(prefix_len=self.prefix_len, members=[(self.prefill_rows, self.prefill_rows)])
@@ -41,6 +48,20 @@ def grid() -> Iterator[Case]:
                             model=model, prefix_len=prefix_len, own_len=own_len, num_members=num_members,
                             num_decode=num_decode, num_prefill=num_prefill, prefill_rows=256,
                         )  # fmt: skip
+
+
+CHECK_SIZES = ((40, 9, 2, 4, 2, 5), (264, 9, 16, 16, 1, 256), (2056, 9, 2, 2, 0, 0), (2056, 9, 2, 2, 1, 32))
+"""Prefix, own part, members, decode requests, prefill chunks and their rows: too short to share; prefill behind a
+prefix (wide tiles) beside a large group; a long prefix with few rows (many splits); and both at once."""
+
+
+def check_cases() -> Iterator[Case]:
+    """Small cases that between them take every kind of tile, and merges of two and of many parts."""
+    for prefix_len, own_len, num_members, num_decode, num_prefill, prefill_rows in CHECK_SIZES:
+        yield Case(
+            model="Qwen2-7B", prefix_len=prefix_len, own_len=own_len, num_members=num_members,
+            num_decode=num_decode, num_prefill=num_prefill, prefill_rows=prefill_rows,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
