@@ -8,239 +8,193 @@ Either way a launch ships only if it compiles for the architecture without spill
 (benchmarks/resources.py). Measured: every candidate runs steps of known tiles; the costs are the non-negative least
 squares fit of slot time = sum over tiles of (a start, a rate per KV token from memory, one from L2, a partial result);
 of the launches for pure decoding, and of those for mixed steps, the one that takes the least time over its steps ships.
-A candidate is measured only on steps whose results it gets right.
+A candidate that gets a step wrong, or fails, is named and left out.
+
+An entry of the file (element bits, head dim) is replaced as soon as it is known, the others stay; so --bits and
+--head-dim cut the work into pieces. --seconds ends the search in time, with the best of what was tried until then.
 """
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import asdict, replace
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.attention_batches import GroupSize, make_batch
-from benchmarks.cross_compile import TARGETS, compile_attention
-from benchmarks.data_sheet import DATA_SHEETS, estimate_costs, in_flight_bytes
-from benchmarks.gpu import GpuRun, device_time, require_gpu
-from benchmarks.least_squares import non_negative_least_squares
-from benchmarks.resources import LIMITS, resources_of
-from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.device_work import WorkCapacity
-from engine.kernels.fused import FusedAttention
-from engine.kernels.paged import PagedAttention
-from engine.kernels.reference import paged_attention_ref
-from engine.kernels.relay import RelayAttention
+from benchmarks.cross_compile import TARGETS
+from benchmarks.data_sheet import DATA_SHEETS, estimate_costs
+from benchmarks.gpu import GpuRun, in_one_line, require_gpu
+from benchmarks.launch_candidates import candidates, described, fitted
+from benchmarks.result_file import write_result
+from benchmarks.tuning_steps import TuningBench
 from engine.kernels.triton_attention import architecture_of
-from engine.kernels.tuned import CONFIG_FOLDER, Launch, TileShape
-from engine.kernels.work_list import TileField, WorkList
+from engine.kernels.tuned import CONFIG_FOLDER, Launch
 
+DTYPES = {16: torch.bfloat16, 32: torch.float32}
 HEAD_DIMS = (64, 128, 256)
 
 
-def candidates(architecture: str, bits: int, head_dim: int) -> Iterator[Launch]:
-    """Launches worth trying, the likeliest first; names are "decode" (narrow tiles only) and "mixed"."""
-    is_small = architecture.startswith("gfx") or architecture == "default"
-    # An LDS of 64 KiB holds one step's keys and values; deeper pipelines and longer steps are NVIDIA's.
-    stages = (2, 1) if is_small else (3, 2, 4)
-    # In fp32, for which products take no matrix units on NVIDIA, a wide tile has nothing to win.
-    wides = ((0, 4), (0, 2)) if bits == 32 else ((0, 4), (0, 2), (128, 8), (128, 4), (64, 8), (64, 4))
-    for wide_rows, num_warps in wides:
-        for tokens in (32, 16) if is_small or bits == 32 else (64, 32, 128):
-            # Keys and values of one step stay below 64 KiB.
-            if 2 * tokens * head_dim * bits // 8 <= 64 * 1024:
-                for num_stages in stages:
-                    yield Launch(
-                        name="mixed" if wide_rows else "decode", narrow=_shape(16, tokens),
-                        wide=_shape(wide_rows, tokens) if wide_rows else None, num_warps=num_warps,
-                        num_stages=num_stages, programs_per_processor=1, options={},
-                    )  # fmt: skip
-
-
-def _shape(rows: int, tokens: int) -> TileShape:
-    return TileShape(rows=rows, tokens=tokens, tile_us=1, kilotoken_us=1, reread_kilotoken_us=1, partial_us=1)
-
-
-def fitting(architecture: str, bits: int, head_dim: int, taken: Container[str] = ()) -> Iterator[Launch]:
-    """The candidates that compile within the architecture's limits, with the programs that fit a processor.
-
-    Args:
-        taken: names of launches that are no longer wanted.
-    """
-    element = "bf16" if bits == 16 else "fp32"
-    targets = tuple(TARGETS) if architecture == "default" else (architecture,)
-    for launch in candidates(architecture, bits, head_dim):
-        too_large = [t for t in targets if in_flight_bytes(launch, bits, head_dim) > LIMITS[t].program_shared_bytes]
-        if launch.name in taken or too_large:
-            continue
-        num_programs = LIMITS[targets[0]].warps
-        for target in targets:
-            compiled = compile_attention(target, launch, element=element, head_dim=head_dim)
-            resources = resources_of(launch.name, target, compiled)
-            if resources.violations() or resources.sgpr_lanes:
-                break
-            num_programs = min(num_programs, resources.programs_per_processor)
-        else:
-            yield replace(launch, programs_per_processor=num_programs)
-
-
-def estimate(architecture: str) -> dict[str, Any]:
-    """A configuration from a data sheet: the first fitting candidates, each tile at its share of the device's rates."""
+def estimate(architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
+    """An entry from a data sheet: the first fitting candidates, each tile at its share of the device's rates."""
     sheet = DATA_SHEETS.get(architecture, DATA_SHEETS["sm_80"])
-    entries = []
-    for bits in (16, 32):
-        for head_dim in HEAD_DIMS:
-            launches: dict[str, Launch] = {}
-            for launch in fitting(architecture, bits, head_dim, launches):
-                if launch.name == "decode" and launch.programs_per_processor < 2:
-                    continue  # nothing would run while a program starts
-                launches[launch.name] = estimate_costs(launch, sheet, bits, head_dim)
-                print(f"{architecture} {bits}-bit {head_dim}: {launches[launch.name]}", flush=True)
-                if len(launches) == (2 if bits == 16 else 1):
-                    break
-            entries.append(_entry(bits, head_dim, launches.values()))
-    return _document(
-        architecture, f"estimated from the data sheet of {sheet.device}; not measured", sheet.num_processors, entries
-    )
+    launches: dict[str, Launch] = {}
+    for candidate in candidates(architecture, bits, head_dim):
+        if candidate.name in launches:
+            continue
+        launch = fitted(candidate, architecture, bits, head_dim)
+        # With one decode program at a time nothing would run while it starts.
+        if launch is not None and not (launch.name == "decode" and launch.programs_per_processor < 2):
+            launches[launch.name] = estimate_costs(launch, sheet, bits, head_dim)
+            print(f"{architecture} {bits}-bit {head_dim}: {launches[launch.name]}", flush=True)
+    origin = f"estimated from the data sheet of {sheet.device}; not measured"
+    return entry(bits, head_dim, origin, sheet.num_processors, launches.values())
 
 
-def measure(run: GpuRun) -> dict[str, Any]:
-    """A configuration measured on the GPU at hand."""
-    architecture = architecture_of(run.device)
-    sheet = DATA_SHEETS.get(architecture)
-    if sheet is None:
-        raise SystemExit(f"benchmarks.tune: no compile target for {architecture}; known: {', '.join(DATA_SHEETS)}")
-    entries = []
-    for bits, dtype in ((16, torch.bfloat16), (32, torch.float32)):
-        for head_dim in HEAD_DIMS:
-            best: dict[str, tuple[float, Launch]] = {}
-            for launch in fitting(architecture, bits, head_dim):
-                fitted, total_us = measure_launch(estimate_costs(launch, sheet, bits, head_dim), run, dtype, head_dim)
-                print(f"{architecture} {bits}-bit {head_dim} {total_us:10.1f} us  {fitted}", flush=True)
-                if launch.name not in best or total_us < best[launch.name][0]:
-                    best[launch.name] = total_us, fitted
-            entries.append(_entry(bits, head_dim, [launch for _, launch in best.values()]))
-    origin = f"measured on {run.hardware} with {run.versions}, commit {run.commit}"
-    return _document(architecture, origin, run.num_processors, entries)
+class Search:
+    """The best launches for one element size and head dim on the GPU at hand.
+
+    Attributes:
+        best: by name, a launch and the time of its steps in microseconds.
+        left_out: the candidates that failed, and why.
+        untried: the candidates for which there was no time.
+    """
+
+    def __init__(self, run: GpuRun, architecture: str, bits: int, head_dim: int) -> None:
+        self.best: dict[str, tuple[float, Launch]] = {}
+        self.left_out: list[str] = []
+        self.untried = list(alternating(candidates(architecture, bits, head_dim)))
+        self._num_candidates = len(self.untried)
+        self._run = run
+        self._architecture = architecture
+        self._bits = bits
+        self._head_dim = head_dim
+        self._bench = TuningBench(run, DTYPES[bits], head_dim)
+
+    @property
+    def text(self) -> str:
+        return f"{self._architecture} {self._bits}-bit {self._head_dim}"
+
+    def go_on_until(self, ends: float) -> None:
+        """Tries candidates; none begins after `ends` (of `time.monotonic`)."""
+        sheet = DATA_SHEETS[self._architecture]
+        while self.untried and time.monotonic() < ends:
+            candidate = self.untried.pop(0)
+            try:
+                launch = fitted(candidate, self._architecture, self._bits, self._head_dim)
+                if launch is None:
+                    continue
+                costed = estimate_costs(launch, sheet, self._bits, self._head_dim)
+                measured, total_us = self._bench.measure(costed)
+            except Exception as failure:
+                self.left_out.append(f"{self.text} {described(candidate)}: {in_one_line(failure)}")
+                print(f"left out: {self.left_out[-1]}", flush=True)
+                continue
+            print(f"{self.text} {total_us:10.1f} us  {measured}", flush=True)
+            if launch.name not in self.best or total_us < self.best[launch.name][0]:
+                self.best[launch.name] = total_us, measured
+
+    def entry(self) -> dict[str, Any] | None:
+        """What was found; None unless it has a launch of every kind that was looked for."""
+        wanted = {launch.name for launch in candidates(self._architecture, self._bits, self._head_dim)}
+        if wanted != self.best.keys():
+            return None
+        origin = f"measured on {self._run.hardware} with {self._run.versions}, commit {self._run.commit}"
+        if self.untried:
+            origin += f"; {self._num_candidates - len(self.untried)} of {self._num_candidates} candidates"
+        if self._bench.not_captured:
+            origin += f"; times contain the host's: {self._bench.not_captured}"
+        launches = [self.best[name][1] for name in sorted(self.best)]
+        return entry(self._bits, self._head_dim, origin, self._run.num_processors, launches)
 
 
-def measure_launch(launch: Launch, run: GpuRun, dtype: torch.dtype, head_dim: int) -> tuple[Launch, float]:
-    """Runs a launch over steps of known tiles: the launch with fitted costs, and the sum of its times."""
-    features, slot_times = [], []
-    num_slots = run.num_processors * launch.programs_per_processor
-    for backend_kind, groups in _steps(is_mixed=launch.wide is not None):
-        backend = backend_kind(
-            num_q_heads=32, num_kv_heads=8, head_dim=head_dim, dtype=dtype, block_size=16, device=run.device
-        )
-        batch, num_blocks = make_batch(groups, 16)
-        work_list = backend.plan(batch, (launch,))
-        time_us = _timed(backend, batch, work_list, num_blocks, run)
-        counts = 8 * _features(work_list)
-        features.append([num_slots, *counts])
-        slot_times.append(time_us * num_slots)
-    _, *costs = non_negative_least_squares(np.array(features), np.array(slot_times))
-    shapes = [
-        replace(shape, tile_us=a, kilotoken_us=b * 1000, reread_kilotoken_us=c * 1000, partial_us=d)
-        for shape, (a, b, c, d) in zip(launch.shapes, np.array(costs).reshape(-1, 4).round(5).tolist(), strict=False)
-    ]
-    fitted = replace(launch, narrow=shapes[0], wide=shapes[1] if launch.wide else None)
-    return fitted, sum(slot_times) / num_slots
+def alternating(found: Iterable[Launch]) -> Iterator[Launch]:
+    """Decode and mixed launches in turn: however early a search ends, it has tried the likeliest of both."""
+    by_kind: dict[str, list[Launch]] = {}
+    for launch in found:
+        by_kind.setdefault(launch.name, []).append(launch)
+    return (launch for launch in chain.from_iterable(zip_longest(*by_kind.values())) if launch is not None)
 
 
-def _steps(*, is_mixed: bool) -> Iterator[tuple[type[FusedAttention] | type[RelayAttention], list[GroupSize]]]:
-    """Steps that tell the costs apart: starts, KV from memory, KV read again, partial results; and long chunks."""
-    for num_requests in (32, 256):
-        for own in (64, 512, 2048):
-            yield PagedAttention, [GroupSize(prefix_len=0, members=[(own, 1)]) for _ in range(num_requests)]
-        for prefix in (512, 4096):
-            for members in (4, 32):
-                groups = [GroupSize(prefix_len=prefix, members=[(128, 1)] * members)] * (num_requests // members)
-                yield PagedAttention, groups
-                yield RelayAttention, groups
-    if is_mixed:
-        for rows in (128, 512, 2048):
-            yield PagedAttention, [GroupSize(prefix_len=0, members=[(rows, rows)]) for _ in range(7)]
-            yield PagedAttention, [GroupSize(prefix_len=2048, members=[(rows, rows)] * 3)]
-
-
-def _timed(
-    backend: FusedAttention | RelayAttention, batch: AttentionBatch, work_list: WorkList, num_blocks: int, run: GpuRun
-) -> float:
-    """Median time of one layer, after its result was compared with the reference's."""
-    shape = (num_blocks, 16, backend.num_kv_heads, backend.head_dim)
-    generator = torch.Generator(device=run.device).manual_seed(0)
-    options = {"dtype": backend.dtype, "device": run.device, "generator": generator}
-    k_cache, v_cache = (torch.randn(shape, **options) for _ in range(2))
-    query = torch.randn((batch.num_rows, backend.num_q_heads, backend.head_dim), **options)
-    work = backend.reserve(WorkCapacity.of(work_list), work_list.launch)
-    work.fill(work_list, batch.slot_mapping)
-    scale = backend.head_dim**-0.5
-    out = backend.attend(query, k_cache, v_cache, work, scale=scale)
-    expected = paged_attention_ref(query.double(), k_cache.double(), v_cache.double(), batch, scale=scale)
-    error = float((out.double() - expected).abs().max())
-    if not error < run.tolerance(backend.dtype):
-        raise SystemExit(
-            f"benchmarks.tune: {backend.name} with {work_list.launch} is wrong by {error}; nothing is written"
-        )
-    return device_time(lambda: backend.attend(query, k_cache, v_cache, work, scale=scale)).us
-
-
-def _features(work_list: WorkList) -> np.ndarray:
-    """Of each shape: tiles, KV tokens read first, KV tokens read again, partial results; per KV head."""
-    tiles = work_list.tiles[work_list.tiles[:, TileField.NUM_TOKENS] > 0]
-    counts = np.zeros((len(work_list.launch.shapes), 4))
-    seen: set[tuple[int, int]] = set()
-    for tile in tiles:
-        prefix_len, begin, end = (int(tile[f]) for f in (TileField.PREFIX_LEN, TileField.KV_BEGIN, TileField.KV_END))
-        counted = counts[tile[TileField.IS_WIDE]]
-        counted[0] += 1
-        for entry, first, last in (
-            (tile[TileField.PREFIX_ENTRY], begin, min(end, prefix_len)),
-            (tile[TileField.OWN_ENTRY], max(begin - prefix_len, 0), end - prefix_len),
-        ):
-            if first < last:
-                key = int(entry), first
-                counted[2 if key in seen else 1] += last - first
-                seen.add(key)
-        counted[3] += tile[TileField.PART] >= 0
-    return counts.reshape(-1)
-
-
-def _entry(bits: int, head_dim: int, launches: Sequence[Launch] | Any) -> dict[str, Any]:
-    return {"element_bits": bits, "head_dim": head_dim, "launches": [asdict(launch) for launch in launches]}
-
-
-def _document(architecture: str, origin: str, num_processors: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
+def entry(bits: int, head_dim: int, origin: str, num_processors: int, launches: Iterable[Launch]) -> dict[str, Any]:
     return {
-        "architecture": architecture,
-        "origin": origin,
-        "num_processors": num_processors,
-        "min_split_tokens": 256,
-        "balance": 0.5,
-        "share_margin": 0.1,
-        "entries": entries,
-    }
+        "element_bits": bits, "head_dim": head_dim, "origin": origin, "num_processors": num_processors,
+        "launches": [asdict(launch) for launch in launches],
+    }  # fmt: skip
 
 
-def main() -> int:
+def keep(found: Mapping[str, Any], architecture: str, folder: Path) -> None:
+    """Puts an entry into an architecture's file, in place of the one it had for the same sizes."""
+    file = folder / f"{architecture}.json"
+    document = (
+        json.loads(file.read_text())
+        if file.exists()
+        else {
+            "architecture": architecture,
+            "min_split_tokens": 256,
+            "balance": 0.5,
+            "share_margin": 0.1,
+            "entries": [],
+        }
+    )
+    entries = {(old["element_bits"], old["head_dim"]): old for old in [*document["entries"], found]}
+    document["entries"] = [entries[sizes] for sizes in sorted(entries)]
+    write_result(file, document)
+    print(f"wrote {file}: {found['element_bits']}-bit {found['head_dim']}", flush=True)
+
+
+def measure(sizes: Sequence[tuple[int, int]], run: GpuRun, folder: Path, seconds: float) -> list[str]:
+    """Measures entries one by one, each with its share of the time that is left; returns what went wrong."""
+    architecture = architecture_of(run.device)
+    if architecture not in DATA_SHEETS:
+        raise SystemExit(f"benchmarks.tune: no compile target for {architecture}; known: {', '.join(DATA_SHEETS)}")
+    ends = time.monotonic() + seconds
+    problems = []
+    for index, (bits, head_dim) in enumerate(sizes):
+        search = Search(run, architecture, bits, head_dim)
+        now = time.monotonic()
+        search.go_on_until(now + (ends - now) / (len(sizes) - index))
+        for candidate in search.untried:
+            print(f"not tried: {search.text} {described(candidate)}")
+        found = search.entry()
+        if found is not None:
+            keep(found, architecture, folder)
+        else:
+            problems.append(f"{search.text} stays as it was: found only {', '.join(search.best) or 'nothing'}")
+        problems += search.left_out
+    return problems
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Writes what `command_line` says (the process's own if None); returns the exit code: 1 where anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--estimate", choices=[*TARGETS, "default"], help="from the data sheet instead of a measurement"
     )
     parser.add_argument("--folder", type=Path, default=CONFIG_FOLDER)
-    arguments = parser.parse_args()
+    parser.add_argument("--bits", type=int, nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--head-dim", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no candidate is begun later than this")
+    arguments = parser.parse_args(command_line)
+    sizes = [(bits, head_dim) for bits in arguments.bits for head_dim in arguments.head_dim]
+    problems = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        document = estimate(arguments.estimate) if arguments.estimate else measure(require_gpu("benchmarks.tune"))
-    path = arguments.folder / f"{document['architecture']}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"wrote {path}")
-    return 0
+        if arguments.estimate:
+            for bits, head_dim in sizes:
+                keep(estimate(arguments.estimate, bits, head_dim), arguments.estimate, arguments.folder)
+        else:
+            problems = measure(sizes, require_gpu("benchmarks.tune"), arguments.folder, arguments.seconds)
+    for problem in problems:
+        print(f"benchmarks.tune: {problem}", file=sys.stderr)
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

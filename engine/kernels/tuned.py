@@ -2,7 +2,7 @@
 
 A file holds one entry per element size and head dim; an entry holds the launches to choose from in each step. A launch
 is one compiled kernel: its tile shapes, its compiler options, and what a tile costs (engine/kernels/cost_model.py).
-`origin` says whether the costs were measured, and on what, or estimated from data sheets.
+An entry's `origin` says whether its costs were measured, and on what, or estimated from data sheets.
 """
 
 import json
@@ -104,7 +104,9 @@ def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedA
     if not entries:
         raise ValueError(f"{path.name}: no entry for {element_bits}-bit elements and head dim {head_dim}")
     entry = min(entries, key=lambda found: int(found["head_dim"]))
-    return _build(TunedAttention, document | {"launches": tuple(_launch(found) for found in entry["launches"])}, path)
+    launches = tuple(_launch(found) for found in entry["launches"])
+    of_entry = {name: value for name, value in entry.items() if name not in ("element_bits", "head_dim")}
+    return _build(TunedAttention, document | of_entry | {"launches": launches}, path)
 
 
 def _launch(found: dict[str, Any]) -> Launch:
