@@ -1,14 +1,17 @@
 """Whole batches, batchloom beside what else one would use:  python -m benchmarks.end_to_end --model FOLDER [--out FILE]
 
 Engines: batchloom, vLLM, OpenVINO GenAI, llama.cpp, transformers (continuous batching; padded generate), each a process
-of its own (`make bench-peers` installs them; one that is missing is skipped by name), with the same weights, prompts,
-numbers of new tokens, threads and KV memory. Workloads: benchmarks/workloads.py; rows shuffled, as a table gives them,
-or grouped by document.
+of its own (`make bench-peers` installs them; one that is missing is skipped by name, and on a GPU those that run on the
+CPU only), with the same weights, prompts, numbers of new tokens, threads and KV memory. Workloads:
+benchmarks/workloads.py; rows shuffled, as a table gives them, or grouped by document.
 
 First, in float32, a small part of each workload: an engine whose answers are not those of a transformers model (teacher
 forced, but for near ties) is named and not timed; if it is batchloom, the program ends. Then, in --dtype, every engine
-is loaded and warmed up by the workload itself; it is timed in rounds, one engine after the other, each round in another
-order; processes that wait are stopped. Prompts of two rounds share nothing. No figure contains loading or compiling.
+is loaded and warmed up by the workload itself, on a GPU twice; it is timed in rounds, one engine after the other, each
+round in another order; processes that wait are stopped. Prompts of two rounds share nothing. No figure contains loading
+or compiling.
+
+The defaults are sizes for a CPU. A GPU needs larger ones to have anything to do: docs/measurements.md has its command.
 """
 
 import argparse
@@ -26,7 +29,7 @@ from benchmarks.correctness import Referee, Verdict
 from benchmarks.engine_session import BLOCK_TOKENS, Session
 from benchmarks.machine import describe_command, describe_machine
 from benchmarks.model_folder import read_model_shape
-from benchmarks.peers.catalog import PEERS, Peer, find_python
+from benchmarks.peers.catalog import PEERS, Peer, available
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Loaded
 from benchmarks.result_file import write_result
@@ -91,7 +94,10 @@ def measure(
         memory_limit = settings.kv_bytes + shape.weight_bytes + ROOM_BYTES
         for batch in batches:
             for order in arguments.orders:
-                found = measure_batch(engines, batch, order, arguments.repeats, session.run_seconds)
+                found = measure_batch(
+                    engines, batch, order, num_unmeasured=session.num_unmeasured, num_repeats=arguments.repeats,
+                    run_seconds=session.run_seconds,
+                )  # fmt: skip
                 yield (
                     "workloads",
                     _workload(batch, order, arguments.kv_tokens, memory_limit)
@@ -161,8 +167,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     )  # fmt: skip
     chosen = [peer for peer in PEERS if peer.name in arguments.engines]
-    pythons = {peer.name: find_python(peer, arguments.pythons) for peer in chosen}
-    skipped = {name: "not installed (make bench-peers)" for name, python in pythons.items() if python is None}
+    pythons, skipped = available(chosen, arguments.pythons, arguments.device)
     not_asked = {name: "its file is not named" for name in arguments.workloads if name not in {b.name for b in batches}}
     for name, reason in (skipped | not_asked).items():
         print(f"{name:24} skipped: {reason}", flush=True)
@@ -185,11 +190,11 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
             num_threads=arguments.threads,
             chunk_tokens=arguments.chunk_tokens,
             options=arguments.options,
-            pythons={name: python for name, python in pythons.items() if python is not None},
+            pythons=pythons,
             logs=arguments.logs or Path(folder),
             run_seconds=arguments.run_seconds,
         )
-        present = [peer for peer in chosen if peer.name in session.pythons]
+        present = [peer for peer in chosen if peer.name in pythons]
         verdicts = check_answers(session, present, batches)
         found["correctness"] = {
             name: asdict(verdict) | {"is_right": verdict.is_right} for name, verdict in verdicts.items()

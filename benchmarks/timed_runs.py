@@ -24,12 +24,18 @@ class Timed:
 
 
 def measure_batch(
-    engines: Mapping[str, PeerProcess], batch: Batch, order: str, num_repeats: int, run_seconds: float
+    engines: Mapping[str, PeerProcess],
+    batch: Batch,
+    order: str,
+    *,
+    num_unmeasured: int,
+    num_repeats: int,
+    run_seconds: float,
 ) -> dict[str, Timed | str]:
-    """By engine: its runs, or why it has none. Every engine runs once unmeasured, then once in each round."""
+    """By engine: its runs, or why it has none. Every engine runs once in each round, the first ones unmeasured."""
     found: dict[str, Timed | str] = {}
     names = list(engines)
-    for round_number in range(num_repeats + 1):
+    for round_number in range(num_unmeasured + num_repeats):
         work = batch.work(order, round_number=round_number + 1)
         turn = round_number % max(1, len(names))
         for name in names[turn:] + names[:turn]:
@@ -41,7 +47,7 @@ def measure_batch(
             except PeerError as error:
                 found[name] = str(error)
                 continue
-            if round_number == 0:
+            if round_number < num_unmeasured:
                 found[name] = Timed(seconds=[], answers=answers)
             elif timed is not None:
                 timed.seconds.append(answers.seconds)

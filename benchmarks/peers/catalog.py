@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ class Peer:
         module: run with ``python -m``; it serves the protocol.
         package: what its environment must be able to import.
         environment: folder within PEERS_FOLDER; "" where batchloom's own environment does.
+        is_cpu_only: cannot take part where the others run on a GPU.
         can_score: answers a work with labels by scoring them; others write one token instead.
     """
 
@@ -26,6 +27,7 @@ class Peer:
     arguments: tuple[str, ...] = ()
     package: str
     environment: str = ""
+    is_cpu_only: bool = False
     can_score: bool = False
 
 
@@ -36,11 +38,24 @@ PEERS = (
         module="benchmarks.peers.batchloom_engine",
         arguments=("torch",),
         package="torch",
+        is_cpu_only=True,
         can_score=True,
     ),
     Peer(name="vllm", module="benchmarks.peers.vllm_engine", package="vllm", environment="vllm"),
-    Peer(name="openvino", module="benchmarks.peers.openvino_engine", package="openvino_genai", environment="openvino"),
-    Peer(name="llama.cpp", module="benchmarks.peers.llama_cpp_engine", package="llama_cpp", environment="llama.cpp"),
+    Peer(
+        name="openvino",
+        module="benchmarks.peers.openvino_engine",
+        package="openvino_genai",
+        environment="openvino",
+        is_cpu_only=True,
+    ),
+    Peer(
+        name="llama.cpp",
+        module="benchmarks.peers.llama_cpp_engine",
+        package="llama_cpp",
+        environment="llama.cpp",
+        is_cpu_only=True,
+    ),
     Peer(
         name="transformers-continuous",
         module="benchmarks.peers.transformers_engine",
@@ -54,6 +69,28 @@ PEERS = (
         package="transformers",
     ),
 )
+
+
+def is_gpu(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def available(peers: Sequence[Peer], chosen: Mapping[str, Path], device: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """By engine: the interpreters of those that can be measured, and why the others are skipped.
+
+    Args:
+        chosen: interpreters named by the user, by engine.
+    """
+    pythons, skipped = {}, {}
+    for peer in peers:
+        python = find_python(peer, chosen)
+        if peer.is_cpu_only and is_gpu(device):
+            skipped[peer.name] = "runs on the CPU only"
+        elif python is None:
+            skipped[peer.name] = "not installed (make bench-peers)"
+        else:
+            pythons[peer.name] = python
+    return pythons, skipped
 
 
 def find_python(peer: Peer, chosen: Mapping[str, Path]) -> Path | None:

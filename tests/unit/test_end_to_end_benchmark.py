@@ -9,10 +9,12 @@ import pytest
 
 from benchmarks import end_to_end, engine_session, render
 from benchmarks.batch import random_groups
-from benchmarks.peers.catalog import PEERS, Peer, find_python
+from benchmarks.machine import commit
+from benchmarks.peers.catalog import PEERS, Peer, available, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
-from benchmarks.peers.protocol import LoadSettings, Work
+from benchmarks.peers.protocol import Answers, LoadSettings, Work
 from benchmarks.random_model import SHAPES, write_checkpoint
+from benchmarks.timed_runs import Timed, measure_batch
 from benchmarks.workloads import MICRO_DEGREES, MICRO_LENGTHS, Sizes, make_batches, workload_names
 
 WRONG_ENGINE = """
@@ -150,6 +152,51 @@ def test_an_engine_that_is_not_installed_has_no_python() -> None:
     assert find_python(absent, {}) is None
     assert find_python(absent, {"absent": Path("/usr/bin/python3")}) == Path("/usr/bin/python3")
     assert find_python(PEERS[0], {}) == Path(sys.executable)
+
+
+def test_where_the_others_run_on_a_gpu_engines_for_the_cpu_are_skipped_by_name() -> None:
+    chosen = {peer.name: Path("/usr/bin/python3") for peer in PEERS}
+    absent = Peer(name="absent", module="absent_engine", package="no_such_package", environment="no-such-folder")
+    pythons, skipped = available([*PEERS, absent], chosen, "cuda")
+    cpu_only = {"batchloom-torch", "openvino", "llama.cpp"}
+    assert skipped == dict.fromkeys(cpu_only, "runs on the CPU only") | {"absent": "not installed (make bench-peers)"}
+    assert pythons.keys() == chosen.keys() - cpu_only
+    assert available(PEERS, chosen, "cpu") == (chosen, {})
+
+
+class CountingEngine:
+    """Takes as many seconds as it has run before."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[list[int]]] = []
+
+    def run(self, work: Work, timeout_seconds: float) -> tuple[Answers, dict[str, int]]:
+        self.prompts.append(work.token_ids)
+        return Answers(token_ids=[], seconds=len(self.prompts)), {"host_bytes": 0, "device_bytes": 0}
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", [2, 3, 4]), ("cuda", [3, 4, 5])])
+def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, expected: list[float]) -> None:
+    """The first run of a step's size computes it, the second one captures it."""
+    session = engine_session.Session(
+        model=tmp_path, device=device, num_threads=1, chunk_tokens=64, options={}, pythons={}, logs=tmp_path,
+        run_seconds=1.0,
+    )  # fmt: skip
+    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
+    engine = CountingEngine()
+    found = measure_batch(
+        {"batchloom": engine}, batch, "shuffled", num_unmeasured=session.num_unmeasured, num_repeats=3, run_seconds=1
+    )
+    timed = found["batchloom"]
+    assert isinstance(timed, Timed)
+    assert timed.seconds == expected
+    assert len({tuple(map(tuple, prompts)) for prompts in engine.prompts}) == len(engine.prompts)
+
+
+def test_a_machine_without_git_has_an_unknown_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() == "unknown"
 
 
 def test_workloads_have_the_papers_shape() -> None:
