@@ -81,11 +81,12 @@ def captured(call: Callable[[], object]) -> tuple[Callable[[], object], str]:
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             call()
     except Exception as failure:
-        return call, in_one_line(failure)
+        # The end of a failed capture fails as well, and says less.
+        return call, in_one_line(failure.__context__ or failure)
     return graph.replay, ""
 
 
-def in_one_line(failure: Exception) -> str:
+def in_one_line(failure: BaseException) -> str:
     """What kind of failure it is, and the first line of what it says."""
     return f"{type(failure).__name__}: {(str(failure).strip().splitlines() or [''])[0]}"
 

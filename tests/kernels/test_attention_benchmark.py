@@ -217,7 +217,10 @@ def test_what_cannot_be_captured_is_timed_as_it_is_and_says_so(monkeypatch: pyte
         calls.append(1)
 
     def no_graph() -> None:
-        raise RuntimeError("no device")
+        try:
+            raise RuntimeError("no device")
+        finally:
+            raise ValueError("nothing was captured")
 
     calls: list[int] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
