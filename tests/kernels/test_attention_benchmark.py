@@ -34,13 +34,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_every_implementation_passes_the_gate() -> None:
-    """The two cases that the interpreter is through with in seconds."""
-    done = run("--check", "--cases", "*x[05]", TRITON_INTERPRET="1")
+    """On the case that the interpreter is through with in seconds."""
+    done = run("--check", "--cases", "*prefix-40 *", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stdout.splitlines() if line.endswith(": agrees with float64")]
-    agreeing = [line.split(":")[0] for line in lines]
-    for name in ("fused", "relay", "paged", "sdpa", "flex"):
-        assert agreeing.count(name) == 2
+    assert {line.split(":")[0] for line in lines} >= {"fused", "relay", "paged", "sdpa", "flex"}
     assert "us" not in done.stdout.split()
 
 
