@@ -58,14 +58,15 @@ class RequestQueues:
             return
         for node in self.prefixes:
             step.add_chain(node)
+        # Another prefix would take the memory of those that wait for one that is being computed.
+        num_promised = self._admission.num_promised_blocks(chain.from_iterable(self.prefixes.values()))
         while step.room and self.waiting_groups and self.has_free_place:
-            # Another prefix would take the memory of those that wait for one that is being computed.
-            promised = chain.from_iterable(self.prefixes.values())
-            if not self._admission.fits_group(self.waiting_groups[0], promised):
+            if not self._admission.fits_group(self.waiting_groups[0], num_promised):
                 return
             group = self.waiting_groups.popleft()
             self._start_prefix(group.node, group.sequences)
             if group.node is not None and not group.node.is_complete:
+                num_promised += self._admission.num_promised_blocks(group.sequences)
                 step.add_chain(group.node)
                 continue
             self.ready.extend(group.sequences)
@@ -79,7 +80,7 @@ class RequestQueues:
         )
         window = self._admit_window(window)
         while window > 0 and self.waiting_groups and self.has_free_place:
-            if not self._admission.fits_group(self.waiting_groups[0], ()):
+            if not self._admission.fits_group(self.waiting_groups[0]):
                 return
             group = self.waiting_groups.popleft()
             window -= self._start_prefix(group.node, ())

@@ -4,10 +4,11 @@ Its sort spills narrow rows to disk, and runs out of memory where they are wide.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from engine.errors import ArtifactError
@@ -62,6 +63,14 @@ def sort_batches(
             if failures:
                 raise failures[0] from None
             raise ArtifactError(f"{folder}: no room for temporary files there: {explain(error)}") from error
+
+
+def cut_by(batches: Iterable[pa.RecordBatch], by: str) -> Iterator[pa.RecordBatch]:
+    """Sorted rows in batches of one value each in a column of integers from 0; a value may have several."""
+    for batch in batches:
+        starts = np.flatnonzero(np.diff(batch.column(by).to_numpy(), prepend=-1))
+        for start, end in pairwise([*starts.tolist(), batch.num_rows]):
+            yield batch.slice(start, end - start)
 
 
 def _count_rows(batches: Iterable[pa.RecordBatch], failures: list[BaseException]) -> Iterator[pa.RecordBatch]:

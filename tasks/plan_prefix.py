@@ -5,7 +5,6 @@ with each shared prefix once, so that a worker reads its partition and nothing e
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from engine.plan_ranges import RANGE_TOKENS, PlanRange, plan_ranges
 from engine.sharing_stats import SharingStats
 from tasks.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
-from tasks.external_sort import MEMORY_LIMIT, sort_batches
+from tasks.external_sort import MEMORY_LIMIT, cut_by, sort_batches
 from tasks.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with
 from tasks.prompt_order import BUCKET_TOKENS, sort_prompts
 from tasks.spool import Spool
@@ -99,7 +98,9 @@ def write_plan(
         if np.any(np.diff(placement.partitions) < 0):
             batches = sort_batches(batches, "partition", folder, memory_limit=memory_limit)
         schema = schema_with(summary)
-        return write_parquet(target, schema, _cut_batches(batches, schema))
+        # A partition has row groups of its own.
+        cut = (batch.replace_schema_metadata(schema.metadata) for batch in cut_by(batches, "partition"))
+        return write_parquet(target, schema, cut)
 
 
 class _Totals:
@@ -175,11 +176,3 @@ def _place_rows(batches: Iterator[pa.RecordBatch], placement: Placement) -> Iter
     for batch in batches:
         partitions = placement.partitions[batch.column("group_id").to_numpy()]
         yield batch.set_column(column, PLAN_SCHEMA.field(column), pa.array(partitions))
-
-
-def _cut_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of one partition each, so that it has row groups of its own."""
-    for batch in batches:
-        starts = np.flatnonzero(np.diff(batch.column("partition").to_numpy(), prepend=-1))
-        for start, end in pairwise([*starts.tolist(), batch.num_rows]):
-            yield batch.slice(start, end - start).replace_schema_metadata(schema.metadata)

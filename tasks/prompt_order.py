@@ -5,8 +5,8 @@ each bucket in memory: no sort on disk has a prompt for its key.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.external_sort import MEMORY_LIMIT, sort_batches
+from tasks.external_sort import MEMORY_LIMIT, cut_by, sort_batches
 from tasks.plan_file import token_arrays
 
 BUCKET_TOKENS = 1_000_000
@@ -39,7 +39,7 @@ def sort_prompts(
     """
     bounds = _choose_bounds(tokens, bucket_tokens)
     rows = sort_batches(_number_buckets(tokens, bounds), "bucket", folder, memory_limit=memory_limit)
-    for bucket, pieces in groupby(_cut_at_buckets(rows), key=_bucket_of):
+    for bucket, pieces in groupby(cut_by(rows, "bucket"), key=_bucket_of):
         # What equals a bound is sorted already, however much there is of it.
         for batch in pieces if bucket % 2 else [pa.concat_batches(list(pieces))]:
             labels = list(zip(batch.column("row_id").to_pylist(), batch.column("priority").to_pylist(), strict=True))
@@ -74,14 +74,6 @@ def _read_prompts(tokens: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         if batch.column("error").null_count < batch.num_rows:
             batch = batch.filter(pc.is_null(batch.column("error")))
         yield batch.select(["row_id", "token_ids", "priority"])
-
-
-def _cut_at_buckets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of one bucket each."""
-    for batch in batches:
-        starts = np.flatnonzero(np.diff(batch.column("bucket").to_numpy(), prepend=-1))
-        for start, end in pairwise([*starts.tolist(), batch.num_rows]):
-            yield batch.slice(start, end - start)
 
 
 def _bucket_of(batch: pa.RecordBatch) -> int:
