@@ -20,7 +20,7 @@ from engine.host_memory import give_back_freed_memory
 from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache, KVShape
 from engine.native_head import NativeEmbedding, NativeHead
-from engine.native_layer import NativeLayer, NativeStep, Rotation
+from engine.native_layer import NativeLayer, NativeStep
 from engine.supported_models import check_supported
 from engine.token_batch import TokenBatch
 from engine.transfers import to_device
@@ -199,9 +199,7 @@ class Model:
             assert late_ids is not None, "a token is missing that no step has sampled"
             input_ids = fill_in(input_ids, late_ids)
         if isinstance(backend, NativeKernels):
-            native = NativeStep(
-                cache=cache, work=backend.prepare(batch.attention), rotation=Rotation(), output_rows=output_rows
-            )
+            native = NativeStep(cache=cache, work=backend.prepare(batch.attention), output_rows=output_rows)
             return self.compute(input_ids, positions, native)
         step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
         return self.compute(input_ids, positions, step).index_select(0, output_rows)

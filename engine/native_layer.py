@@ -1,8 +1,8 @@
-"""A decoder layer on the CPU kernels: stock weights, fused projections, everything between the products native.
+"""Decoder layers on the CPU kernels: stock weights, fused projections.
 
-It takes the place of a transformers decoder layer inside the stock model, which still embeds, rotates positions and
-norms. The supported families (see `engine.supported_models`) share this layer but for biases and the norms
-of query and key heads.
+They take the place of transformers' decoder layers inside the stock model, which still embeds, rotates positions and
+norms. The supported families (see `engine.supported_models`) share them but for biases and the norms of query and key
+heads.
 """
 
 from dataclasses import dataclass
@@ -12,76 +12,38 @@ import torch
 from torch import nn
 
 from engine.kernels.native import NativeKernels, NativeWork
+from engine.kernels.packed_layer import LayerCall, PackedLayer
 from engine.kv_cache import KVCache
 
 
-@dataclass(slots=True)
-class Rotation:
-    """Cosines and sines of one step's positions as float32, made by the first layer for all."""
-
-    cos: torch.Tensor | None = None
-    sin: torch.Tensor | None = None
-
-    def of(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.cos is None or self.sin is None:
-            self.cos, self.sin = cos[0].float().contiguous(), sin[0].float().contiguous()
-        return self.cos, self.sin
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NativeStep:
     """What travels through the model's forward to every native layer.
 
     Attributes:
         output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads.
+        rotation: cosines and sines of the step's positions as float32 ``[T, head_dim]``, made by the first layer for all.
+        call: likewise, what layers of packed weights are called with.
     """
 
     cache: KVCache
     work: NativeWork
-    rotation: Rotation
     output_rows: torch.Tensor
+    rotation: tuple[torch.Tensor, torch.Tensor] | None = None
+    call: LayerCall | None = None
 
-
-class _Projection:
-    """One or several linear layers on the same input as one product, by our kernels where the CPU multiplies bf16."""
-
-    __slots__ = ("_bias", "_kernels", "_packed", "_weight")
-
-    def __init__(self, kernels: NativeKernels, *linears: nn.Linear) -> None:
-        weight = torch.cat([linear.weight for linear in linears])
-        self._bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-        self._kernels = kernels
-        self._packed = kernels.pack(weight, self._bias)
-        self._weight = weight if self._packed is None else None
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The product, plus the residual stream where one is given."""
-        if self._packed is not None:
-            return self._kernels.project(x, self._packed, residual)
-        assert self._weight is not None
-        out = nn.functional.linear(x, self._weight, self._bias)
-        return out if residual is None else out.add_(residual)
-
-
-class _GatedProjection:
-    """silu(gate) * up of two linear layers on the same input."""
-
-    __slots__ = ("_both", "_kernels", "_packed")
-
-    def __init__(self, kernels: NativeKernels, gate: nn.Linear, up: nn.Linear) -> None:
-        self._kernels = kernels
-        self._packed = kernels.pack_gated(gate.weight, up.weight)
-        self._both = None if self._packed is not None else torch.cat([gate.weight, up.weight])
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed is not None:
-            return self._kernels.project(x, self._packed)
-        assert self._both is not None
-        return self._kernels.swiglu(nn.functional.linear(x, self._both))
+    def rotate(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's rotation, of the model's cosines and sines ``[1, T, head_dim]``."""
+        if self.rotation is None:
+            self.rotation = cos[0].float().contiguous(), sin[0].float().contiguous()
+        return self.rotation
 
 
 class NativeLayer(nn.Module):
     """One layer: hidden ``[1, T, hidden]`` in and out; the step's KV is written on the way.
+
+    Where the CPU multiplies bf16 it is one call of the kernels; else products are torch's, and what is between them the
+    kernels'.
 
     Args:
         layer: the transformers layer whose weights it takes.
@@ -92,21 +54,10 @@ class NativeLayer(nn.Module):
 
     def __init__(self, layer: Any, index: int, kernels: NativeKernels, *, is_last: bool) -> None:
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
         self._index = index
         self._is_last = is_last
-        self._kernels = kernels
-        self._scale = float(attention.scaling)
-        self._qkv = _Projection(kernels, attention.q_proj, attention.k_proj, attention.v_proj)
-        self._output = _Projection(kernels, attention.o_proj)
-        self._gate_up = _GatedProjection(kernels, mlp.gate_proj, mlp.up_proj)
-        self._down = _Projection(kernels, mlp.down_proj)
-        self._attention_norm, self._mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
-        # Only some families have them; their epsilons are one.
-        has_head_norms = hasattr(attention, "q_norm")
-        self._q_norm: torch.Tensor | None
-        self._q_norm, self._head_epsilon = _norm(attention.q_norm) if has_head_norms else (None, 0.0)
-        self._k_norm = _norm(attention.k_norm)[0] if has_head_norms else None
+        self._packed = _pack(layer, kernels)
+        self._unpacked = _UnpackedLayer(layer, kernels) if self._packed is None else None
 
     def forward(
         self,
@@ -116,23 +67,91 @@ class NativeLayer(nn.Module):
         attention_step: NativeStep,
         **_: Any,
     ) -> torch.Tensor:
-        kernels, work = self._kernels, attention_step.work
-        k_cache, v_cache = attention_step.cache.keys[self._index], attention_step.cache.values[self._index]
-        hidden = hidden_states[0]
-        qkv = self._qkv(kernels.rms_norm(hidden, *self._attention_norm))
-        kernels.rotate_and_store(
-            *(qkv, *attention_step.rotation.of(*position_embeddings), k_cache, v_cache, work),
-            q_norm=self._q_norm,
-            k_norm=self._k_norm,
-            epsilon=self._head_epsilon,
-        )
-        attended = kernels.attend(qkv, k_cache, v_cache, work, scale=self._scale)
-        if self._is_last:
-            attended, hidden = (kernels.copy_rows(x, attention_step.output_rows) for x in (attended, hidden))
-        hidden = self._output(attended, hidden)
-        gated = self._gate_up(kernels.rms_norm(hidden, *self._mlp_norm))
-        return self._down(gated, hidden).unsqueeze(0)
+        step, hidden = attention_step, hidden_states[0]
+        rotation = step.rotate(*position_embeddings)
+        caches = step.cache.keys[self._index], step.cache.values[self._index]
+        output_rows = step.output_rows if self._is_last else None
+        if self._packed is not None:
+            if step.call is None:
+                step.call = self._packed.call(step.work, *rotation)
+            out = self._packed(step.call, hidden, *caches, output_rows)
+        else:
+            assert self._unpacked is not None
+            out = self._unpacked(hidden, rotation, caches, step.work, output_rows)
+        return out.unsqueeze(0)
 
 
-def _norm(module: Any) -> tuple[torch.Tensor, float]:
-    return module.weight.detach(), float(module.variance_epsilon)
+class _UnpackedLayer:
+    """A layer whose products are torch's."""
+
+    def __init__(self, layer: Any, kernels: NativeKernels) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._kernels = kernels
+        self._scale = float(attention.scaling)
+        self._qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._output = _join(attention.o_proj)
+        self._gate_up = _join(mlp.gate_proj, mlp.up_proj)
+        self._down = _join(mlp.down_proj)
+        self._attention_norm, self._mlp_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        self._q_norm, self._k_norm = _head_norms(attention)
+        self._epsilon = _epsilon(layer)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        caches: tuple[torch.Tensor, torch.Tensor],
+        work: NativeWork,
+        output_rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `PackedLayer`, not in place."""
+        kernels, epsilon, linear = self._kernels, self._epsilon, nn.functional.linear
+        qkv = linear(kernels.rms_norm(hidden, self._attention_norm, epsilon), *self._qkv)
+        norms = {"q_norm": self._q_norm, "k_norm": self._k_norm, "epsilon": epsilon}
+        kernels.rotate_and_store(qkv, *rotation, *caches, work, **norms)
+        attended = kernels.attend(qkv, *caches, work, scale=self._scale)
+        if output_rows is not None:
+            attended, hidden = attended[output_rows], hidden[output_rows]
+        hidden = linear(attended, *self._output).add_(hidden)
+        gate_up = linear(kernels.rms_norm(hidden, self._mlp_norm, epsilon), *self._gate_up)
+        return linear(kernels.swiglu(gate_up), *self._down).add_(hidden)
+
+
+def _pack(layer: Any, kernels: NativeKernels) -> PackedLayer | None:
+    """None where the kernels have no products, or not of the layer's shape."""
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = kernels.pack(*_join(attention.q_proj, attention.k_proj, attention.v_proj))
+    output, down = kernels.pack(*_join(attention.o_proj)), kernels.pack(*_join(mlp.down_proj))
+    gate_up = kernels.pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight)
+    if qkv is None or output is None or gate_up is None or down is None:
+        return None
+    q_norm, k_norm = _head_norms(attention)
+    return PackedLayer(
+        kernels,
+        attention_norm=layer.input_layernorm.weight,
+        qkv=qkv,
+        output=output,
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=gate_up,
+        down=down,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        epsilon=_epsilon(layer),
+        scale=float(attention.scaling),
+    )
+
+
+def _join(*linears: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weights and biases of linear layers on the same input, as one layer's."""
+    weight = torch.cat([linear.weight for linear in linears])
+    return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+
+
+def _head_norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """Weights of the norms of query and key heads, which only some families have."""
+    return (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else (None, None)
+
+
+def _epsilon(layer: Any) -> float:
+    """Of all the layer's norms."""
+    return float(layer.input_layernorm.variance_epsilon)

@@ -3,6 +3,7 @@
 Whoever has a C++ compiler gets them; without one the CPU path is torch alone (`engine.kernels.cpu`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,8 +109,10 @@ class NativeKernels:
             getattr(library, f"{name}_{suffix}") for name in KERNELS
         )
         self._project, self._largest_column = library.project_bf16, library.largest_column_bf16
+        self.compute_layer = library.compute_layer_bf16
         self.has_products = dtype == torch.bfloat16 and bool(library.has_products())
         self._state = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=dtype)
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
         """Cuts a step's rows into items. Called once a step.
@@ -281,6 +284,12 @@ class NativeKernels:
             *(len(x), weight.num_columns, weight.depth),
         )
         return out
+
+    def scratch(self, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """Uninitialised memory of so many elements each, the same for every step: what a step left in it is lost."""
+        if self._scratch.numel() < sum(sizes):
+            self._scratch = torch.empty(sum(sizes), dtype=self.dtype)
+        return self._scratch[: sum(sizes)].split(sizes)
 
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
         """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""

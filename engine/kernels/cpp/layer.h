@@ -1,78 +1,59 @@
-// What a decoder layer does between its products and its attention: RMSNorm, rotary embedding with the KV write, SwiGLU.
+// A whole decoder layer in one call, so that a step of few rows does not wait for its caller seven times a layer.
 #pragma once
 
 #include "attention.h"
+#include "elementwise.h"
+#include "product.h"
 
+// Its weights; engine/kernels/decoder_layer.py has the same fields. Products as product.h says, absent ones null.
+struct LayerWeights {
+  const bf16 *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *mlp_norm, *gate_up, *down;
+  int64_t hidden_size, intermediate_size;
+  int32_t num_q_heads, num_kv_heads, dim, block_size;
+  float epsilon, scale;
+};
+
+// What the layers of a step have in common; engine/kernels/decoder_layer.py has the same fields. The last four are scratch
+// for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size].
+struct LayerStep {
+  const float *cos, *sin;
+  const int64_t *slots, *shared, *own;
+  const int32_t *prefix_blocks, *own_blocks;
+  float* state;
+  int64_t num_rows, num_shared, num_own;
+  bf16 *normed, *qkv, *attended, *gated;
+};
+
+#ifdef HAS_AVX512
 namespace {
 
-template <typename T>
-void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float epsilon) {
-  float squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < size; i++) squares += load(x[i]) * load(x[i]);
-  const float factor = 1.0f / std::sqrt(squares / float(size) + epsilon);
-#pragma omp simd
-  for (int64_t i = 0; i < size; i++) store(out[i], load(x[i]) * factor * load(weight[i]));
-}
-
-template <typename T>
-void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t size, float epsilon) {
-#pragma omp parallel for
+void copy_rows(const bf16* from, const int64_t* rows, bf16* to, int64_t num_rows, int64_t size) {
   for (int64_t row = 0; row < num_rows; row++)
-    rms_norm_row(x + row * size, weight, out + row * size, size, epsilon);
+    std::memcpy(static_cast<void*>(to + row * size), from + rows[row] * size, size_t(size) * sizeof(bf16));
 }
 
-// x[d] cos[d] - x[d + D/2] sin[d], x[d + D/2] cos[d + D/2] + x[d] sin[d + D/2]: the rotation of halves, in fp32.
-template <typename T>
-void rotate(T* x, const float* cos, const float* sin, int dim) {
-  const int half = dim / 2;
-#pragma omp simd
-  for (int d = 0; d < half; d++) {
-    const float a = load(x[d]), b = load(x[d + half]);
-    store(x[d], a * cos[d] - b * sin[d]);
-    store(x[d + half], b * cos[d + half] + a * sin[d + half]);
+// hidden: [num_rows, hidden_size], in and out. With `output_rows`, only those rows leave the layer, as its first ones.
+void compute_layer(const LayerWeights& w, const LayerStep& s, bf16* hidden, bf16* keys, bf16* values,
+                   const int64_t* output_rows, int64_t num_output_rows) {
+  const int64_t q_size = int64_t(w.num_q_heads) * w.dim, qkv_size = q_size + int64_t(2) * w.num_kv_heads * w.dim;
+  rms_norm(hidden, w.attention_norm, s.normed, s.num_rows, w.hidden_size, w.epsilon);
+  project(s.normed, w.qkv, w.qkv_bias, nullptr, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
+  rotate_and_store(s.qkv, s.cos, s.sin, w.q_norm, w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows, w.num_q_heads,
+                   w.num_kv_heads, w.dim, w.block_size);
+  attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale, s.shared,
+         s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks, s.state);
+  const bf16 *attended = s.attended, *residual = hidden;
+  int64_t num_rows = s.num_rows;
+  if (output_rows) {  // what held other things until here is free
+    copy_rows(attended, output_rows, s.qkv, num_output_rows, q_size);
+    copy_rows(residual, output_rows, s.normed, num_output_rows, w.hidden_size);
+    attended = s.qkv, residual = s.normed, num_rows = num_output_rows;
   }
-}
-
-template <typename T>
-void rotate_and_store(T* qkv, const float* cos, const float* sin, const T* q_norm, const T* k_norm, float epsilon,
-                      const int64_t* slots, T* keys, T* values, int64_t num_rows, int num_q_heads, int num_kv_heads,
-                      int dim, int block_size) {
-  const int64_t stride = int64_t(num_q_heads + 2 * num_kv_heads) * dim;
-#pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    T* x = qkv + row * stride;
-    for (int h = 0; h < num_q_heads + num_kv_heads; h++) {
-      const T* norm = h < num_q_heads ? q_norm : k_norm;
-      if (norm) rms_norm_row(x + h * dim, norm, x + h * dim, dim, epsilon);
-      rotate(x + h * dim, cos + row * dim, sin + row * dim, dim);
-    }
-    const int64_t block = slots[row] / block_size;
-    const int offset = int(slots[row] % block_size);
-    for (int h = 0; h < num_kv_heads; h++) {
-      const int64_t at = (block * num_kv_heads + h) * block_size * dim + int64_t(offset) / SUB * SUB * dim;
-      const int token = offset % SUB;
-      const T* k = x + (num_q_heads + h) * dim;
-      const T* v = k + num_kv_heads * dim;
-      T* to_k = keys + at + token / 16 * 16 * dim + token % 16 * 2;
-      T* to_v = values + at + token / 2 * 2 * dim + token % 2;
-      for (int d = 0; d < dim; d += 2) to_k[d * 16] = k[d], to_k[d * 16 + 1] = k[d + 1];
-      for (int d = 0; d < dim; d++) to_v[2 * d] = v[d];
-    }
-  }
-}
-
-// silu(gate) * up, from rows [gate | up].
-template <typename T>
-void swiglu(const T* gate_up, T* out, int64_t num_rows, int64_t size) {
-#pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    const T* gate = gate_up + row * 2 * size;
-    const T* up = gate + size;
-    T* to = out + row * size;
-#pragma omp simd
-    for (int64_t i = 0; i < size; i++) store(to[i], silu(load(gate[i])) * load(up[i]));
-  }
+  project(attended, w.output, w.output_bias, residual, hidden, num_rows, w.hidden_size, q_size, false);
+  rms_norm(hidden, w.mlp_norm, s.normed, num_rows, w.hidden_size, w.epsilon);
+  project(s.normed, w.gate_up, nullptr, nullptr, s.gated, num_rows, 2 * w.intermediate_size, w.hidden_size, true);
+  project(s.gated, w.down, nullptr, hidden, hidden, num_rows, w.hidden_size, w.intermediate_size, false);
 }
 
 }  // namespace
+#endif

@@ -3,9 +3,7 @@
 // Compiled once per machine by engine/kernels/native_build.py. bf16 products run on AMX tiles where the CPU has them, else
 // on AVX-512's vectors of bf16 pairs, else in plain loops that compilers vectorise.
 
-#include "attention.h"
 #include "layer.h"
-#include "product.h"
 
 extern "C" bool has_products() { return units_here() != Units::plain; }
 
@@ -28,6 +26,16 @@ extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf1
   largest_column(x, packed, bias, out, num_rows, num_columns, depth);
 #else
   (void)x, (void)packed, (void)bias, (void)out, (void)num_rows, (void)num_columns, (void)depth;
+#endif
+}
+
+// A decoder layer as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the layer.
+extern "C" void compute_layer_bf16(const LayerWeights* weights, const LayerStep* step, bf16* hidden, bf16* keys, bf16* values,
+                                   const int64_t* output_rows, int64_t num_output_rows) {
+#ifdef HAS_AVX512
+  compute_layer(*weights, *step, hidden, keys, values, output_rows, num_output_rows);
+#else
+  (void)weights, (void)step, (void)hidden, (void)keys, (void)values, (void)output_rows, (void)num_output_rows;
 #endif
 }
 
