@@ -25,12 +25,12 @@ class ComputeLedger:
         ms_per_token = duration_ms / (sum(count for _, count in work) + sum(step.prefixes.values()))
         for sequence, count in work:
             self._add(sequence, count * ms_per_token)
+        for node, count in step.prefixes.items():
+            self._prefix_ms[node] = self._prefix_ms.get(node, 0.0) + count * ms_per_token
         if self._prefix_ms:
             for sequence, _ in work:  # one that was swapped out may meet a prefix that was computed again as a decode
                 for node in sequence.node.chain() if sequence.node is not None else ():
                     self._add(sequence, self._prefix_ms.pop(node, 0.0))
-        for node, count in step.prefixes.items():
-            self._prefix_ms[node] = self._prefix_ms.get(node, 0.0) + count * ms_per_token
 
     def take(self, sequence: Sequence) -> float:
         """The milliseconds of a sequence that is answered; they are forgotten here."""

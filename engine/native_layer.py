@@ -22,7 +22,7 @@ class NativeStep:
 
     Attributes:
         output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads.
-        rotation: cosines and sines of the step's positions as float32 ``[T, head_dim]``, made by the first layer for all.
+        rotation: cosines and sines of the step's positions, float32 ``[T, head_dim]``, made by the first layer for all.
         call: likewise, what layers of packed weights are called with.
     """
 
@@ -93,7 +93,7 @@ class _UnpackedLayer:
         self._gate_up = _join(mlp.gate_proj, mlp.up_proj)
         self._down = _join(mlp.down_proj)
         self._attention_norm, self._mlp_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        self._q_norm, self._k_norm = _head_norms(attention)
+        self._head_norms = _head_norms(attention)
         self._epsilon = _epsilon(layer)
 
     def __call__(
@@ -107,8 +107,8 @@ class _UnpackedLayer:
         """As `PackedLayer`, not in place."""
         kernels, epsilon, linear = self._kernels, self._epsilon, nn.functional.linear
         qkv = linear(kernels.rms_norm(hidden, self._attention_norm, epsilon), *self._qkv)
-        norms = {"q_norm": self._q_norm, "k_norm": self._k_norm, "epsilon": epsilon}
-        kernels.rotate_and_store(qkv, *rotation, *caches, work, **norms)
+        q_norm, k_norm = self._head_norms
+        kernels.rotate_and_store(qkv, *rotation, *caches, work, q_norm=q_norm, k_norm=k_norm, epsilon=epsilon)
         attended = kernels.attend(qkv, *caches, work, scale=self._scale)
         if output_rows is not None:
             attended, hidden = attended[output_rows], hidden[output_rows]
@@ -147,7 +147,7 @@ def _join(*linears: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
 
 
-def _head_norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+def _head_norms(attention: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Weights of the norms of query and key heads, which only some families have."""
     return (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else (None, None)
 

@@ -51,13 +51,18 @@ class RequestQueues:
         return self.num_running < self._max_running
 
     def add_prefills(self, step: Step) -> None:
-        """Continues prompts, then starts requests and prefixes as long as the step has room."""
+        """Continues prompts, then starts requests and prefixes as long as the step has room.
+
+        Requests start in the step that completes their prefix: each layer writes a step's KV before anything attends.
+        """
         for sequence in self.prefilling:
             step.add_suffix(sequence)
         if not self._admit_ready(step):
             return
-        for node in self.prefixes:
+        for node in list(self.prefixes):
             step.add_chain(node)
+            if step.completes(node) and not self._admit_waiting(step, node):
+                return
         # Another prefix would take the memory of those that wait for one that is being computed.
         num_promised = self._admission.num_promised_blocks(chain.from_iterable(self.prefixes.values()))
         while step.room and self.waiting_groups and self.has_free_place:
@@ -65,12 +70,15 @@ class RequestQueues:
                 return
             group = self.waiting_groups.popleft()
             self._start_prefix(group.node, group.sequences)
-            if group.node is not None and not group.node.is_complete:
-                num_promised += self._admission.num_promised_blocks(group.sequences)
-                step.add_chain(group.node)
+            if group.node is None or group.node.is_complete:
+                self.ready.extend(group.sequences)
+                if not self._admit_ready(step):
+                    return
                 continue
-            self.ready.extend(group.sequences)
-            if not self._admit_ready(step):
+            step.add_chain(group.node)
+            if not step.completes(group.node):
+                num_promised += self._admission.num_promised_blocks(group.sequences)
+            elif not self._admit_waiting(step, group.node):
                 return
 
     def start_batch(self) -> None:
@@ -147,6 +155,11 @@ class RequestQueues:
             else:
                 step.add_suffix(sequence)
         return True
+
+    def _admit_waiting(self, step: Step, node: PrefixNode) -> bool:
+        """Starts requests that waited for a prefix; returns as `_admit_ready`."""
+        self.ready.extend(self.prefixes.pop(node))
+        return self._admit_ready(step)
 
     def _admit_window(self, window: float) -> float:
         """Starts waiting requests while the window has tokens left; returns what is left, nothing if memory lacks."""

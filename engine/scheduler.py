@@ -1,9 +1,10 @@
 """Which tokens the next step computes: three queues, bounded by chunk size and KV memory.
 
 BatchLLM sections 4.3.1 to 4.3.3: decode tokens first, then suffixes of requests whose prefix is ready, then the
-prefixes of the next groups. A group's prefix is complete before its suffixes start, and its memory is freed when its
-last request finishes. When answers grow beyond the memory that was set aside for them, the request admitted last gives
-its KV up. What is a matter of choice is decided in `engine.policies`.
+prefixes of the next groups. A group's suffixes start in the step that completes its prefix, or later: in each layer, a
+step's KV is written before anything attends. The prefix is freed when its last request finishes. When answers grow
+beyond the memory that was set aside for them, the request admitted last gives its KV up. What is a matter of choice is
+decided in `engine.policies`.
 """
 
 from collections.abc import Iterable

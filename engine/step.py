@@ -67,6 +67,10 @@ class Step:
             if self.prefixes.get(above, 0) < num_left:
                 return
 
+    def completes(self, node: PrefixNode) -> bool:
+        """Whether the node's whole chain is computed once this step is."""
+        return all(above.num_computed + self.prefixes.get(above, 0) == len(above.token_ids) for above in node.chain())
+
     def add_packed(self, prompts: list[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
         """Whole prompts, as many as `packing` takes: all tokens left of a request's own part, or of a prefix.
 
@@ -96,32 +100,30 @@ class Step:
             self.room -= num_tokens
 
     def lay_out(self, block_size: int) -> tuple[TokenBatch, list[tuple[Sequence, int]]]:
-        """The step's rows, group after group; sequences that share nothing and prefixes come last.
+        """The step's rows: prefixes, each behind those above it, sequences that share nothing, then group by group.
 
         Returns:
             the token batch, and whose its output rows are: (sequence, number of rows), in row order.
         """
-        by_node: dict[PrefixNode | None, list[tuple[Sequence, Chunk]]] = {}
+        by_node: dict[PrefixNode | None, list[tuple[Sequence, Chunk]]] = {None: []}
         for sequence, num_tokens in (*self.decodes, *self.suffixes):
             by_node.setdefault(sequence.node, []).append((sequence, _sequence_chunk(sequence, num_tokens)))
-        unshared = by_node.pop(None, [])
-        groups = [
-            ChunkGroup(
-                prefix_block_ids=node.chain_block_ids,
-                prefix_length=node.end,
-                chunks=self._pad([chunk for _, chunk in members], block_size),
-            )
-            for node, members in by_node.items()
-            if node is not None
-        ]
-        own_chunks = [chunk for _, chunk in unshared]
-        own_chunks += [_prefix_chunk(node, num_tokens) for node, num_tokens in self.prefixes.items()]
-        if own_chunks:
-            own_chunks = self._pad(own_chunks, block_size)
-            groups.append(ChunkGroup(prefix_block_ids=_NO_BLOCKS, prefix_length=0, chunks=own_chunks))
+        groups = []
+        for node, members in by_node.items():
+            chunks = [chunk for _, chunk in members]
+            if node is None:
+                chunks = [*(_prefix_chunk(prefix, count) for prefix, count in self.prefixes.items()), *chunks]
+            if chunks:
+                groups.append(
+                    ChunkGroup(
+                        prefix_block_ids=_NO_BLOCKS if node is None else node.chain_block_ids,
+                        prefix_length=0 if node is None else node.end,
+                        chunks=self._pad(chunks, block_size),
+                    )
+                )
         outputs = [
             (sequence, chunk.output_rows)
-            for members in (*by_node.values(), unshared)
+            for members in by_node.values()
             for sequence, chunk in members
             if chunk.output_rows
         ]

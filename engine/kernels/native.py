@@ -289,7 +289,7 @@ class NativeKernels:
         """Uninitialised memory of so many elements each, the same for every step: what a step left in it is lost."""
         if self._scratch.numel() < sum(sizes):
             self._scratch = torch.empty(sum(sizes), dtype=self.dtype)
-        return self._scratch[: sum(sizes)].split(sizes)
+        return tuple(torch.split(self._scratch[: sum(sizes)], list(sizes)))
 
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
         """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""

@@ -58,18 +58,31 @@ def test_costs_of_all_answers_add_up_to_the_time_of_all_steps(tiny_llama: Path, 
             assert num_held == step.num_kv_blocks_used, "nothing is kept for nobody"
 
 
-def test_a_prefix_is_paid_by_the_request_that_is_charged_with_it(tiny_llama: Path) -> None:
+def ask_about_document(model: Path, num_tokens: int) -> tuple[list[float], list[StepRecord]]:
+    """What three requests on one prefix of so many tokens cost, and the steps."""
     rng = random.Random(6)
-    document = [rng.randrange(3, 500) for _ in range(20)]
+    document = [rng.randrange(3, 500) for _ in range(num_tokens)]
     requests = [Request(request_id=f"{i}", token_ids=[*document, 30 + i], max_new_tokens=1) for i in range(3)]
-    answers, (first, second) = run(tiny_llama, requests, 100)
-    assert (first.num_prefix_tokens, second.num_suffix_tokens) == (20, 3)
-    assert (first.num_prefix_kv_blocks, first.num_request_kv_blocks) == (5, 0)
-    assert (second.num_prefix_kv_blocks, second.num_request_kv_blocks) == (5, 3)
-    assert [answers[f"{i}"].num_cached_tokens for i in range(3)] == [0, 20, 20]
+    answers, steps = run(model, requests, 100)
+    assert [answers[f"{i}"].num_cached_tokens for i in range(3)] == [0, num_tokens, num_tokens]
+    return [answers[f"{i}"].compute_ms for i in range(3)], steps
+
+
+def test_a_prefix_is_paid_by_the_request_that_is_charged_with_it(tiny_llama: Path) -> None:
+    costs, (first, second) = ask_about_document(tiny_llama, 24)  # fills the step
+    assert (first.num_prefix_tokens, second.num_suffix_tokens) == (24, 3)
+    assert (first.num_prefix_kv_blocks, first.num_request_kv_blocks) == (6, 0)
+    assert (second.num_prefix_kv_blocks, second.num_request_kv_blocks) == (6, 3)
     third = second.duration_ms / 3
-    costs = [answers[f"{i}"].compute_ms for i in range(3)]
     assert costs == pytest.approx([first.duration_ms + third, third, third])
+
+
+def test_requests_start_in_the_step_that_completes_their_prefix_and_the_first_pays(tiny_llama: Path) -> None:
+    costs, (only,) = ask_about_document(tiny_llama, 20)
+    assert (only.num_prefix_tokens, only.num_suffix_tokens) == (20, 3)
+    assert (only.num_prefix_kv_blocks, only.num_request_kv_blocks) == (5, 3)
+    share = only.duration_ms / 23
+    assert costs == pytest.approx([21 * share, share, share])
 
 
 def test_a_prefix_computed_again_is_paid_by_a_request_that_goes_on_decoding() -> None:

@@ -208,7 +208,7 @@ def test_attention_is_counted_causally_and_a_shared_prefix_read_once() -> None:
             plan_prefix_groups([r.token_ids for r in requests]),
             num_answer_tokens=2,
             num_kv_blocks=100,
-            config=EngineConfig(block_size=16, chunk_tokens=1000),
+            config=EngineConfig(block_size=16, chunk_tokens=32),
             roofline=recorder,
         )
     )

@@ -141,17 +141,17 @@ void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows,
   });
 }
 
-// All sub-blocks of a chunk at once, so that the output stays in registers.
-void weigh_vectors(const bf16* weights, const bf16* const* values, int num_subs, float* out, int num_rows, int dim) {
+// All tokens of a chunk at once, so that the output stays in registers.
+void weigh_vectors(const bf16* weights, const bf16* const* values, int count, float* out, int num_rows, int dim) {
   by_rows(num_rows, [=](auto rows, int first) {
     for (int d = 0; d < dim; d += 32) {
       RowSums<rows> sums;
       sums.load(out + first * dim + d, dim);
-      for (int s = 0; s < num_subs; s++) {
-        const bf16* from = weights + first * CHUNK + s * SUB;
-        const bf16* columns = values[s] + 2 * d;
-        for (int pair = 0; pair < SUB / 2; pair++)
-          sums.add(from + 2 * pair, CHUNK, columns + pair * 2 * dim, columns + pair * 2 * dim + 32);
+      for (int token = 0; token < count; token += SUB) {
+        const bf16* from = weights + first * CHUNK + token;
+        const bf16* columns = values[token / SUB] + 2 * d;
+        for (int i = 0; i < std::min(SUB, count - token); i += 2)
+          sums.add(from + i, CHUNK, columns + i * dim, columns + i * dim + 32);
       }
       sums.store(out + first * dim + d, dim);
     }
@@ -258,7 +258,7 @@ struct Attend {
 #endif
 #ifdef HAS_AVX512
         if (units == Units::vectors) {
-          weigh_vectors(w.weights, parts, num_subs, w.out, num_rows, dim);
+          weigh_vectors(w.weights, parts, count, w.out, num_rows, dim);
           continue;
         }
 #endif
