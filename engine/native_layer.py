@@ -1,8 +1,8 @@
-"""Decoder layers on the CPU kernels: stock weights, fused projections.
+"""A decoder layer on the CPU kernels: stock weights, fused projections.
 
-They take the place of transformers' decoder layers inside the stock model, which still embeds, rotates positions and
-norms. The supported families (see `engine.supported_models`) share them but for biases and the norms of query and key
-heads.
+It takes the place of a transformers decoder layer inside the stock model, which still embeds, turns positions into
+angles and norms the last hidden states. The supported families (see `engine.supported_models`) share it but for biases
+and the norms of query and key heads.
 """
 
 from dataclasses import dataclass
@@ -119,6 +119,8 @@ class _UnpackedLayer:
 
 def _pack(layer: Any, kernels: NativeKernels) -> PackedLayer | None:
     """None where the kernels have no products, or not of the layer's shape."""
+    if not kernels.has_products:
+        return None
     attention, mlp = layer.self_attn, layer.mlp
     qkv = kernels.pack(*_join(attention.q_proj, attention.k_proj, attention.v_proj))
     output, down = kernels.pack(*_join(attention.o_proj)), kernels.pack(*_join(mlp.down_proj))
@@ -143,8 +145,10 @@ def _pack(layer: Any, kernels: NativeKernels) -> PackedLayer | None:
 
 def _join(*linears: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weights and biases of linear layers on the same input, as one layer's."""
-    weight = torch.cat([linear.weight for linear in linears])
-    return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    if len(linears) == 1:
+        return linears[0].weight, linears[0].bias
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    return torch.cat([linear.weight for linear in linears]), bias
 
 
 def _head_norms(attention: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

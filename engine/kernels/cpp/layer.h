@@ -5,7 +5,7 @@
 #include "elementwise.h"
 #include "product.h"
 
-// Its weights; engine/kernels/decoder_layer.py has the same fields. Products as product.h says, absent ones null.
+// Its weights; engine/kernels/packed_layer.py has the same fields. Products as product.h says, absent ones null.
 struct LayerWeights {
   const bf16 *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *mlp_norm, *gate_up, *down;
   int64_t hidden_size, intermediate_size;
@@ -13,7 +13,7 @@ struct LayerWeights {
   float epsilon, scale;
 };
 
-// What the layers of a step have in common; engine/kernels/decoder_layer.py has the same fields. The last four are scratch
+// What the layers of a step have in common; engine/kernels/packed_layer.py has the same fields. The last four are scratch
 // for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size].
 struct LayerStep {
   const float *cos, *sin;
