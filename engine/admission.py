@@ -1,7 +1,5 @@
 """Which request may have KV memory, and giving it."""
 
-from collections.abc import Iterable
-
 from engine.block_cache import BlockCache
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
@@ -39,16 +37,12 @@ class Admission:
         """Whether a request's own KV, as far as it is expected, can be held now."""
         return self._num_missing_blocks(sequence) <= self.pool.num_free
 
-    def fits_group(self, group: ScheduledGroup, num_promised_blocks: int = 0) -> bool:
-        """Whether a prefix can be held with one request on it, beside what memory is promised to others already."""
-        num_missing = num_promised_blocks + self._num_missing_blocks(group.sequences[0])
+    def fits_group(self, group: ScheduledGroup) -> bool:
+        """Whether a prefix can be held now with one request on it."""
+        num_missing = self._num_missing_blocks(group.sequences[0])
         if group.node is not None:
             num_missing += group.node.num_missing_blocks(self._block_size)
         return num_missing <= self.pool.num_free
-
-    def num_promised_blocks(self, waiting: Iterable[Sequence]) -> int:
-        """What requests without memory will take."""
-        return sum(map(self._num_missing_blocks, waiting))
 
     def admit(self, sequence: Sequence) -> None:
         """Gives a request that fits its blocks, filled where there is KV for them; it pays for prefixes nobody paid."""

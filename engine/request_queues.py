@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
 
 from engine.admission import Admission
 from engine.block_pool import BlockPool
@@ -57,29 +56,12 @@ class RequestQueues:
         """
         for sequence in self.prefilling:
             step.add_suffix(sequence)
-        if not self._admit_ready(step):
-            return
-        for node in list(self.prefixes):
-            step.add_chain(node)
-            if step.completes(node) and not self._admit_waiting(step, node):
-                return
-        # Another prefix would take the memory of those that wait for one that is being computed.
-        num_promised = self._admission.num_promised_blocks(chain.from_iterable(self.prefixes.values()))
-        while step.room and self.waiting_groups and self.has_free_place:
-            if not self._admission.fits_group(self.waiting_groups[0], num_promised):
+        # A prefix that is not complete leaves no room: another one never takes the memory of those that wait for it.
+        while self._add_ready(step) and step.room and self.waiting_groups and self.has_free_place:
+            if not self._admission.fits_group(self.waiting_groups[0]):
                 return
             group = self.waiting_groups.popleft()
             self._start_prefix(group.node, group.sequences)
-            if group.node is None or group.node.is_complete:
-                self.ready.extend(group.sequences)
-                if not self._admit_ready(step):
-                    return
-                continue
-            step.add_chain(group.node)
-            if not step.completes(group.node):
-                num_promised += self._admission.num_promised_blocks(group.sequences)
-            elif not self._admit_waiting(step, group.node):
-                return
 
     def start_batch(self) -> None:
         """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
@@ -156,10 +138,17 @@ class RequestQueues:
                 step.add_suffix(sequence)
         return True
 
-    def _admit_waiting(self, step: Step, node: PrefixNode) -> bool:
-        """Starts requests that waited for a prefix; returns as `_admit_ready`."""
-        self.ready.extend(self.prefixes.pop(node))
-        return self._admit_ready(step)
+    def _add_ready(self, step: Step) -> bool:
+        """Starts requests whose prefix is complete, and continues the others' prefixes; returns as `_admit_ready`."""
+        if not self._admit_ready(step):
+            return False
+        for node in list(self.prefixes):
+            step.add_chain(node)
+            if step.completes(node):
+                self.ready.extend(self.prefixes.pop(node))
+                if not self._admit_ready(step):
+                    return False
+        return True
 
     def _admit_window(self, window: float) -> float:
         """Starts waiting requests while the window has tokens left; returns what is left, nothing if memory lacks."""
@@ -187,10 +176,10 @@ class RequestQueues:
         (self.decoding if is_prefilled else self.prefilling)[sequence] = None
 
     def _start_prefix(self, node: PrefixNode | None, waiting: Iterable[Sequence]) -> int:
-        """Gives a prefix memory, and queues it where it is to be computed; returns of how many tokens, first asked."""
-        if node is None:
-            return 0
-        num_tokens = node.acquire(self._pool, self._config.block_size)
-        if not node.is_complete:
+        """Gives a prefix memory, and queues those that wait for it; returns of how many tokens, first asked."""
+        num_tokens = 0 if node is None else node.acquire(self._pool, self._config.block_size)
+        if node is None or node.is_complete:
+            self.ready.extend(waiting)
+        else:
             self.prefixes.setdefault(node, []).extend(waiting)
         return num_tokens
