@@ -66,7 +66,8 @@ class PackedWeight:
     def columns(self, index: torch.Tensor) -> torch.Tensor:
         """int64 ``[n]`` -> bfloat16 ``[n, depth]``: the weights of some output columns, as the layer had them."""
         assert not self.is_gated, "columns of two layers"
-        return self.panels[index // 32, :, index % 32].reshape(len(index), self.depth)
+        pairs = self.panels.view(torch.int32)[..., 0]
+        return pairs[index // 32, :, index % 32].view(self.panels.dtype)
 
 
 class NativeKernels:

@@ -25,6 +25,7 @@ struct alignas(64) Workspace {
   float out[ROWS * MAX_DIM];
   float top[ROWS];
   float sum[ROWS];
+  float rescale[ROWS];  // what the output has to be multiplied with before more is added
 };
 
 // Rows of a set share what is loaded of keys and values, and their sums stay in registers.
@@ -132,26 +133,36 @@ void weigh_tiles(const bf16* weights, const bf16* const* values, int num_subs, f
 #endif
 
 #ifdef HAS_AVX512
-void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows, int dim) {
+template <int H>
+void score_halves(const bf16* q, const bf16* keys, float* scores, int num_rows, int dim) {
   by_rows(num_rows, [=](auto rows, int first) {
-    RowSums<rows> sums;
+    RowSums<rows, H> sums;
     sums.clear();
-    for (int d = 0; d < dim; d += 2) sums.add(q + first * dim + d, dim, keys + d * 16, keys + (dim + d) * 16);
+    for (int d = 0; d < dim; d += 2) sums.add(q + first * dim + d, dim, keys + d * 16, dim * 16);
     sums.store(scores + first * CHUNK, CHUNK);
   });
 }
 
-// All tokens of a chunk at once, so that the output stays in registers.
-void weigh_vectors(const bf16* weights, const bf16* const* values, int count, float* out, int num_rows, int dim) {
+// Of the first `count` tokens at least.
+void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows, int count, int dim) {
+  if (count > 16)
+    score_halves<2>(q, keys, scores, num_rows, dim);
+  else
+    score_halves<1>(q, keys, scores, num_rows, dim);
+}
+
+// All tokens of a chunk at once, so that the output stays in registers: out = out rescale + weights . values.
+void weigh_vectors(const bf16* weights, const bf16* const* values, int count, const float* rescale, float* out,
+                   int num_rows, int dim) {
   by_rows(num_rows, [=](auto rows, int first) {
     for (int d = 0; d < dim; d += 32) {
       RowSums<rows> sums;
-      sums.load(out + first * dim + d, dim);
+      sums.load(out + first * dim + d, dim, rescale + first);
       for (int token = 0; token < count; token += SUB) {
         const bf16* from = weights + first * CHUNK + token;
         const bf16* columns = values[token / SUB] + 2 * d;
         for (int i = 0; i < std::min(SUB, count - token); i += 2)
-          sums.add(from + i, CHUNK, columns + i * dim, columns + i * dim + 32);
+          sums.add(from + i, CHUNK, columns + i * dim, 32);
       }
       sums.store(out + first * dim + d, dim);
     }
@@ -178,9 +189,10 @@ inline float largest(const float* x, int count) {
 #endif
 }
 
-// weights[j] = 2^(scores[j] scale - top) for j below count; returns their sum.
+// weights[j] = 2^(scores[j] scale - top) for j below count, 0 from there to `width`; returns their sum.
 template <typename T>
-float exponentiate(const float* scores, T* weights, int count, float scale, float top) {
+float exponentiate(const float* scores, T* weights, int count, int width, float scale, float top) {
+  std::memset(static_cast<void*>(weights + count), 0, (width - count) * sizeof(T));
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int j = 0; j < count; j++) {
@@ -192,7 +204,7 @@ float exponentiate(const float* scores, T* weights, int count, float scale, floa
 }
 
 #ifdef HAS_AVX512
-inline float exponentiate(const float* scores, bf16* weights, int count, float scale, float top) {
+inline float exponentiate(const float* scores, bf16* weights, int count, int width, float scale, float top) {
   const __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(top);
   __m512 sum = _mm512_setzero_ps();
   int j = 0;
@@ -207,8 +219,9 @@ inline float exponentiate(const float* scores, bf16* weights, int count, float s
     const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, offset);
     const __m512 e = _mm512_maskz_mov_ps(valid, exp2_16(x));
     sum = _mm512_add_ps(sum, e);
-    _mm256_mask_storeu_epi16(weights + j, valid, __m256i(_mm512_cvtneps_pbh(e)));
+    store_16(weights + j, e);
   }
+  for (; j < width; j += 16) store_16(weights + j, _mm512_setzero_ps());
   return _mm512_reduce_add_ps(sum);
 }
 #endif
@@ -226,24 +239,24 @@ struct Attend {
     return (block * num_kv_heads + head) * block_size * dim + int64_t(token % block_size) / SUB * SUB * dim;
   }
 
-  // Begins to fetch a sub-block of keys or values: where few rows wait for much KV, the memory is what takes the time.
+  // Begins to fetch a sub-block of keys or values.
   void fetch(const T* sub_block) const {
     for (int i = 0; i < SUB * dim; i += 64 / sizeof(T)) __builtin_prefetch(sub_block + i, 0, 2);
   }
 
   void run(Workspace<T>& w, int num_rows, const T* keys, const T* values, const int32_t* table, int head, int visible,
-           bool causal) const {
+           bool causal, bool is_cold) const {
     const int num_tokens = visible + (causal ? (num_rows - 1) / group : 0);
     const T* parts[CHUNK / SUB];
     for (int first = 0; first < num_tokens; first += CHUNK) {
       const int count = std::min(CHUNK, num_tokens - first);
       const int num_subs = (count + SUB - 1) / SUB;
-      for (int s = 0; s < num_subs; s++) fetch(keys + sub_block(table, head, first + s * SUB));
+      for (int s = 0; is_cold && s < num_subs; s++) fetch(keys + sub_block(table, head, first + s * SUB));
       for (int s = 0; s < num_subs; s++) {
         const int64_t at = sub_block(table, head, first + s * SUB);
         parts[s] = values + at;
-        fetch(parts[s]);
-        score(w.q, keys + at, w.scores + s * SUB, num_rows);
+        if (is_cold) fetch(parts[s]);
+        score(w.q, keys + at, w.scores + s * SUB, num_rows, count - s * SUB);
       }
       int seen[ROWS];
       for (int r = 0; r < num_rows; r++)
@@ -252,57 +265,55 @@ struct Attend {
       if constexpr (std::is_same_v<T, bf16>) {
 #ifdef HAS_AMX
         if (units == Units::tiles) {
+          rescale_output(w, num_rows);
           weigh_tiles(w.weights, parts, num_subs, w.out, num_rows > 16, dim);
           continue;
         }
 #endif
 #ifdef HAS_AVX512
         if (units == Units::vectors) {
-          weigh_vectors(w.weights, parts, count, w.out, num_rows, dim);
+          weigh_vectors(w.weights, parts, count, w.rescale, w.out, num_rows, dim);
           continue;
         }
 #endif
       }
+      rescale_output(w, num_rows);
       weigh_plain(w.weights, parts, num_subs, w.out, num_rows, dim);
     }
   }
 
-  void score(const T* q, const T* keys, float* scores, int num_rows) const {
+  void score(const T* q, const T* keys, float* scores, int num_rows, int count) const {
     if constexpr (std::is_same_v<T, bf16>) {
 #ifdef HAS_AMX
       if (units == Units::tiles) return score_tiles(q, keys, scores, num_rows > 16, dim);
 #endif
 #ifdef HAS_AVX512
-      if (units == Units::vectors) return score_vectors(q, keys, scores, num_rows, dim);
+      if (units == Units::vectors) return score_vectors(q, keys, scores, num_rows, count, dim);
 #endif
     }
     score_plain(q, keys, scores, num_rows, dim);
   }
 
-  // Scores to weights, with each row's running maximum, sum and output brought to the new maximum. Pass by pass, so that
-  // rows do not wait for each other's reductions.
+  // Scores to weights, with each row's running maximum and sum brought to the new maximum. Pass by pass, so that rows do
+  // not wait for each other's reductions.
   void scores_to_weights(Workspace<T>& w, int num_rows, const int* seen, int width) const {
-    alignas(64) float old[ROWS], sums[ROWS] = {};
+    alignas(64) float sums[ROWS] = {};
     for (int r = 0; r < num_rows; r++) sums[r] = seen[r] ? largest(w.scores + r * CHUNK, seen[r]) * scale : w.top[r];
 #pragma omp simd
     for (int r = 0; r < ROWS; r++) {
       const float top = sums[r] > w.top[r] ? sums[r] : w.top[r];
-      old[r] = exp2_negative(w.top[r] - top);
+      w.rescale[r] = exp2_negative(w.top[r] - top);
       w.top[r] = top;
     }
     for (int r = 0; r < num_rows; r++) {
-      T* weights = w.weights + r * CHUNK;
-      sums[r] = exponentiate(w.scores + r * CHUNK, weights, seen[r], scale, w.top[r]);
-      std::memset(static_cast<void*>(weights + seen[r]), 0, (width - seen[r]) * sizeof(T));
+      sums[r] = exponentiate(w.scores + r * CHUNK, w.weights + r * CHUNK, seen[r], width, scale, w.top[r]);
+      w.sum[r] = w.sum[r] * w.rescale[r] + sums[r];
     }
-    for (int r = 0; r < num_rows; r++) {
-      if (old[r] != 1.0f && w.sum[r] != 0.0f) {
-        float* out = w.out + r * dim;
-#pragma omp simd
-        for (int d = 0; d < dim; d++) out[d] *= old[r];
-      }
-      w.sum[r] = w.sum[r] * old[r] + sums[r];
-    }
+  }
+
+  void rescale_output(Workspace<T>& w, int num_rows) const {
+    for (int r = 0; r < num_rows; r++)
+      for (int d = 0; d < dim; d++) w.out[r * dim + d] *= w.rescale[r];
   }
 };
 
@@ -362,7 +373,8 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]), rows = count * group;
       pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, group, dim, units);
       start_rows(w, rows, dim, units);
-      part.run(w, rows, keys, values, prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false);
+      part.run(w, rows, keys, values, prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false,
+               true);
       for (int r = 0; r < rows; r++) {
         float* to = state + ((item[SHARED_ROW] + r / group) * num_q_heads + head * group + r % group) * state_size;
         to[0] = w.top[r], to[1] = w.sum[r];
@@ -383,8 +395,8 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       }
       if (item[OWN_PREFIX_LENGTH])
         part.run(w, rows, keys, values, prefix_blocks + item[OWN_PREFIX_TABLE], head, int(item[OWN_PREFIX_LENGTH]),
-                 false);
-      part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, int(item[OWN_VISIBLE]), true);
+                 false, count == 1);
+      part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, int(item[OWN_VISIBLE]), true, count == 1);
       for (int r = 0; r < rows; r++) {
         T* to = out + ((item[OWN_ROW] + r / group) * num_q_heads + head * group + r % group) * dim;
         const float* from = w.out + r * dim;

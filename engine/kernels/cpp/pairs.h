@@ -7,33 +7,39 @@
 #ifdef HAS_AVX512
 namespace {
 
-// R rows of sums for 32 columns.
-template <int R>
+// R rows of sums for 16 H columns.
+template <int R, int H = 2>
 struct RowSums {
-  __m512 low[R], high[R];
+  __m512 sums[H][R];
 
   void clear() {
-    for (int r = 0; r < R; r++) low[r] = high[r] = _mm512_setzero_ps();
+    for (int h = 0; h < H; h++)
+      for (int r = 0; r < R; r++) sums[h][r] = _mm512_setzero_ps();
   }
 
-  void load(const float* from, int64_t stride) {
-    for (int r = 0; r < R; r++) low[r] = _mm512_loadu_ps(from + r * stride), high[r] = _mm512_loadu_ps(from + r * stride + 16);
+  // Each row times its factor.
+  void load(const float* from, int64_t stride, const float* factors) {
+    for (int r = 0; r < R; r++) {
+      const __m512 factor = _mm512_set1_ps(factors[r]);
+      for (int h = 0; h < H; h++) sums[h][r] = _mm512_mul_ps(_mm512_loadu_ps(from + r * stride + 16 * h), factor);
+    }
   }
 
   void store(float* to, int64_t stride) const {
-    for (int r = 0; r < R; r++) _mm512_storeu_ps(to + r * stride, low[r]), _mm512_storeu_ps(to + r * stride + 16, high[r]);
+    for (int r = 0; r < R; r++)
+      for (int h = 0; h < H; h++) _mm512_storeu_ps(to + r * stride + 16 * h, sums[h][r]);
   }
 
-  // The pair at x of each row times the pair of each column.
-  __attribute__((always_inline)) void add(const bf16* x, int64_t stride, const bf16* columns, const bf16* more_columns) {
-    const __m512bh a = __m512bh(_mm512_loadu_si512(columns)), b = __m512bh(_mm512_loadu_si512(more_columns));
+  // The pair at x of each row times the pair of each column; 16 columns lie together, the next 16 `next` further on.
+  __attribute__((always_inline)) void add(const bf16* x, int64_t stride, const bf16* columns, int64_t next) {
+    __m512bh lanes[H];
+    for (int h = 0; h < H; h++) lanes[h] = __m512bh(_mm512_loadu_si512(columns + h * next));
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       int32_t pair;
       std::memcpy(&pair, x + r * stride, sizeof pair);
       const __m512bh both = __m512bh(_mm512_set1_epi32(pair));
-      low[r] = _mm512_dpbf16_ps(low[r], both, a);
-      high[r] = _mm512_dpbf16_ps(high[r], both, b);
+      for (int h = 0; h < H; h++) sums[h][r] = _mm512_dpbf16_ps(sums[h][r], both, lanes[h]);
     }
   }
 };

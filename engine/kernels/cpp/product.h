@@ -7,6 +7,7 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <vector>
 
 namespace {
@@ -132,7 +133,7 @@ void multiply_vectors(const bf16* x, const bf16* panel, float* block, int64_t de
       const bf16* columns = panel + k * PANEL;
       _mm_prefetch((const char*)columns + AHEAD_BYTES, _MM_HINT_T1);
       _mm_prefetch((const char*)columns + AHEAD_BYTES + 64, _MM_HINT_T1);
-      sums.add(x + first * depth + k, depth, columns, columns + 32);
+      sums.add(x + first * depth + k, depth, columns, 32);
     }
     sums.store(block + first * PANEL, PANEL);
   });
@@ -152,10 +153,11 @@ void multiply(const bf16* x, const bf16* packed, int64_t num_rows, int64_t num_c
   const bool use_tiles = tiles_granted();
   // What is read lies within the rows rounded up to 32: tiles read 32 at a time, vectors 4.
   const int64_t row_unit = use_tiles ? 32 : 4, num_units = (num_rows + row_unit - 1) / row_unit;
-  // Few rows: every thread has all of them, and as many panels as the others. Many: as many rows.
+  // Few rows: every thread has all of them, and some of the panels. Many: as many rows as the others.
   const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() / (depth * 2));
   const int64_t num_chunks = num_rows < 256 ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
   const int64_t num_groups = round_up((num_panels + GROUP - 1) / GROUP, num_chunks == 1 ? num_threads : 1);
+  std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next that nobody has begun
 #pragma omp parallel
   {
 #ifdef HAS_AMX
@@ -164,12 +166,15 @@ void multiply(const bf16* x, const bf16* packed, int64_t num_rows, int64_t num_c
     alignas(64) float blocks[2][32 * PANEL];
     int turn = 0;
     Unfinished<Finish> before{finish};
-#pragma omp for schedule(static) collapse(2) nowait
-    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
-      for (int64_t group = 0; group < num_groups; group++) {
-        const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
+    // A thread begins with its own chunks, and helps with the others' when it is done: cores are not always alike.
+    const int64_t home = part_start(num_chunks, num_threads, omp_get_thread_num());
+    for (int64_t i = 0; i < num_chunks; i++) {
+      const int64_t chunk = (home + i) % num_chunks;
+      const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
+      const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
+      for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
         const int64_t last_panel = part_start(num_panels, num_groups, group + 1);
-        for (int64_t first = part_start(num_units, num_chunks, chunk) * row_unit; first < end; first += 32) {
+        for (int64_t first = start; first < end; first += 32) {
           const int count = int(std::min<int64_t>(32, end - first));
           for (int64_t p = part_start(num_panels, num_groups, group); p < last_panel; p++) {
             turn ^= 1;
