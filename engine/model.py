@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from engine.host_memory import give_back_freed_memory
 from engine.kernels.native import NativeKernels
 from engine.kv_cache import KVCache, KVShape
 from engine.native_head import NativeEmbedding, NativeHead
-from engine.native_layer import NativeLayer, NativeStep
+from engine.native_layers import NativeLayers, NativeStep
 from engine.supported_models import check_supported
 from engine.token_batch import TokenBatch
 from engine.transfers import to_device
@@ -139,16 +140,17 @@ class Model:
         # A caller's model keeps its own layers: the copy shares everything but the list of them.
         self._base = copy.copy(self._base)
         self._base._modules = dict(self._base._modules)
-        layers = self._base.layers
-        self._base.layers = nn.ModuleList(layers)
-        for index in range(len(layers)):
-            is_last = index == len(layers) - 1
-            self._base.layers[index] = NativeLayer(self._base.layers[index], index, kernels, is_last=is_last)
-            if self._owns_weights:
-                layers[index] = nn.Identity()  # frees the layer's weights before the next one's are copied
+        self._base.layers = nn.ModuleList([NativeLayers(self._take_layers(self._base.layers), kernels)])
         self._use_native_head(kernels)
         give_back_freed_memory()
         self._has_native_layers = True
+
+    def _take_layers(self, layers: nn.ModuleList) -> Iterator[nn.Module]:
+        """Layer by layer; where they are nobody else's, weights are freed before the next one's are copied."""
+        for index, layer in enumerate(layers):
+            if self._owns_weights:
+                layers[index] = nn.Identity()
+            yield layer
 
     def _use_native_head(self, kernels: NativeKernels) -> None:
         assert isinstance(self._head, nn.Linear), "the output layer is replaced once"

@@ -27,7 +27,7 @@ KERNELS: dict[str, list[Any]] = {
 
 _PROJECT_SIGNATURE: list[Any] = [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool]
 _LARGEST_COLUMN_SIGNATURE: list[Any] = [*[_POINTER] * 4, *[_I64] * 3]
-_COMPUTE_LAYER_SIGNATURE: list[Any] = [*[_POINTER] * 6, _I64]
+_COMPUTE_LAYERS_SIGNATURE: list[Any] = [_POINTER, _I64, *[_POINTER] * 5, _I64]
 _SUFFIXES = ("bf16", "float32")
 
 
@@ -60,7 +60,7 @@ def load_library(folder: Path) -> ctypes.CDLL:
             function.argtypes, function.restype = signature, None
     library.project_bf16.argtypes, library.project_bf16.restype = _PROJECT_SIGNATURE, None
     library.largest_column_bf16.argtypes, library.largest_column_bf16.restype = _LARGEST_COLUMN_SIGNATURE, None
-    library.compute_layer_bf16.argtypes, library.compute_layer_bf16.restype = _COMPUTE_LAYER_SIGNATURE, None
+    library.compute_layers_bf16.argtypes, library.compute_layers_bf16.restype = _COMPUTE_LAYERS_SIGNATURE, None
     library.has_products.restype = ctypes.c_bool
     return library
 

@@ -1,11 +1,11 @@
-// A whole decoder layer in one call, so that a step of few rows does not wait for its caller seven times a layer.
+// All decoder layers in one call: after each kernel, whoever calls it finds little of its own code and data in the caches.
 #pragma once
 
 #include "attention.h"
 #include "elementwise.h"
 #include "product.h"
 
-// Its weights; engine/kernels/packed_layer.py has the same fields. Products as product.h says, absent ones null.
+// A layer's weights; engine/kernels/packed_layers.py has the same fields. Products as product.h says, absent ones null.
 struct LayerWeights {
   const bf16 *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *mlp_norm, *gate_up, *down;
   int64_t hidden_size, intermediate_size;
@@ -13,7 +13,7 @@ struct LayerWeights {
   float epsilon, scale;
 };
 
-// What the layers of a step have in common; engine/kernels/packed_layer.py has the same fields. The last four are scratch
+// What the layers of a step have in common; engine/kernels/packed_layers.py has the same fields. The last four are scratch
 // for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size].
 struct LayerStep {
   const float *cos, *sin;
@@ -53,6 +53,14 @@ void compute_layer(const LayerWeights& w, const LayerStep& s, bf16* hidden, bf16
   rms_norm(hidden, w.mlp_norm, s.normed, num_rows, w.hidden_size, w.epsilon);
   project(s.normed, w.gate_up, nullptr, nullptr, s.gated, num_rows, 2 * w.intermediate_size, w.hidden_size, true);
   project(s.gated, w.down, nullptr, hidden, hidden, num_rows, w.hidden_size, w.intermediate_size, false);
+}
+
+// Keys and values: one address a layer. With `output_rows`, only those rows leave the last layer.
+void compute_layers(const LayerWeights* weights, int64_t num_layers, const LayerStep& step, bf16* hidden,
+                    bf16* const* keys, bf16* const* values, const int64_t* output_rows, int64_t num_output_rows) {
+  for (int64_t i = 0; i < num_layers; i++)
+    compute_layer(weights[i], step, hidden, keys[i], values[i], i == num_layers - 1 ? output_rows : nullptr,
+                  num_output_rows);
 }
 
 }  // namespace

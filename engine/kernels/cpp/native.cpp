@@ -29,13 +29,15 @@ extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf1
 #endif
 }
 
-// A decoder layer as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the layer.
-extern "C" void compute_layer_bf16(const LayerWeights* weights, const LayerStep* step, bf16* hidden, bf16* keys, bf16* values,
-                                   const int64_t* output_rows, int64_t num_output_rows) {
+// Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
+extern "C" void compute_layers_bf16(const LayerWeights* weights, int64_t num_layers, const LayerStep* step, bf16* hidden,
+                                    bf16* const* keys, bf16* const* values, const int64_t* output_rows,
+                                    int64_t num_output_rows) {
 #ifdef HAS_AVX512
-  compute_layer(*weights, *step, hidden, keys, values, output_rows, num_output_rows);
+  compute_layers(weights, num_layers, *step, hidden, keys, values, output_rows, num_output_rows);
 #else
-  (void)weights, (void)step, (void)hidden, (void)keys, (void)values, (void)output_rows, (void)num_output_rows;
+  (void)weights, (void)num_layers, (void)step, (void)hidden, (void)keys, (void)values, (void)output_rows;
+  (void)num_output_rows;
 #endif
 }
 

@@ -1,10 +1,11 @@
-"""A decoder layer on the CPU kernels: stock weights, fused projections.
+"""The decoder layers on the CPU kernels: stock weights, fused projections.
 
-It takes the place of a transformers decoder layer inside the stock model, which still embeds, turns positions into
-angles and norms the last hidden states. The supported families (see `engine.supported_models`) share it but for biases
-and the norms of query and key heads.
+They take the place of transformers' own inside the stock model, which still embeds, turns positions into angles and
+norms the last hidden states. The supported families (see `engine.supported_models`) share them but for biases and the
+norms of query and key heads.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,52 +13,41 @@ import torch
 from torch import nn
 
 from engine.kernels.native import NativeKernels, NativeWork
-from engine.kernels.packed_layer import LayerCall, PackedLayer
+from engine.kernels.packed_layers import PackedLayer, PackedLayers
 from engine.kv_cache import KVCache
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NativeStep:
-    """What travels through the model's forward to every native layer.
+    """What travels through the model's forward to the native layers.
 
     Attributes:
         output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads.
-        rotation: cosines and sines of the step's positions, float32 ``[T, head_dim]``, made by the first layer for all.
-        call: likewise, what layers of packed weights are called with.
     """
 
     cache: KVCache
     work: NativeWork
     output_rows: torch.Tensor
-    rotation: tuple[torch.Tensor, torch.Tensor] | None = None
-    call: LayerCall | None = None
-
-    def rotate(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The step's rotation, of the model's cosines and sines ``[1, T, head_dim]``."""
-        if self.rotation is None:
-            self.rotation = cos[0].float().contiguous(), sin[0].float().contiguous()
-        return self.rotation
 
 
-class NativeLayer(nn.Module):
-    """One layer: hidden ``[1, T, hidden]`` in and out; the step's KV is written on the way.
+class NativeLayers(nn.Module):
+    """All layers as if they were one: hidden ``[1, T, hidden]`` in, the step's output rows ``[1, R, hidden]`` out.
 
-    Where the CPU multiplies bf16 it is one call of the kernels; else products are torch's, and what is between them the
-    kernels'.
+    The step's KV is written on the way. Where the CPU multiplies bf16 they are one call of the kernels; else products
+    are torch's, and what is between them the kernels'. The last layer is computed for the output rows alone from its
+    attention on: of prompts that is one row each, none of a shared prefix, so most of its products are saved.
 
     Args:
-        layer: the transformers layer whose weights it takes.
-        index: of the layer, and of its KV.
-        is_last: whether nothing but the step's output rows ``[1, R, hidden]`` is wanted of it. Of prompts that is one
-            row each, none of a shared prefix, so most of the layer's products are saved.
+        layers: the transformers layers whose weights they take, one after the other.
     """
 
-    def __init__(self, layer: Any, index: int, kernels: NativeKernels, *, is_last: bool) -> None:
+    def __init__(self, layers: Iterable[Any], kernels: NativeKernels) -> None:
         super().__init__()
-        self._index = index
-        self._is_last = is_last
-        self._packed = _pack(layer, kernels)
-        self._unpacked = _UnpackedLayer(layer, kernels) if self._packed is None else None
+        taken = [_pack(layer, kernels) or _UnpackedLayer(layer, kernels) for layer in layers]
+        packed = [layer for layer in taken if isinstance(layer, PackedLayer)]
+        self._unpacked = [layer for layer in taken if isinstance(layer, _UnpackedLayer)]
+        assert not (packed and self._unpacked), "layers of different shapes"
+        self._packed = PackedLayers(kernels, packed) if packed else None
 
     def forward(
         self,
@@ -68,17 +58,14 @@ class NativeLayer(nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         step, hidden = attention_step, hidden_states[0]
-        rotation = step.rotate(*position_embeddings)
-        caches = step.cache.keys[self._index], step.cache.values[self._index]
-        output_rows = step.output_rows if self._is_last else None
+        keys, values = step.cache.keys, step.cache.values
+        cos, sin = (angles[0].float().contiguous() for angles in position_embeddings)
         if self._packed is not None:
-            if step.call is None:
-                step.call = self._packed.call(step.work, *rotation)
-            out = self._packed(step.call, hidden, *caches, output_rows)
-        else:
-            assert self._unpacked is not None
-            out = self._unpacked(hidden, rotation, caches, step.work, output_rows)
-        return out.unsqueeze(0)
+            return self._packed(hidden, keys, values, step.work, cos, sin, step.output_rows).unsqueeze(0)
+        for index, layer in enumerate(self._unpacked):
+            output_rows = step.output_rows if index == len(self._unpacked) - 1 else None
+            hidden = layer(hidden, (cos, sin), (keys[index], values[index]), step.work, output_rows)
+        return hidden.unsqueeze(0)
 
 
 class _UnpackedLayer:
@@ -104,7 +91,7 @@ class _UnpackedLayer:
         work: NativeWork,
         output_rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `PackedLayer`, not in place."""
+        """As `PackedLayers`, of one layer, and not in place."""
         kernels, epsilon, linear = self._kernels, self._epsilon, nn.functional.linear
         qkv = linear(kernels.rms_norm(hidden, self._attention_norm, epsilon), *self._qkv)
         q_norm, k_norm = self._head_norms
@@ -129,7 +116,6 @@ def _pack(layer: Any, kernels: NativeKernels) -> PackedLayer | None:
         return None
     q_norm, k_norm = _head_norms(attention)
     return PackedLayer(
-        kernels,
         attention_norm=layer.input_layernorm.weight,
         qkv=qkv,
         output=output,

@@ -1,4 +1,4 @@
-"""A layer in one call is, bit by bit, what the kernels make of it one after the other."""
+"""Layers in one call are, bit by bit, what the kernels make of them one after the other."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.native import NativeKernels, PackedWeight
-from engine.kernels.packed_layer import PackedLayer
+from engine.kernels.packed_layers import PackedLayer, PackedLayers
 from engine.token_batch import Chunk, ChunkGroup, build_token_batch
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
@@ -48,7 +48,7 @@ def batch_of(num_suffix: int) -> AttentionBatch:
 @pytest.mark.parametrize("has_output_rows", [False, True], ids=["all rows", "output rows"])
 @pytest.mark.parametrize("has_extras", [False, True], ids=["bare", "biases and head norms"])
 @pytest.mark.parametrize("num_suffix", [1, 8, 99])
-def test_a_layer_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: bool, kernels: NativeKernels) -> None:
+def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: bool, kernels: NativeKernels) -> None:
     generator = torch.Generator().manual_seed(num_suffix)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -59,51 +59,55 @@ def test_a_layer_in_one_call(num_suffix: int, has_extras: bool, has_output_rows:
         assert packed is not None
         return packed
 
-    attention_norm, mlp_norm = draw(HIDDEN), draw(HIDDEN)
-    q_norm, k_norm = (draw(DIM), draw(DIM)) if has_extras else (None, None)
-    qkv, output = pack((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), pack(HIDDEN, HEADS * DIM)
-    down, gate_up = (
-        pack(HIDDEN, INTERMEDIATE),
-        kernels.pack_gated(draw(INTERMEDIATE, HIDDEN), draw(INTERMEDIATE, HIDDEN)),
-    )
-    assert gate_up is not None
+    def draw_layer() -> PackedLayer:
+        gate_up = kernels.pack_gated(draw(INTERMEDIATE, HIDDEN), draw(INTERMEDIATE, HIDDEN))
+        assert gate_up is not None
+        return PackedLayer(
+            attention_norm=draw(HIDDEN),
+            qkv=pack((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+            output=pack(HIDDEN, HEADS * DIM),
+            mlp_norm=draw(HIDDEN),
+            gate_up=gate_up,
+            down=pack(HIDDEN, INTERMEDIATE),
+            q_norm=draw(DIM) if has_extras else None,
+            k_norm=draw(DIM) if has_extras else None,
+            epsilon=EPSILON,
+            scale=SCALE,
+        )
+
+    layers = [draw_layer(), draw_layer()]
     work = kernels.prepare(batch_of(num_suffix))
     num_rows = len(work.slots)
     angles = torch.randn(num_rows, DIM // 2, generator=generator).repeat(1, 2)
     rotation = angles.cos(), angles.sin()
     hidden = draw(num_rows, HIDDEN)
     # In no order, and one of them twice.
-    rows = torch.tensor([num_rows - 1, 3, 0, 3]) if has_output_rows else None
+    output_rows = torch.tensor([num_rows - 1, 3, 0, 3]) if has_output_rows else None
 
-    def caches() -> tuple[torch.Tensor, torch.Tensor]:
+    def caches() -> list[torch.Tensor]:
         shape = (int(work.slots.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
-        return torch.zeros(shape, dtype=torch.bfloat16), torch.zeros(shape, dtype=torch.bfloat16)
+        return [torch.zeros(shape, dtype=torch.bfloat16) for _ in layers]
 
-    expected_caches = caches()
-    heads = kernels.project(kernels.rms_norm(hidden, attention_norm, EPSILON), qkv)
-    kernels.rotate_and_store(*(heads, *rotation, *expected_caches, work), q_norm=q_norm, k_norm=k_norm, epsilon=EPSILON)
-    attended, residual = kernels.attend(heads, *expected_caches, work, scale=SCALE), hidden
-    if rows is not None:
-        attended, residual = kernels.copy_rows(attended, rows), kernels.copy_rows(residual, rows)
-    residual = kernels.project(attended, output, residual)
-    gated = kernels.project(kernels.rms_norm(residual, mlp_norm, EPSILON), gate_up)
-    expected = kernels.project(gated, down, residual)
+    def step_by_step(layer: PackedLayer, hidden: torch.Tensor, index: int) -> torch.Tensor:
+        kv = expected_keys[index], expected_values[index]
+        heads = kernels.project(kernels.rms_norm(hidden, layer.attention_norm, EPSILON), layer.qkv)
+        norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}
+        kernels.rotate_and_store(heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
+        attended = kernels.attend(heads, *kv, work, scale=SCALE)
+        if output_rows is not None and index == len(layers) - 1:
+            attended, hidden = kernels.copy_rows(attended, output_rows), kernels.copy_rows(hidden, output_rows)
+        hidden = kernels.project(attended, layer.output, hidden)
+        gated = kernels.project(kernels.rms_norm(hidden, layer.mlp_norm, EPSILON), layer.gate_up)
+        return kernels.project(gated, layer.down, hidden)
 
-    layer = PackedLayer(
-        kernels,
-        attention_norm=attention_norm,
-        qkv=qkv,
-        output=output,
-        mlp_norm=mlp_norm,
-        gate_up=gate_up,
-        down=down,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        epsilon=EPSILON,
-        scale=SCALE,
-    )
+    expected, expected_keys, expected_values = hidden, caches(), caches()
+    for index, layer in enumerate(layers):
+        expected = step_by_step(layer, expected, index)
+
+    packed = PackedLayers(kernels, layers)
     for _ in range(2):  # the second time on what the first one left in scratch memory
-        written = caches()
-        out = layer(layer.call(work, *rotation), hidden.clone(), *written, rows)
+        keys, values = caches(), caches()
+        out = packed(hidden.clone(), keys, values, work, *rotation, output_rows)
         assert torch.equal(out, expected)
-        assert all(torch.equal(*pair) for pair in zip(written, expected_caches, strict=True))
+        written, wanted = (*keys, *values), (*expected_keys, *expected_values)
+        assert all(torch.equal(*pair) for pair in zip(written, wanted, strict=True))
