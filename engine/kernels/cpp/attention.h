@@ -143,7 +143,7 @@ void score_halves(const bf16* q, const bf16* keys, float* scores, int num_rows, 
   });
 }
 
-// Of the first `count` tokens at least.
+// The same as other products of a sub-block, but of its first half alone where there are no more tokens.
 void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows, int count, int dim) {
   if (count > 16)
     score_halves<2>(q, keys, scores, num_rows, dim);
@@ -227,7 +227,8 @@ inline float exponentiate(const float* scores, bf16* weights, int count, int wid
 #endif
 
 // Attention of up to ROWS rows to KV tokens, on top of what the workspace holds. Row r sees the first
-// `visible + r / group` tokens where `causal`, else the first `visible`.
+// `visible + r / group` tokens where `causal`, else the first `visible`. Where the KV `is_cold`, in no cache, memory is what
+// takes the time: it is fetched ahead.
 template <typename T>
 struct Attend {
   int num_kv_heads, group, dim, block_size;
@@ -312,8 +313,12 @@ struct Attend {
   }
 
   void rescale_output(Workspace<T>& w, int num_rows) const {
-    for (int r = 0; r < num_rows; r++)
-      for (int d = 0; d < dim; d++) w.out[r * dim + d] *= w.rescale[r];
+    for (int r = 0; r < num_rows; r++) {
+      const float factor = w.rescale[r];
+      float* out = w.out + r * dim;
+#pragma omp simd
+      for (int d = 0; d < dim; d++) out[d] *= factor;
+    }
   }
 };
 
