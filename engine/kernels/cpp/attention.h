@@ -298,17 +298,17 @@ struct Attend {
   // Scores to weights, with each row's running maximum and sum brought to the new maximum. Pass by pass, so that rows do
   // not wait for each other's reductions.
   void scores_to_weights(Workspace<T>& w, int num_rows, const int* seen, int width) const {
-    alignas(64) float sums[ROWS] = {};
-    for (int r = 0; r < num_rows; r++) sums[r] = seen[r] ? largest(w.scores + r * CHUNK, seen[r]) * scale : w.top[r];
+    alignas(64) float tops[ROWS] = {};
+    for (int r = 0; r < num_rows; r++) tops[r] = seen[r] ? largest(w.scores + r * CHUNK, seen[r]) * scale : w.top[r];
 #pragma omp simd
     for (int r = 0; r < ROWS; r++) {
-      const float top = sums[r] > w.top[r] ? sums[r] : w.top[r];
+      const float top = tops[r] > w.top[r] ? tops[r] : w.top[r];
       w.rescale[r] = exp2_negative(w.top[r] - top);
       w.top[r] = top;
     }
     for (int r = 0; r < num_rows; r++) {
-      sums[r] = exponentiate(w.scores + r * CHUNK, w.weights + r * CHUNK, seen[r], width, scale, w.top[r]);
-      w.sum[r] = w.sum[r] * w.rescale[r] + sums[r];
+      const float added = exponentiate(w.scores + r * CHUNK, w.weights + r * CHUNK, seen[r], width, scale, w.top[r]);
+      w.sum[r] = w.sum[r] * w.rescale[r] + added;
     }
   }
 
