@@ -30,11 +30,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.attention_implementations import BACKENDS, Attend, implementations
-from benchmarks.attention_step import Case, Step, check_cases, grid
-from benchmarks.gpu import Ceilings, DeviceTime, GpuRun, device_time, in_one_line, measure_ceilings, require_gpu
-from benchmarks.relay_model import equation_10
-from benchmarks.result_file import write_result
+from benchmarks.kernels.attention_implementations import BACKENDS, Attend, implementations
+from benchmarks.kernels.attention_step import Case, Step, check_cases, grid
+from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, device_time, in_one_line, measure_ceilings, require_gpu
+from benchmarks.kernels.relay_model import equation_10
+from benchmarks.measuring.result_file import write_result
 from engine.kernels.reference import paged_attention_ref
 
 OURS = [kind.name for kind in BACKENDS]

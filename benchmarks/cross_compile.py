@@ -7,8 +7,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels import fused, merge, write_kv
-from engine.kernels.tuned import Launch
+from engine.kernels.triton import fused, merge, write_kv
+from engine.kernels.triton.tuned import Launch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -3,7 +3,7 @@
 Engines: batchloom, vLLM, OpenVINO GenAI, llama.cpp, transformers (continuous batching; padded generate), each a process
 of its own (`make bench-peers` installs them; one that is missing is skipped by name, and on a GPU those that run on the
 CPU only), with the same weights, prompts, numbers of new tokens, threads and KV memory. Workloads:
-benchmarks/workloads.py; rows shuffled, as a table gives them, or grouped by document.
+benchmarks/measuring/workloads.py; rows shuffled, as a table gives them, or grouped by document.
 
 First, in float32, a small part of each workload: an engine whose answers are not those of a transformers model (teacher
 forced, but for near ties) is named and not timed; if it is batchloom, the program ends. Then, in --dtype, every engine
@@ -24,19 +24,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.batch import Batch
-from benchmarks.correctness import Referee, Verdict
-from benchmarks.engine_session import BLOCK_TOKENS, Session
-from benchmarks.machine import describe_command, describe_machine
-from benchmarks.model_folder import read_model_shape
+from benchmarks.measuring.batch import Batch
+from benchmarks.measuring.correctness import Referee, Verdict
+from benchmarks.measuring.engine_session import BLOCK_TOKENS, Session
+from benchmarks.measuring.machine import describe_command, describe_machine
+from benchmarks.measuring.model_folder import read_model_shape
+from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.timed_runs import OURS, Timed, figures, measure_batch, speedups
+from benchmarks.measuring.workloads import Sizes, make_batches, workload_names
 from benchmarks.peers.catalog import PEERS, Peer, available
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Loaded
-from benchmarks.result_file import write_result
-from benchmarks.timed_runs import OURS, Timed, figures, measure_batch, speedups
-from benchmarks.workloads import Sizes, make_batches, workload_names
-from engine.checkpoint import resolve_checkpoint
 from engine.errors import BatchloomError
+from engine.model.checkpoint import resolve_checkpoint
 
 LOAD_SECONDS = 900.0
 GATE_GROUPS, GATE_MEMBERS = 3, 2

@@ -25,12 +25,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.machine import describe_command, describe_machine
-from benchmarks.model_folder import read_model_shape
-from benchmarks.result_file import write_result
-from engine.checkpoint import resolve_checkpoint
-from tasks.database import connect
-from tasks.schema import create_schema
+from benchmarks.measuring.machine import describe_command, describe_machine
+from benchmarks.measuring.model_folder import read_model_shape
+from benchmarks.measuring.result_file import write_result
+from engine.model.checkpoint import resolve_checkpoint
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
 
 STAGES = ("read", "tokenize", "plan", "infer", "write")
 

@@ -21,7 +21,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.paper_parts.disaggregation import disaggregation
 from benchmarks.paper_parts.lab import Lab
 from benchmarks.paper_parts.notes import measured_notes, simulated_notes
@@ -33,10 +35,8 @@ from benchmarks.paper_parts.table import Table
 from benchmarks.paper_parts.throughput import measured_throughput, simulated_throughput
 from benchmarks.paper_parts.token_batching import token_batching
 from benchmarks.random_model import write_checkpoint
-from benchmarks.result_file import write_result
-from benchmarks.wrong_answer import WrongAnswerError
-from engine.checkpoint import resolve_checkpoint
 from engine.errors import BatchloomError
+from engine.model.checkpoint import resolve_checkpoint
 
 ROOT = Path(__file__).parents[1]
 RANDOM_SHAPE: Mapping[str, Any] = {

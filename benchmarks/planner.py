@@ -26,13 +26,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.machine import describe_machine
-from benchmarks.peak_memory import peak_resident_gb
-from benchmarks.result_file import write_result
-from benchmarks.wrong_answer import WrongAnswerError
-from engine.plan import PlanTable, PrefixGroup, SharingStats, plan_prefix_groups, plan_token_table
-from engine.shared_runs import plan_shared_runs
-from engine.sharing_stats import measure_sharing
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.peak_memory import peak_resident_gb
+from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.wrong_answer import WrongAnswerError
+from engine.planning.plan import PlanTable, PrefixGroup, SharingStats, plan_prefix_groups, plan_token_table
+from engine.planning.shared_runs import plan_shared_runs
+from engine.planning.sharing_stats import measure_sharing
 
 SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS, VOCAB_SIZE = 7, 1100, 400, 32_000
 BLOCK_SIZE = 16

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bar_chart import bar_chart
-from benchmarks.generated_part import replace_generated
+from benchmarks.charts.bar_chart import bar_chart
+from benchmarks.measuring.generated_part import replace_generated
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30

@@ -22,7 +22,7 @@ from typing import Any
 import triton
 
 from benchmarks.cross_compile import TARGETS, compile_attention, compile_merge, compile_write_kv
-from engine.kernels.tuned import CONFIG_FOLDER, Launch, load_tuned
+from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch, load_tuned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,23 +31,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.machine import describe_machine
-from benchmarks.peak_memory import peak_resident_gb
-from benchmarks.result_file import write_result
-from benchmarks.wrong_answer import WrongAnswerError
-from engine.checkpoint import resolve_checkpoint
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.peak_memory import peak_resident_gb
+from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.wrong_answer import WrongAnswerError
+from engine.model.checkpoint import resolve_checkpoint
 from flows.demo import find_demo_model
-from tasks.artifact import describe_parquet
-from tasks.database import connect
-from tasks.partition import read_partition, read_spread_rows
-from tasks.plan_file import read_plan_summary
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
+from tasks.partitions.partition import read_partition, read_spread_rows
 from tasks.plan_prefix import write_plan
-from tasks.prompt import build_prompt_format
+from tasks.prompts.prompt import build_prompt_format
+from tasks.prompts.text_codec import TextCodec
 from tasks.read import read_requests
-from tasks.schema import create_schema
-from tasks.text_codec import TextCodec
+from tasks.storage.artifact import describe_parquet
+from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import tokenize
-from tasks.workload import load_workload
+from tasks.workloads.workload import load_workload
 
 SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS = 7, 1100, 400
 PARTITION_TOKENS, ANSWER_TOKENS, MAX_MODEL_LEN = 500_000, 48, 8192

@@ -30,13 +30,13 @@ from typing import Any
 import torch
 
 from benchmarks.cross_compile import TARGETS
-from benchmarks.data_sheet import DATA_SHEETS, estimate_costs
-from benchmarks.gpu import GpuRun, in_one_line, require_gpu
-from benchmarks.launch_candidates import candidates, described, fitted
-from benchmarks.result_file import write_result
-from benchmarks.tuning_steps import TuningBench
-from engine.kernels.triton_attention import architecture_of
-from engine.kernels.tuned import CONFIG_FOLDER, Launch
+from benchmarks.kernels.data_sheet import DATA_SHEETS, estimate_costs
+from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
+from benchmarks.kernels.launch_candidates import candidates, described, fitted
+from benchmarks.kernels.tuning_steps import TuningBench
+from benchmarks.measuring.result_file import write_result
+from engine.kernels.triton.triton_attention import architecture_of
+from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch
 
 DTYPES = {16: torch.bfloat16, 32: torch.float32}
 HEAD_DIMS = (64, 128, 256)

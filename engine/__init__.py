@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.engine import Engine
-    from engine.plan import PrefixGroup, plan_prefix_groups
+    from engine.execution.step_record import StepRecord
+    from engine.planning.plan import PrefixGroup, plan_prefix_groups
     from engine.request import Completion, Request
-    from engine.step_record import StepRecord
 
 __all__ = ["Completion", "Engine", "EngineConfig", "PrefixGroup", "Request", "StepRecord", "plan_prefix_groups"]
 
@@ -19,10 +19,10 @@ _MODULES = {
     "Completion": "engine.request",
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
-    "PrefixGroup": "engine.plan",
+    "PrefixGroup": "engine.planning.plan",
     "Request": "engine.request",
-    "StepRecord": "engine.step_record",
-    "plan_prefix_groups": "engine.plan",
+    "StepRecord": "engine.execution.step_record",
+    "plan_prefix_groups": "engine.planning.plan",
 }
 
 

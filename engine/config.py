@@ -4,16 +4,28 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
 from engine.errors import ConfigError
-from engine.policies.batching import Batching
-from engine.policies.disaggregation import Disaggregation
-from engine.policies.order import Order
-from engine.policies.packing import Packing, Prefill
-from engine.policies.preemption import Preemption
-from engine.policies.sharing import Sharing
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "native", "torch", "plain", "relay", "fused"]
 Compile = Literal["auto", "always", "never"]
+Order = Literal["ratio", "fcfs", "sjf", "priority"]
+Sharing = Literal["path", "group", "lru", "none"]
+Batching = Literal["continuous", "static", "dynamic"]
+Prefill = Literal["chunked", "whole"]
+Packing = Literal["ragged", "prepacked", "length_ordered", "padded"]
+Preemption = Literal["recompute", "swap", "kill"]
+Disaggregation = Literal["none", "processes", "distributed"]
+"""Which process computes prompts, and which one decodes (batching notes, "Prefill-Decode Disaggregation").
+
+"none"
+    one process does both.
+"processes"
+    prompts are computed in a process of their own on this host, which the engine starts and ends; their KV comes
+    through shared memory.
+"distributed"
+    prompts are computed by rank 1 of the caller's torch.distributed processes, which runs
+    `engine.prefill_worker.serve_prefills`, on this host or another; their KV comes through the process group.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +49,19 @@ class EngineConfig:
         max_model_len: longest prompt plus answer, in tokens; "auto" is the checkpoint's own limit.
         output_reserve: share of an answer's expected length that is set aside in KV memory when a request starts.
             1 makes preemption rare; 0 admits by what is held now, as Algorithm 2 of BatchLLM does.
-        order: policy; which groups start first (`engine.policies.order`).
+        order: policy; which groups start first (`scheduling.policies.order`).
         sharing: policy; which requests share KV: "path" and "group" by the plan, "lru" by a cache of blocks, "none".
         max_running_requests: policy; most requests that hold KV at once; "memory" has no limit but the KV budget.
-        batching: policy; when requests may start (`engine.policies.batching`).
+        batching: policy; when requests may start (`scheduling.policies.batching`).
         prefill: policy; "chunked" cuts prompts to fill each step and mixes them with decode tokens. "whole" computes
             a prompt (its prefix and its own part each) in one step, in steps of prompts alone, before anything decodes;
             a prompt longer than chunk_tokens has a step of its own.
-        packing: policy; which whole prompts share a step, padded or not (`engine.policies.packing`).
-        preemption: policy; what becomes of a request that loses its KV memory (`engine.policies.preemption`).
+        packing: policy; which whole prompts share a step, padded or not (`scheduling.policies.packing`).
+        preemption: policy; what becomes of a request that loses its KV memory (`scheduling.policies.preemption`).
         swap_memory_bytes: host memory for preemption "swap"; "auto" is as much as the KV budget, at most half of the
             host memory that is free when the engine is loaded. Beside a GPU half of it holds KV: memory that a GPU
             copies to comes in powers of two.
-        disaggregation: policy; which process computes prompts (`engine.policies.disaggregation`). "processes" needs a
+        disaggregation: policy; which process computes prompts (`scheduling.policies`). "processes" needs a
             checkpoint on disk, and each of the two processes has weights and KV memory as above; "auto" KV memory is
             divided between them.
         compile: whether torch.compile fuses the elementwise work of the model, where attention is not "native", which

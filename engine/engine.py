@@ -9,28 +9,28 @@ from pathlib import Path
 import torch
 import transformers
 
-from engine.admission import make_pool
-from engine.compiling import pays_to_compile
 from engine.config import EngineConfig
+from engine.device.number_format import find_dtype
+from engine.device.placement import find_device, find_prefill_device, swap_budget_bytes, use_device
+from engine.disaggregation.prefill_client import PrefillClient, open_prefill_client, written_blocks
 from engine.errors import ConfigError, RequestError
-from engine.kv_cache import KVShape
+from engine.execution.output import Answered, Decoder, OutputProcessor
+from engine.execution.run_steps import DisaggregatedRun, SubmittedSteps, overlaps_steps, run_here
+from engine.execution.step_books import StepBooks
+from engine.execution.step_record import StepRecord
+from engine.execution.step_runner import StepRunner
+from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
-from engine.model import Model
-from engine.number_format import find_dtype
-from engine.output import Answered, Decoder, OutputProcessor
-from engine.placement import find_device, find_prefill_device, swap_budget_bytes, use_device
-from engine.plan import PrefixGroup, plan_prefix_groups
-from engine.policies.preemption import SwapSpace
-from engine.policies.sharing import schedule_groups
-from engine.prefill_client import PrefillClient, open_prefill_client, written_blocks
+from engine.model.compiling import pays_to_compile
+from engine.model.model import Model
+from engine.planning.plan import PrefixGroup, plan_prefix_groups
 from engine.request import Completion, Mode, Request
-from engine.run_steps import DisaggregatedRun, SubmittedSteps, overlaps_steps, run_here
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence as RunningSequence
-from engine.step_books import StepBooks
-from engine.step_record import StepRecord
-from engine.step_runner import StepRunner
-from engine.token_batch import TokenBatch
+from engine.scheduling.admission import make_pool
+from engine.scheduling.policies.preemption import SwapSpace
+from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence as RunningSequence
+from engine.scheduling.token_batch import TokenBatch
 
 
 class Engine:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.request import Request
-from engine.sequence import most_extra_tokens
+from engine.scheduling.sequence import most_extra_tokens
 
 
 def most_tokens(request: Request) -> int:

@@ -13,9 +13,9 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from engine.block_transport import BlockTransport, DistributedTransport, SharedMemoryTransport
+from engine.disaggregation.block_transport import BlockTransport, DistributedTransport, SharedMemoryTransport
+from engine.disaggregation.prefill_message import PrefillJob, PrefillStep
 from engine.engine import Engine
-from engine.prefill_message import PrefillJob, PrefillStep
 
 _ENGINE_RANK = 0
 

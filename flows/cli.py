@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from engine.errors import BatchloomError, ConfigError
 from flows.settings import EngineSettings, FailureSettings, PlanSettings, WorkerSettings
-from tasks.run_folder import runs_folder
+from tasks.runs.run_folder import runs_folder
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

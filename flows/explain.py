@@ -14,22 +14,22 @@ from typing import Annotated, Literal
 from prefect import flow
 from pydantic import Field
 
-from engine.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.config import EngineConfig
+from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from flows.explain_page import publish_forecast
 from flows.settings import EngineSettings, PlanSettings
-from tasks.artifact_cache import protect_result_storage, prune_cache
-from tasks.database import connect
-from tasks.engine_team import EngineTeam
+from tasks.database.connection import connect
 from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
-from tasks.forecast import Forecast
-from tasks.hardware import choose_hardware
+from tasks.forecast.forecast import Forecast
+from tasks.forecast.hardware import choose_hardware
 from tasks.plan_prefix import plan_prefix_once
 from tasks.read import read
+from tasks.runs.artifact_cache import protect_result_storage, prune_cache
 from tasks.tokenize import read_max_model_len, tokenize_once
-from tasks.worker_layout import lay_out_workers
-from tasks.workload import Workload, load_workload
+from tasks.workers.engine_team import EngineTeam
+from tasks.workers.worker_layout import lay_out_workers
+from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
 LOGGER.setLevel(logging.INFO)  # else how far it is would not reach Prefect's log, nor standard error

@@ -14,8 +14,8 @@ from prefect import Flow
 from pydantic import ValidationError
 from rich.console import Console
 
-from engine.device import DEVICES
 from engine.errors import BatchloomError
+from engine.simulation.device import DEVICES
 from flows.cli import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,

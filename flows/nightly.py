@@ -13,33 +13,33 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from engine.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.config import EngineConfig
+from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from flows.publish import publish_night
 from flows.report import report_run
 from flows.settings import EngineSettings, FailureSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
-from tasks.answer_length import AnswerLength, read_answer_length
-from tasks.artifact import ArtifactRef
-from tasks.artifact_cache import protect_result_storage, prune_cache
-from tasks.database import connect
-from tasks.database_lock import hold_database
-from tasks.engine_guard import guard, is_guarded
-from tasks.failure_policy import FailurePolicy
+from tasks.database.connection import connect
+from tasks.forecast.answer_length import AnswerLength, read_answer_length
+from tasks.forecast.night_prediction import FEWEST_TOKENS_TO_PREDICT, predict_run
 from tasks.infer import ENDED
-from tasks.infer_job import InferJob
-from tasks.night_artifacts import show_summaries
-from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, predict_run
-from tasks.part import count_reasons
-from tasks.plan_file import PlanSummary, read_plan_summary
+from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix_once
 from tasks.publish import check_target
 from tasks.read import read
-from tasks.run import Run, recover_runs
-from tasks.run_summary import RunSummary
-from tasks.shared_run import name_exchange
+from tasks.runs.artifact_cache import protect_result_storage, prune_cache
+from tasks.runs.database_lock import hold_database
+from tasks.runs.engine_guard import guard, is_guarded
+from tasks.runs.infer_job import InferJob
+from tasks.runs.night_artifacts import show_summaries
+from tasks.runs.run import Run, recover_runs
+from tasks.runs.run_summary import RunSummary
+from tasks.runs.shared_run import name_exchange
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize_once
-from tasks.workload import Workload, load_workload
+from tasks.workloads.failure_policy import FailurePolicy
+from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
 LOGGER.setLevel(logging.INFO)  # else what a night says would not reach Prefect's console and log

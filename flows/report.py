@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import BatchloomError
-from tasks.artifact import ArtifactRef
 from tasks.report import report, write_report
+from tasks.storage.artifact import ArtifactRef
 
 LOGGER = logging.getLogger("batchloom")
 

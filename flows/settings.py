@@ -4,15 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
 
-from engine.config import Dtype, EngineConfig
-from engine.plan import PlanMethod
-from engine.policies.batching import Batching
-from engine.policies.order import Order
-from engine.policies.packing import Packing, Prefill
-from engine.policies.preemption import Preemption
-from engine.policies.sharing import Sharing
-from tasks.failure_policy import FailurePolicy
-from tasks.object_store import check_url
+from engine.config import Batching, Dtype, EngineConfig, Order, Packing, Preemption, Prefill, Sharing
+from engine.planning.plan import PlanMethod
+from tasks.runs.object_store import check_url
+from tasks.workloads.failure_policy import FailurePolicy
 
 _DEFAULT = EngineConfig()
 _SIZE = r"^(auto|\d+(\.\d+)? ?([kKmMgGtT]i?)?[bB]?)$"
@@ -168,7 +163,7 @@ class WorkerSettings(BaseModel):
 
 
 class FailureSettings(BaseModel):
-    """When the run tries again, and when it gives up; see `tasks.failure_policy.FailurePolicy`."""
+    """When the run tries again, and when it gives up; see `tasks.workloads.failure_policy.FailurePolicy`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -14,18 +14,18 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from engine.config import EngineConfig
 from flows.ray_cluster import count_workers, join_cluster, worker_options
 from flows.settings import WorkerSettings
-from tasks.artifact import ArtifactRef
-from tasks.engine_host import PROCESS_HOST
-from tasks.engine_team import EngineTeam
 from tasks.infer import infer
 from tasks.infer_elsewhere import infer_in_pool, infer_on_ray
-from tasks.infer_job import InferJob
-from tasks.night_artifacts import start_progress
-from tasks.progress import watch_progress
-from tasks.shared_run import SharedRun
-from tasks.stop_request import StopRequest
-from tasks.worker_layout import WorkerLayout, lay_out_workers
-from tasks.worker_pool import WorkerPool
+from tasks.partitions.engine_host import PROCESS_HOST
+from tasks.runs.infer_job import InferJob
+from tasks.runs.night_artifacts import start_progress
+from tasks.runs.progress import watch_progress
+from tasks.runs.shared_run import SharedRun
+from tasks.runs.stop_request import StopRequest
+from tasks.storage.artifact import ArtifactRef
+from tasks.workers.engine_team import EngineTeam
+from tasks.workers.worker_layout import WorkerLayout, lay_out_workers
+from tasks.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
@@ -41,7 +41,7 @@ class Workers:
     workload, until `close`.
 
     Args:
-        is_guarded: no engine in this process, which rows may end; see `tasks.engine_guard`.
+        is_guarded: no engine in this process, which rows may end; see `tasks.runs.engine_guard`.
     """
 
     __slots__ = ("_cluster", "_is_guarded", "_layout", "_pool", "_resources", "_settings")

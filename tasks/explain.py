@@ -13,25 +13,25 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.config import EngineConfig
-from engine.plan import PlanMethod, plan_prefix_groups
-from engine.prefix_tree import build_prefix_tree
-from engine.shared_runs import plan_shared_runs
-from engine.sharing_shape import measure_shape
-from engine.simulation_summary import summarize_steps
-from tasks.advice import advise
-from tasks.answer_length import AnswerLength, read_answer_length
-from tasks.artifact import ArtifactRef, open_parquet
-from tasks.field_orders import MOST_FIELDS, FieldColumn, FieldOrder, compare_field_orders
-from tasks.forecast import Forecast, Prediction, SharingPolicy
-from tasks.hardware import Hardware
-from tasks.plan_file import read_plan_summary
-from tasks.planned_rows import PlannedRows, read_planned_rows
-from tasks.prediction import predict
+from engine.planning.plan import PlanMethod, plan_prefix_groups
+from engine.planning.prefix_tree import build_prefix_tree
+from engine.planning.shared_runs import plan_shared_runs
+from engine.planning.sharing_shape import measure_shape
+from engine.simulation.simulation_summary import summarize_steps
+from tasks.forecast.advice import advise
+from tasks.forecast.answer_length import AnswerLength, read_answer_length
+from tasks.forecast.field_orders import MOST_FIELDS, FieldColumn, FieldOrder, compare_field_orders
+from tasks.forecast.forecast import Forecast, Prediction, SharingPolicy
+from tasks.forecast.hardware import Hardware
+from tasks.forecast.prediction import predict
+from tasks.forecast.simulator import Simulator
+from tasks.partitions.planned_rows import PlannedRows, read_planned_rows
+from tasks.prompts.request_form import RequestForm
+from tasks.prompts.text_codec import TextCodec
 from tasks.read import ReadResult
-from tasks.request_form import RequestForm
-from tasks.simulator import Simulator
-from tasks.text_codec import TextCodec
-from tasks.workload import Workload
+from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.storage.plan_file import read_plan_summary
+from tasks.workloads.workload import Workload
 
 LABEL = "simulated"
 

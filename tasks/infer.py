@@ -8,16 +8,16 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.artifact import ArtifactRef
-from tasks.attempt import Failure, StoppedError, check_other_rows, try_rows
-from tasks.attempt_log import AttemptLog
-from tasks.engine_host import PROCESS_HOST
-from tasks.infer_job import InferJob
-from tasks.part import error_batch
-from tasks.partition import read_partition
-from tasks.partition_work import PartitionWork
-from tasks.piece import Pieces
-from tasks.stop_request import StopRequest
+from tasks.partitions.attempt import Failure, StoppedError, check_other_rows, try_rows
+from tasks.partitions.attempt_log import AttemptLog
+from tasks.partitions.engine_host import PROCESS_HOST
+from tasks.partitions.part import error_batch
+from tasks.partitions.partition import read_partition
+from tasks.partitions.partition_work import PartitionWork
+from tasks.partitions.piece import Pieces
+from tasks.runs.infer_job import InferJob
+from tasks.runs.stop_request import StopRequest
+from tasks.storage.artifact import ArtifactRef
 
 LOGGER = logging.getLogger("batchloom")
 

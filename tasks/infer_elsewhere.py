@@ -6,13 +6,13 @@ from dataclasses import replace
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.artifact import ArtifactRef
-from tasks.attempt_log import AttemptLog
 from tasks.infer import infer_partition
-from tasks.infer_job import InferJob
-from tasks.run_copy import run_at_hand
-from tasks.stop_request import StopRequest
-from tasks.worker_pool import WorkerPool
+from tasks.partitions.attempt_log import AttemptLog
+from tasks.runs.infer_job import InferJob
+from tasks.runs.run_copy import run_at_hand
+from tasks.runs.stop_request import StopRequest
+from tasks.storage.artifact import ArtifactRef
+from tasks.workers.worker_pool import WorkerPool
 
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")

@@ -12,21 +12,26 @@ import numpy.typing as npt
 import pyarrow as pa
 from prefect import task
 
-from engine.plan import PlanMethod
-from engine.plan_partitions import GroupedRows, Placement, place_groups, split_groups
-from engine.plan_ranges import RANGE_TOKENS, PlanRange, plan_ranges
-from engine.sharing_stats import SharingStats
-from tasks.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
-from tasks.external_sort import MEMORY_LIMIT, cut_by, sort_batches
-from tasks.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with
-from tasks.prompt_order import BUCKET_TOKENS, sort_prompts
-from tasks.spool import Spool
+from engine.planning.plan import PlanMethod
+from engine.planning.plan_partitions import GroupedRows, Placement, place_groups, split_groups
+from engine.planning.plan_ranges import RANGE_TOKENS, PlanRange, plan_ranges
+from engine.planning.sharing_stats import SharingStats
+from tasks.runs.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
+from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.storage.external_sort import MEMORY_LIMIT, cut_by, sort_batches
+from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with
+from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
+from tasks.storage.spool import Spool
 
 CODE = (
     __name__,
-    *("engine.plan", "engine.plan_partitions", "engine.plan_ranges", "engine.prefix_tree"),
-    *("tasks.external_sort", "tasks.plan_file", "tasks.prompt_order"),
+    *(
+        "engine.planning.plan",
+        "engine.planning.plan_partitions",
+        "engine.planning.plan_ranges",
+        "engine.planning.prefix_tree",
+    ),
+    *("tasks.storage.external_sort", "tasks.storage.plan_file", "tasks.storage.prompt_order"),
 )
 """Modules that decide what a plan is."""
 
@@ -71,7 +76,7 @@ def write_plan(
     """Write `target`: the plan of all prompts in `tokens`. In memory are one range and a few numbers a group.
 
     Args:
-        partition_tokens: cost of one partition, about; see `engine.plan_partitions`.
+        partition_tokens: cost of one partition, about; see `engine.planning.plan_partitions`.
         num_answer_tokens: expected of each distinct prompt; they count as work.
         range_tokens: see `plan_ranges`.
         bucket_tokens: see `sort_prompts`.

@@ -12,8 +12,8 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
-from tasks.artifact import replace_file
-from tasks.database import connect
+from tasks.database.connection import connect
+from tasks.storage.artifact import replace_file
 
 COPY_BYTES = 16 * 1024**2
 WAIT_SECONDS = 0.2
@@ -57,7 +57,7 @@ def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_secon
     deadline = time.monotonic() + lock_timeout_seconds
     while True:
         with connect(database, lock_timeout_seconds=max(0.0, deadline - time.monotonic())) as connection:
-            connection.execute(statement("checkpoint"))
+            connection.execute(statement("write/checkpoint"))
         with open(database, "rb") as source:
             if _keep_writers_out(source.fileno(), database):
                 with replace_file(target) as copy:

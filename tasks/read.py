@@ -16,13 +16,13 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.artifact import ArtifactRef, write_parquet
-from tasks.bytes_store import limit_bytes
-from tasks.database import connect, fill_identifiers
-from tasks.external_sort import sort_batches
-from tasks.schema import check_priority, check_schema, list_relations, list_request_columns
-from tasks.text_store import TextStore
-from tasks.workload import Workload
+from tasks.database.connection import connect, fill_identifiers
+from tasks.database.schema import check_priority, check_schema, list_relations, list_request_columns
+from tasks.storage.artifact import ArtifactRef, write_parquet
+from tasks.storage.bytes_store import limit_bytes
+from tasks.storage.external_sort import sort_batches
+from tasks.storage.text_store import TextStore
+from tasks.workloads.workload import Workload
 
 BATCH_ROWS = 1024
 
@@ -85,7 +85,7 @@ def read_requests(
     Args:
         model_digest: of the checkpoint; another model means another answer.
         full: select rows that are answered, too.
-        memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connect`.
+        memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connection.connect`.
 
     Raises:
         DatabaseError: no database, locked, or a table or column is missing, or the priority is no whole
@@ -97,8 +97,8 @@ def read_requests(
     with connect(
         database, read_only=True, lock_timeout_seconds=lock_timeout_seconds, memory_limit=memory_limit
     ) as connection:
-        connection.execute(statement("set_temp_directory"), {"folder": str(run_folder)})
-        connection.execute(statement("set_joins_as_written"))
+        connection.execute(statement("settings/set_temp_directory"), {"folder": str(run_folder)})
+        connection.execute(statement("settings/set_joins_as_written"))
         _check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
@@ -132,8 +132,8 @@ def _select_rows(
 ) -> pa.RecordBatchReader:
     table = workload.output.table
     has_answers = not full and table.lower() in list_relations(connection)
-    newest = statement("newest_answers" if has_answers else "newest_answers_none")
-    for text in (statement("macro_bytes_of"), statement("macro_problem_of"), newest):
+    newest = statement("read/newest_answers" if has_answers else "read/newest_answers_none")
+    for text in (statement("read/macro_bytes_of"), statement("read/macro_problem_of"), newest):
         connection.execute(fill_identifiers(text, table=table, keys=workload.key))
     parameters: Mapping[str, Any] = {
         "requests_sql": workload.requests_sql,
@@ -144,7 +144,7 @@ def _select_rows(
         "model_digest": model_digest,
     }
     query = fill_identifiers(
-        statement("checked_requests"),
+        statement("read/checked_requests"),
         columns=workload.columns,
         priority=workload.priority or "row_priority",
         sha256_of=_create_sha256(connection),

@@ -8,13 +8,13 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
-from tasks.artifact import ArtifactRef, replace_file
-from tasks.database import connect
+from tasks.database.connection import connect
 from tasks.report_page.fact_reader import read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable
 from tasks.report_page.page import key_figures, render_report
 from tasks.report_page.run_facts import RunFacts
-from tasks.run_folder import load_manifest, runs_folder
+from tasks.runs.run_folder import load_manifest, runs_folder
+from tasks.storage.artifact import ArtifactRef, replace_file
 
 
 def write_report(

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 from prefect import task
 
 from engine.errors import ModelError
-from tasks.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
-from tasks.prompt import PromptFormat, build_prompt_format, encode_labels
-from tasks.prompt_encoder import PromptEncoder
-from tasks.text_codec import TextCodec
-from tasks.workload import Workload, load_workload
+from tasks.prompts.prompt import PromptFormat, build_prompt_format, encode_labels
+from tasks.prompts.prompt_encoder import PromptEncoder
+from tasks.prompts.text_codec import TextCodec
+from tasks.runs.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
+from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.workloads.workload import Workload, load_workload
 
 TOKENS_SCHEMA = pa.schema(
     [
@@ -28,7 +28,13 @@ TOKENS_SCHEMA = pa.schema(
 )
 """One row a request, in the requests' order; token_ids is empty exactly where there is an error."""
 
-CODE = (__name__, "tasks.prompt", "tasks.prompt_encoder", "tasks.text_codec", "tasks.text_cuts")
+CODE = (
+    __name__,
+    "tasks.prompts.prompt",
+    "tasks.prompts.prompt_encoder",
+    "tasks.prompts.text_codec",
+    "tasks.prompts.text_cuts",
+)
 """Modules that decide which tokens there are."""
 
 BATCH_ROWS = 512
@@ -39,7 +45,7 @@ BATCH_ROWS = 512
 def tokenize(
     requests: ArtifactRef, target: str, workload_source: str, checkpoint: str, max_model_len: int
 ) -> ArtifactRef:
-    """Write `target`: the prompts of `requests` as token ids of the model in the folder `checkpoint`.
+    """Write `target`: the prompts of `requests` as token ids of the model in the folder `write/checkpoint`.
 
     Raises:
         ModelError: the tokenizer cannot be used for this workload.

@@ -13,11 +13,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.artifact import ArtifactRef, open_parquet
-from tasks.database import connect, fill_identifiers
-from tasks.run_folder import RunRecord
-from tasks.schema import create_schema
-from tasks.workload import Workload
+from tasks.database.connection import connect, fill_identifiers
+from tasks.database.schema import create_schema
+from tasks.runs.run_folder import RunRecord
+from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.workloads.workload import Workload
 
 STAGES = ("read", "tokenize", "plan", "infer")
 
@@ -59,7 +59,7 @@ def write_answers(
     Args:
         requests: None where the run ended before it had read them; then `tokens` and `parts` must be empty, too.
         tokens: None where the run ended before it had tokenized.
-        parts: the finished ones; see `tasks.run_folder.list_finished_parts`.
+        parts: the finished ones; see `tasks.runs.run_folder.list_finished_parts`.
 
     Raises:
         ArtifactError: an artifact is missing or damaged; found before the database is opened.
@@ -110,8 +110,8 @@ def _replace_answers(
         )
         return connection.execute(text, this_run | parameters)
 
-    first_written = execute("run_created_at").fetchall()[0][0]
-    execute("delete_run_rows")
+    first_written = execute("write/run_created_at").fetchall()[0][0]
+    execute("write/delete_run_rows")
     if requests is None:
         return
     row = {
@@ -120,11 +120,11 @@ def _replace_answers(
         "model": run.model,
         "created_at": first_written or datetime.now(UTC),
     }
-    execute("insert_invalid_rows", errors=[ref.path for ref in (requests, tokens) if ref], **row)
+    execute("write/insert_invalid_rows", errors=[ref.path for ref in (requests, tokens) if ref], **row)
     if parts:
         execute(f"insert_answers_{workload.mode}", parts=[ref.path for ref in parts], **row)
     if output.rank_within:
-        execute("rank_answers")
+        execute("write/rank_answers")
 
 
 def _replace_run(
@@ -137,9 +137,9 @@ def _replace_run(
 ) -> tuple[int, int, int, int]:
     this_run = {"run_id": run.run_id}
     for table in ("steps", "runs"):
-        connection.execute(fill_identifiers(statement("delete_run_rows"), table=table), this_run)
+        connection.execute(fill_identifiers(statement("write/delete_run_rows"), table=table), this_run)
     if steps:
-        connection.execute(statement("insert_steps"), this_run | {"steps": [ref.path for ref in steps]})
+        connection.execute(statement("write/insert_steps"), this_run | {"steps": [ref.path for ref in steps]})
     row = this_run | {
         "workload": run.workload,
         "status": run.status,
@@ -158,9 +158,9 @@ def _replace_run(
         "versions": json.dumps(dict(run.versions)),
     }
     row |= {f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES}
-    counts = connection.execute(fill_identifiers(statement("insert_run"), table=workload.output.table), row).fetchall()[
-        0
-    ]
+    counts = connection.execute(
+        fill_identifiers(statement("write/insert_run"), table=workload.output.table), row
+    ).fetchall()[0]
     return (int(counts[0]), int(counts[1]), int(counts[2]), int(counts[3]))
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bar_chart import bar_chart
-from benchmarks.generated_part import replace_generated
-from benchmarks.line_chart import line_chart
+from benchmarks.charts.bar_chart import bar_chart
+from benchmarks.charts.line_chart import line_chart
+from benchmarks.measuring.generated_part import replace_generated
 
 
 def render_page(results: Mapping[str, Any], document: Path) -> None:

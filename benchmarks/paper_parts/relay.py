@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from benchmarks.attention_batches import GroupSize, make_batch
+from benchmarks.kernels.attention_batches import GroupSize, make_batch
+from benchmarks.kernels.relay_model import equation_10
+from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.paper_parts.table import Cell, Plot, Table
-from benchmarks.relay_model import equation_10
-from benchmarks.wrong_answer import WrongAnswerError
-from engine.checkpoint import cache_folder
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.native import NativeKernels, NativeWork
+from engine.kernels.cpu.native import NativeKernels, NativeWork
+from engine.model.checkpoint import cache_folder
 
 PREFIX_TOKENS = (128, 256, 512, 1024, 2048)
 BATCH_SIZES = (4, 8, 16, 32)

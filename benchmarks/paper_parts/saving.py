@@ -6,10 +6,10 @@ from benchmarks.paper_parts.case_workload import CASE_1
 from benchmarks.paper_parts.configurations import SERVER, Settings, describe, simulated_config
 from benchmarks.paper_parts.simulated import A100
 from benchmarks.paper_parts.table import Cell, Plot, Table
-from engine.plan import PlanMethod, plan_prefix_groups
+from engine.planning.plan import PlanMethod, plan_prefix_groups
+from engine.planning.shared_runs import plan_shared_runs
+from engine.planning.sharing_stats import measure_sharing
 from engine.request import Request
-from engine.shared_runs import plan_shared_runs
-from engine.sharing_stats import measure_sharing
 
 RUNS: Sequence[tuple[str, Settings, bool, str]] = (
     ("LRU, rows shuffled", {**SERVER, "sharing": "lru"}, True, "44.2 %"),

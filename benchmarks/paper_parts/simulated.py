@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
-from engine.device import DEVICES, kv_budget_bytes
-from engine.model_shape import ModelShape
-from engine.plan import plan_prefix_groups
+from engine.planning.plan import plan_prefix_groups
 from engine.request import Request
-from engine.roofline import Roofline
-from engine.simulation import SimulatedStep, simulate_plan
-from engine.simulation_summary import SimulationSummary, summarize_steps
+from engine.simulation.device import DEVICES, kv_budget_bytes
+from engine.simulation.model_shape import ModelShape
+from engine.simulation.roofline import Roofline
+from engine.simulation.simulation import SimulatedStep, simulate_plan
+from engine.simulation.simulation_summary import SimulationSummary, summarize_steps
 
 MISTRAL_7B = ModelShape(
     num_layers=32, hidden_size=4096, intermediate_size=14336, num_q_heads=32, num_kv_heads=8, head_dim=128,
@@ -25,7 +25,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a run is simulated: a model's shape in bfloat16 on a device of `engine.device`."""
+    """Where a run is simulated: a model's shape in bfloat16 on a device of `engine.simulation.device`."""
 
     model: str
     shape: ModelShape

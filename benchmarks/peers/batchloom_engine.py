@@ -10,9 +10,9 @@ import transformers
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import plan_prefix_groups
+from engine.execution.step_record import StepRecord
+from engine.planning.plan import plan_prefix_groups
 from engine.request import Completion, Request
-from engine.step_record import StepRecord
 
 
 class BatchloomEngine:

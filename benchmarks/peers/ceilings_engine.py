@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear
 
-from benchmarks.model_folder import read_model_shape
+from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.peers.protocol import Loaded, LoadSettings, serve
 
 MOST_LAYERS = 8

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.work_list import RowField, TileField, WorkList
+from engine.kernels.triton.work_list import RowField, TileField, WorkList
 
 LOG2_E = 1.4426950408889634
 

@@ -1,4 +1,4 @@
-"""The facts of a run out of its database, by the statements in ``sql/report_*.sql`` alone."""
+"""The facts of a run out of its database, by the statements in ``sql/report/`` alone."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,7 @@ import duckdb
 
 from engine.errors import ArtifactError, DatabaseError
 from sql import statement
-from tasks.artifact import ArtifactRef, open_parquet
-from tasks.database import fill_identifiers
+from tasks.database.connection import fill_identifiers
 from tasks.report_page.run_facts import (
     CachedShareBin,
     EngineRow,
@@ -25,6 +24,7 @@ from tasks.report_page.run_facts import (
     StepTotals,
     UtilisationBin,
 )
+from tasks.storage.artifact import ArtifactRef, open_parquet
 
 NUM_STEP_BINS = 240
 NUM_LENGTH_BINS = 14
@@ -40,7 +40,7 @@ def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -
     Raises:
         DatabaseError: there is no such run. DuckDB's errors pass through; `connect` translates them.
     """
-    for run in _read(connection, RunRow, "report_run", {"run_id": run_id}):
+    for run in _read(connection, RunRow, "report/run", {"run_id": run_id}):
         return run
     raise DatabaseError("no run in table runs yet" if run_id is None else f"no run {run_id!r} in table runs")
 
@@ -51,20 +51,20 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: RunRow, plan: Art
     Args:
         plan: its plan artifact, where it is known; one that is gone or damaged counts as unknown.
     """
-    connection.execute(statement("report_timeline"), {"run_id": run.run_id})
-    connection.execute(statement("report_nice_width"))
-    (totals,) = _read(connection, StepTotals, "report_step_totals")
+    connection.execute(statement("report/timeline"), {"run_id": run.run_id})
+    connection.execute(statement("report/nice_width"))
+    (totals,) = _read(connection, StepTotals, "report/step_totals")
     slowest = {"num_rows": NUM_SLOWEST}
     config, versions = _json_object(run.config), _json_object(run.versions)
     prediction = config.get("prediction")
     return RunFacts(
         run=run,
         totals=totals,
-        bins=_read(connection, StepBin, "report_step_bins", {"num_bins": NUM_STEP_BINS}),
-        utilisation=_read(connection, UtilisationBin, "report_utilisation"),
-        engines=_read(connection, EngineRow, "report_engines"),
-        partitions=_read(connection, PartitionRow, "report_slowest_partitions", slowest),
-        slow_steps=_read(connection, SlowStep, "report_slowest_steps", slowest),
+        bins=_read(connection, StepBin, "report/step_bins", {"num_bins": NUM_STEP_BINS}),
+        utilisation=_read(connection, UtilisationBin, "report/utilisation"),
+        engines=_read(connection, EngineRow, "report/engines"),
+        partitions=_read(connection, PartitionRow, "report/slowest_partitions", slowest),
+        slow_steps=_read(connection, SlowStep, "report/slowest_steps", slowest),
         config=config,
         versions={name: str(found) for name, found in versions.items()},
         prediction=prediction if isinstance(prediction, dict) else {},
@@ -79,25 +79,25 @@ def _read_answers(connection: duckdb.DuckDBPyConnection, run_id: str, keys: Sequ
     Reads report_plan_groups.
     """
     this_run = {"run_id": run_id}
-    for (table,) in connection.execute(statement("report_answer_tables")).fetchall():
-        if connection.execute(fill_identifiers(statement("report_has_answers"), table=table), this_run).fetchall()[0][
+    for (table,) in connection.execute(statement("report/answer_tables")).fetchall():
+        if connection.execute(fill_identifiers(statement("report/has_answers"), table=table), this_run).fetchall()[0][
             0
         ]:
             lengths = this_run | {"num_bins": NUM_LENGTH_BINS}
             reasons = this_run | {"num_rows": NUM_REASONS}
             slowest = this_run | {"num_rows": NUM_SLOWEST}
             return {
-                "lengths": _read(connection, LengthBin, "report_lengths", lengths, table=table),
-                "cached_shares": _read(connection, CachedShareBin, "report_cached_shares", this_run, table=table),
-                "errors": _read(connection, ErrorReason, "report_errors", reasons, table=table),
-                "slow_groups": _read(connection, SlowGroup, "report_slowest_groups", slowest, table=table, keys=keys),
+                "lengths": _read(connection, LengthBin, "report/lengths", lengths, table=table),
+                "cached_shares": _read(connection, CachedShareBin, "report/cached_shares", this_run, table=table),
+                "errors": _read(connection, ErrorReason, "report/errors", reasons, table=table),
+                "slow_groups": _read(connection, SlowGroup, "report/slowest_groups", slowest, table=table, keys=keys),
             }
     return {}
 
 
 def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
     """What the plan says; makes report_plan_groups, empty where there is no plan."""
-    connection.execute(statement("report_plan_groups_none"))
+    connection.execute(statement("report/plan_groups_none"))
     if plan is None:
         return {}
     try:
@@ -105,10 +105,10 @@ def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) 
     except ArtifactError:
         return {}
     file = {"plan": plan.path}
-    connection.execute(statement("report_plan_groups"), file)
+    connection.execute(statement("report/plan_groups"), file)
     return {
-        "share_degrees": _read(connection, ShareDegreeBin, "report_share_degrees", file),
-        "prefix_lengths": _read(connection, LengthBin, "report_prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
+        "share_degrees": _read(connection, ShareDegreeBin, "report/share_degrees", file),
+        "prefix_lengths": _read(connection, LengthBin, "report/prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
     }
 
 

@@ -57,7 +57,7 @@ def draw_kv_memory(facts: RunFacts) -> Figure:
         + "Memory at its limit keeps requests waiting; memory that stays unused could let more of them run.",
         chart=chart.render(marks),
         legend=legend,
-        statement="report_step_bins",
+        statement="report/step_bins",
         table=Table(
             caption="KV blocks in use; by owner in the step that uses most",
             columns=(

@@ -16,7 +16,7 @@ def draw_errors(facts: RunFacts) -> Figure:
         slug="errors",
         title="Errors by reason",
         note="Rows that differ only in what is quoted or counted have one reason. The view failed_rows lists each row.",
-        statement="report_errors",
+        statement="report/errors",
         table=Table(
             caption=f"{count(facts.run.num_errors)} rows failed",
             columns=("reason", "kind", "for example", "rows"),
@@ -61,7 +61,7 @@ def draw_prediction(facts: RunFacts) -> Figure | None:
         slug="prediction",
         title="Predicted and actual",
         note=f"The prediction was simulated before the run{of_all}. A ratio above 1 is more than predicted.",
-        statement="report_step_totals",
+        statement="report/step_totals",
         table=Table(
             caption="Prediction against the run",
             columns=("quantity", "predicted", "actual", "actual / predicted"),

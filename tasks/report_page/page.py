@@ -159,7 +159,7 @@ def _render_settings(facts: RunFacts) -> Markup:
                 title="Settings and versions",
                 note="As the run noted them. The SQL below makes report_timeline, which the statements above read.",
                 table=table,
-                statement="report_timeline",
+                statement="report/timeline",
             )
         ],
     )

@@ -1,4 +1,4 @@
-"""What is known of a run: one dataclass a ``sql/report_*.sql``, its fields the columns of that statement."""
+"""What is known of a run: one dataclass a ``sql/report/``, its fields the columns of that statement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """``report_run.sql``: the run as a whole; None is what it did not come to know."""
+    """``report/run.sql``: the run as a whole; None is what it did not come to know."""
 
     run_id: str
     workload: str
@@ -40,7 +40,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTotals:
-    """``report_step_totals.sql``: all steps summed up; None where there was no step.
+    """``report/step_totals.sql``: all steps summed up; None where there was no step.
 
     Attributes:
         num_padding_tokens: computed beside the three kinds above.
@@ -79,7 +79,7 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBin:
-    """``report_step_bins.sql``: neighbouring steps as one place of a picture.
+    """``report/step_bins.sql``: neighbouring steps as one place of a picture.
 
     Attributes:
         prefix_kv_blocks_at_max: of the step with the most KV blocks, those that prefixes hold; None where the run did
@@ -124,7 +124,7 @@ class StepBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UtilisationBin:
-    """``report_utilisation.sql``: the steps that were from tenth/10 to (tenth + 1)/10 full."""
+    """``report/utilisation.sql``: the steps that were from tenth/10 to (tenth + 1)/10 full."""
 
     tenth: int
     num_steps: int
@@ -134,7 +134,7 @@ class UtilisationBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """``report_engines.sql``: what one of the engines did; seconds are of its steps."""
+    """``report/engines.sql``: what one of the engines did; seconds are of its steps."""
 
     engine: int
     worker: str
@@ -150,7 +150,7 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRow:
-    """``report_slowest_partitions.sql``"""
+    """``report/slowest_partitions.sql``"""
 
     partition: int
     num_steps: int
@@ -166,7 +166,7 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStep:
-    """``report_slowest_steps.sql``; started_seconds counts from its engine's first step."""
+    """``report/slowest_steps.sql``; started_seconds counts from its engine's first step."""
 
     engine: int
     partition: int
@@ -183,7 +183,7 @@ class SlowStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowGroup:
-    """``report_slowest_groups.sql``: a prefix group and the parts of the steps' time that its rows cost.
+    """``report/slowest_groups.sql``: a prefix group and the parts of the steps' time that its rows cost.
 
     Attributes:
         num_groups: of the whole run.
@@ -207,7 +207,7 @@ class SlowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBin:
-    """``report_lengths.sql`` and, of kind "prefix", ``report_prefix_lengths.sql``: so many from low to below high."""
+    """``report/lengths.sql`` and, of kind "prefix", ``report/prefix_lengths.sql``: so many from low to below high."""
 
     kind: str
     low: int
@@ -217,7 +217,7 @@ class LengthBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedShareBin:
-    """``report_cached_shares.sql``: rows of which tenth/10 to (tenth + 1)/10 was computed for another row."""
+    """``report/cached_shares.sql``: rows of which tenth/10 to (tenth + 1)/10 was computed for another row."""
 
     tenth: int
     num_rows: int
@@ -225,7 +225,7 @@ class CachedShareBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareDegreeBin:
-    """``report_share_degrees.sql``: groups of which low to high distinct prompts share the prefix."""
+    """``report/share_degrees.sql``: groups of which low to high distinct prompts share the prefix."""
 
     low: int
     high: int
@@ -237,7 +237,7 @@ class ShareDegreeBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReason:
-    """``report_errors.sql``"""
+    """``report/errors.sql``"""
 
     reason: str
     finish_reason: str

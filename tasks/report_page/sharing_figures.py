@@ -54,7 +54,7 @@ def draw_savings(facts: RunFacts) -> Figure:
                 for name, value, kind, share in saved
             ],
         ),
-        statement="report_run",
+        statement="report/run",
         table=Table(
             caption="Prompt tokens of all answered rows",
             columns=("way", "tokens", "saved"),
@@ -91,7 +91,7 @@ def draw_share_degrees(facts: RunFacts) -> Figure:
             "distinct prompts that share the prefix",
             "prompts",
         ),
-        statement="report_share_degrees",
+        statement="report/share_degrees",
         table=Table(
             caption="Prefix groups by share degree",
             columns=("degree", "groups", "distinct prompts", "rows", "prefix tokens"),
@@ -127,7 +127,7 @@ def draw_cached_shares(facts: RunFacts) -> Figure:
             "cached tokens / prompt tokens",
             "rows",
         ),
-        statement="report_cached_shares",
+        statement="report/cached_shares",
         table=Table(
             caption="Rows by the part of their prompt that was shared",
             columns=("part", "rows"),
@@ -164,7 +164,7 @@ def _draw_length(kind: str, title: str, note: str, unit: str, bins: Sequence[Len
             "tokens",
             unit,
         ),
-        statement="report_prefix_lengths" if kind == "prefix" else "report_lengths",
+        statement="report/prefix_lengths" if kind == "prefix" else "report/lengths",
         table=Table(
             caption=title,
             columns=("tokens", unit),

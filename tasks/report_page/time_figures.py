@@ -30,7 +30,7 @@ def draw_stages(facts: RunFacts) -> Figure:
                 for stage, value in stages
             ],
         ),
-        statement="report_run",
+        statement="report/run",
         table=Table(
             caption="Wall time per stage",
             columns=("stage", "seconds", "share"),
@@ -66,7 +66,7 @@ def draw_utilisation(facts: RunFacts) -> Figure:
             width=WIDE,
         ),
         legend=[("plain", "time in such steps"), ("quiet", "of it in a cool-down")],
-        statement="report_utilisation",
+        statement="report/utilisation",
         table=Table(
             caption="Steps by how full they were",
             columns=("full", "steps", "seconds", "in cool-down"),
@@ -86,7 +86,7 @@ def draw_slowest_groups(facts: RunFacts) -> Figure:
         title="Slowest groups",
         note="Rows that share a prefix. A step's time is divided by the tokens that were computed for each row; a "
         "prefix counts for the first row that ran on it, which the example often is.",
-        statement="report_slowest_groups",
+        statement="report/slowest_groups",
         table=Table(
             caption=f"{len(groups)} of {count(groups[0].num_groups)} groups, dearest first",
             columns=(
@@ -126,7 +126,7 @@ def draw_engines(facts: RunFacts) -> Figure:
         title="Engines",
         note="They work side by side, each on the next partition, so the run takes as long as the longest of them. "
         "Where the others have much less to do, smaller partitions (--partition-tokens) even it out.",
-        statement="report_engines",
+        statement="report/engines",
         table=Table(
             caption=f"{len(facts.engines)} engines",
             columns=(
@@ -227,13 +227,13 @@ def draw_slowest(facts: RunFacts) -> list[Figure]:
             title="Slowest partitions",
             note="A partition is a unit of work whose answers are kept together; it holds whole prefix groups.",
             table=partitions,
-            statement="report_slowest_partitions",
+            statement="report/slowest_partitions",
         ),
         Figure(
             slug="slowest-steps",
             title="Slowest steps",
             note="One pass of the model each. A slow step with few tokens waits for something else than arithmetic.",
             table=steps,
-            statement="report_slowest_steps",
+            statement="report/slowest_steps",
         ),
     ]

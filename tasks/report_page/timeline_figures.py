@@ -61,7 +61,7 @@ def draw_tokens(facts: RunFacts) -> Figure:
         "In the cool-down of a partition nothing is left to fill a step with.",
         chart=chart.render(marks),
         legend=legend,
-        statement="report_step_bins",
+        statement="report/step_bins",
         table=Table(
             caption="Tokens per step, by kind",
             columns=(
@@ -112,7 +112,7 @@ def draw_requests(facts: RunFacts) -> Figure:
         note="At the end of each step. A request with KV memory runs; before, and after a preemption, it waits.",
         chart=chart.render(marks),
         legend=[("running", "running"), ("waiting", "waiting")],
-        statement="report_step_bins",
+        statement="report/step_bins",
         table=Table(
             caption="Requests running and waiting, means of the steps",
             columns=("seconds", "step", "running", "waiting", "preempted", *engine_column(facts)),

@@ -12,10 +12,10 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings
-from tasks.database import connect
-from tasks.run_folder import runs_folder
-from tasks.run_summary import RunSummary
-from tasks.schema import create_schema
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
+from tasks.runs.run_folder import runs_folder
+from tasks.runs.run_summary import RunSummary
 
 BODY = "The night watchman walks around house {} and writes down what he has seen. "
 ENGINE = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128)

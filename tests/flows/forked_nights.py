@@ -21,16 +21,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.config import EngineConfig
+from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from flows.cli import main
 from flows.nightly import nightly
-from tasks.artifact import ArtifactRef
-from tasks.engine_host import PROCESS_HOST
-from tasks.failure_policy import FailurePolicy
 from tasks.infer import infer
-from tasks.infer_job import InferJob
-from tasks.workload import load_workload
+from tasks.partitions.engine_host import PROCESS_HOST
+from tasks.runs.infer_job import InferJob
+from tasks.storage.artifact import ArtifactRef
+from tasks.workloads.failure_policy import FailurePolicy
+from tasks.workloads.workload import load_workload
 
 LATE_IMPORTS = ("prefect.flow_engine", "prefect.task_engine", "anyio._backends._asyncio", "fastapi", "pyarrow.dataset")
 """What a night imports on its way."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.database import connect
+from tasks.database.connection import connect
 
 
 def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.explain import explain
 from flows.nightly import nightly
-from tests.flows.worker_watch import find_processes, wait_until
+from tests.flows.distributed.worker_watch import find_processes, wait_until
 
 ROOT = Path(__file__).parents[2]
 PREFECT = (sys.executable, "-m", "prefect")

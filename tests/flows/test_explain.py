@@ -16,9 +16,9 @@ from flows.explain import explain
 from flows.explain_cli import main
 from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
-from tasks.field_orders import FieldColumn, compare_field_orders
-from tasks.forecast import Forecast
-from tasks.run_folder import runs_folder
+from tasks.forecast.field_orders import FieldColumn, compare_field_orders
+from tasks.forecast.forecast import Forecast
+from tasks.runs.run_folder import runs_folder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -25,14 +25,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.config import EngineConfig
-from tasks.failure_policy import FailurePolicy
-from tasks.infer_job import InferJob
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_requests
-from tasks.run import Run
-from tasks.run_folder import list_finished_parts, runs_folder
+from tasks.runs.infer_job import InferJob
+from tasks.runs.run import Run
+from tasks.runs.run_folder import list_finished_parts, runs_folder
 from tasks.tokenize import read_max_model_len, tokenize
-from tasks.workload import load_workload
+from tasks.workloads.failure_policy import FailurePolicy
+from tasks.workloads.workload import load_workload
 
 ROOT = Path(__file__).parents[2]
 NUM_POINTS = int(os.environ.get("BATCHLOOM_FAULT_POINTS", "9"))

@@ -8,19 +8,19 @@ import pytest
 from prefect import flow
 
 from engine.config import EngineConfig
-from engine.sharing_stats import SharingStats
+from engine.planning.sharing_stats import SharingStats
 from flows.nightly import Night, predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
-from tasks.answer_length import read_answer_length
-from tasks.artifact import ArtifactRef
-from tasks.engine_team import hand_out
-from tasks.failure_policy import FailurePolicy
-from tasks.night_prediction import FEWEST_TOKENS_TO_PREDICT, spread
-from tasks.plan_file import PlanSummary
+from tasks.forecast.answer_length import read_answer_length
+from tasks.forecast.night_prediction import FEWEST_TOKENS_TO_PREDICT, spread
 from tasks.report import write_report
-from tasks.run import Run
-from tasks.workload import load_workload
+from tasks.runs.run import Run
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import PlanSummary
+from tasks.workers.engine_team import hand_out
+from tasks.workloads.failure_policy import FailurePolicy
+from tasks.workloads.workload import load_workload
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

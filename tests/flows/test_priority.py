@@ -10,8 +10,8 @@ import pytest
 
 from engine.errors import DatabaseError, WorkloadError
 from flows.settings import EngineSettings
-from tasks.request_form import RequestForm
-from tasks.workload import load_workload
+from tasks.prompts.request_form import RequestForm
+from tasks.workloads.workload import load_workload
 
 WORKLOAD = """
 name = "urgent"

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import BatchloomError, ConfigError, DatabaseError
 from tasks.publish import check_target, publish_copy
-from tests.flows.worker_watch import lose_step_records, meanwhile
+from tests.flows.distributed.worker_watch import lose_step_records, meanwhile
 
 ROOT = Path(__file__).parents[2]
 READ = """

@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.config import EngineConfig
-from tasks.engine_host import PROCESS_HOST
-from tasks.failure_policy import FailurePolicy
 from tasks.infer import infer
-from tasks.infer_job import InferJob
+from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_requests
-from tasks.run import Run, recover_runs
-from tasks.run_folder import list_unfinished_runs
-from tasks.stop_request import StopRequest
+from tasks.runs.infer_job import InferJob
+from tasks.runs.run import Run, recover_runs
+from tasks.runs.run_folder import list_unfinished_runs
+from tasks.runs.stop_request import StopRequest
 from tasks.tokenize import read_max_model_len, tokenize
-from tasks.workload import load_workload
+from tasks.workloads.failure_policy import FailurePolicy
+from tasks.workloads.workload import load_workload
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -17,9 +17,9 @@ from prefect.runtime import flow_run
 
 from flows.report import main, report_run
 from flows.settings import EngineSettings
-from tasks.artifact import describe_parquet
 from tasks.report import report, write_report
-from tasks.run_folder import load_manifest, runs_folder
+from tasks.runs.run_folder import load_manifest, runs_folder
+from tasks.storage.artifact import describe_parquet
 from tests.flows.browser import Browser, Node, first_pixel
 
 ROOT = Path(__file__).parents[2]

@@ -10,14 +10,14 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from tasks.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.database import connect
-from tasks.part import PART_SCHEMA, STEPS_SCHEMA
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
+from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA
 from tasks.read import ReadResult, read_requests
-from tasks.run_folder import RunRecord, create_run_folder, new_run_id
-from tasks.schema import create_schema
+from tasks.runs.run_folder import RunRecord, create_run_folder, new_run_id
+from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.tokenize import TOKENS_SCHEMA
-from tasks.workload import Workload, load_workload
+from tasks.workloads.workload import Workload, load_workload
 from tasks.write import WriteResult, write_answers
 from tests.sql.report_facts import CONFIG, Step, replace_steps
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import describe_parquet
-from tasks.database import connect
+from tasks.database.connection import connect
 from tasks.report_page.fact_reader import read_run, read_run_facts
 from tasks.report_page.run_facts import RunFacts
+from tasks.storage.artifact import describe_parquet
 
 CHUNK = 100
 CONFIG = {"engine": {"chunk_tokens": CHUNK, "block_size": 16}}

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import DatabaseError
-from tasks.artifact import open_parquet
-from tasks.database import connect
+from tasks.database.connection import connect
 from tasks.read import requests_schema
+from tasks.storage.artifact import open_parquet
 
 BAD = b"bad \xff byte"
 

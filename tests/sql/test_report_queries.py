@@ -12,12 +12,12 @@ import pytest
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.artifact import describe_parquet, write_parquet
-from tasks.database import connect
-from tasks.plan_file import PLAN_SCHEMA
+from tasks.database.connection import connect
+from tasks.database.schema import ADDED_TO_STEPS
 from tasks.report_page.fact_reader import read_run, read_run_facts
-from tasks.schema import ADDED_TO_STEPS
-from tasks.workload import load_workload
+from tasks.storage.artifact import describe_parquet, write_parquet
+from tasks.storage.plan_file import PLAN_SCHEMA
+from tasks.workloads.workload import load_workload
 from tests.sql.report_facts import CONFIG, read_facts
 
 SAME = {"partition": 0, "priority": 0, "token_ids": [1]}
@@ -27,7 +27,7 @@ COLUMN_TYPES = "select table_name, column_name, data_type from information_schem
 @pytest.fixture
 def scratch() -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect() as connection:
-        connection.execute(statement("report_nice_width"))
+        connection.execute(statement("report/nice_width"))
         yield connection
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine.errors import DatabaseError, WorkloadError
-from tasks.database import connect
-from tasks.schema import create_schema
-from tasks.workload import load_workload
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
+from tasks.workloads.workload import load_workload
 
 PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
 BLOCKS = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))

@@ -5,8 +5,8 @@ from typing import Any
 import duckdb
 
 from sql import statement
-from tasks.database import connect
-from tasks.schema import create_schema, list_relations
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema, list_relations
 
 LATEST = "select doc_id, query_id, snippet from latest_snippets order by all"
 
@@ -89,7 +89,7 @@ def test_the_schema_can_be_made_again_and_keeps_what_is_there(night: Any) -> Non
     before = night.sql("from snippets")
     with connect(night.path) as connection:
         create_schema(connection)
-        connection.execute(statement("schema"))
+        connection.execute(statement("schema/schema"))
         relations = list_relations(connection)
     assert night.sql("from snippets") == before
     assert {name for name, relation in relations.items() if relation.is_view} == {

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.artifact import ArtifactRef
-from tasks.run_folder import list_finished_parts
+from tasks.runs.run_folder import list_finished_parts
+from tasks.storage.artifact import ArtifactRef
 from tasks.write import write_answers
 
 ANSWERS = "select * exclude (created_at) from snippets order by all"
@@ -166,9 +166,9 @@ def test_ctrl_c_inside_the_transaction_leaves_nothing(night: Any) -> None:
 
 KILLED = """
 import sys, time
-from tasks.artifact import describe_parquet
-from tasks.run_folder import list_finished_parts, load_manifest
-from tasks.workload import load_workload
+from tasks.storage.artifact import describe_parquet
+from tasks.runs.run_folder import list_finished_parts, load_manifest
+from tasks.workloads.workload import load_workload
 from tasks.write import write_answers
 
 class SlowSteps(list):

@@ -1,0 +1,150 @@
+"""The attention of a step by each implementation that is compared; what can be prepared for all layers is done."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Step
+from engine.kernels.triton.fused import FusedAttention
+from engine.kernels.triton.paged import PagedAttention
+from engine.kernels.triton.relay import RelayAttention
+
+Attend = Callable[[], torch.Tensor]
+
+
+BACKENDS = (FusedAttention, RelayAttention, PagedAttention)
+
+
+def ours(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> Attend:
+    """A Triton backend; a step's work is prepared beforehand, as it is for all layers of a model."""
+    num_q_heads, num_kv_heads, head_dim = HEADS[step.case.model]
+    backend = kind(
+        num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
+        block_size=BLOCK_SIZE, device=step.query.device,
+    )  # fmt: skip
+    work = backend.prepare(step.batch)
+    return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
+
+
+def sdpa(step: Step) -> Attend:
+    """One call for the decode requests, one for the prefill chunks, each of one length; KV gathered beforehand."""
+    batch, case = step.batch, step.case
+    group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
+    gathered = []
+    for cache in (step.k_cache, step.v_cache):
+        prefixes, owns = step.parts(cache)
+        gathered.append([torch.cat([prefixes[g], own]) for g, own in zip(group, owns, strict=True)])
+    calls = []
+    for first, last, rows in ((0, case.num_decode, 1), (case.num_decode, len(group), case.prefill_rows)):
+        if first < last:
+            key, value = (torch.stack(kv[first:last]).transpose(1, 2).contiguous() for kv in gathered)
+            query_rows = step.query[batch.query_starts[first] : batch.query_starts[last]]
+            query = query_rows.unflatten(0, (last - first, rows)).transpose(1, 2)
+            mask = causal_lower_right(rows, key.shape[2]) if rows > 1 else None
+            if mask is not None and query.device.type == "cpu":
+                mask = torch.ones(rows, key.shape[2], dtype=torch.bool).tril(key.shape[2] - rows)
+            groups = query.shape[1] // key.shape[1]
+            if mask is not None:
+                key, value = (kv.repeat_interleave(groups, dim=1) for kv in (key, value))
+            calls.append((query, key, value, mask))
+
+    def attend() -> torch.Tensor:
+        outs = [
+            scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=step.scale, enable_gqa=mask is None)
+            for query, key, value, mask in calls
+        ]
+        return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs])
+
+    return attend
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function compiled for the shapes it meets, whatever was compiled before.
+
+    torch compiles eight variants of one function and runs all others as they stand; FlexAttention as it stands has all
+    scores in memory.
+    """
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False, **options)
+
+
+def flex(step: Step) -> Attend:
+    """One call over all KV packed in a row; the block mask lets a prefix's KV be read once a block of rows."""
+    batch, device = step.batch, step.query.device
+    key, value = (
+        torch.cat([*prefixes, *owns]).transpose(0, 1)[None]
+        for prefixes, owns in (step.parts(step.k_cache), step.parts(step.v_cache))
+    )
+    num_rows, members = np.diff(batch.query_starts), np.diff(batch.group_starts)
+    sequence = np.repeat(np.arange(batch.num_sequences), num_rows)
+    group = np.repeat(np.arange(batch.num_groups), members)[sequence]
+    own_position = np.arange(batch.num_rows) - batch.query_starts[sequence] + (batch.own_lens - num_rows)[sequence]
+    # Each packed token's owner: group g is g, sequence s is num_groups + s; and its place in the owner's KV.
+    lengths = np.concatenate([batch.prefix_lens, batch.own_lens])
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.arange(len(owner)) - (np.cumsum(lengths) - lengths)[owner]
+    row_group, row_owner, row_place, kv_owner, kv_place = (
+        torch.from_numpy(values.astype(np.int32)).to(device)
+        for values in (group, batch.num_groups + sequence, own_position, owner, place)
+    )
+
+    def is_visible(_b: torch.Tensor, _h: torch.Tensor, row: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        is_prefix = kv_owner[kv] == row_group[row]
+        return is_prefix | ((kv_owner[kv] == row_owner[row]) & (kv_place[kv] <= row_place[row]))
+
+    make_mask, call = create_block_mask, flex_attention
+    if device.type == "cuda":
+        make_mask = compiled(create_block_mask)
+        call = compiled(flex_attention, fullgraph=True)
+    mask = make_mask(is_visible, None, None, batch.num_rows, len(owner), device=device.type)
+    query = step.query.transpose(0, 1)[None]
+
+    def attend() -> torch.Tensor:
+        out = call(query, key, value, block_mask=mask, scale=step.scale, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    return attend
+
+
+def flashinfer_cascade(step: Step) -> Attend:
+    """FlashInfer's cascade of two levels: every group's prefix, then every sequence's own KV."""
+    import flashinfer
+
+    batch, device = step.batch, step.query.device
+    num_q_heads, num_kv_heads, head_dim = HEADS[step.case.model]
+
+    def moved(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32)).to(device)
+
+    def last_page(lengths: np.ndarray) -> torch.Tensor:
+        return moved((lengths - 1) % BLOCK_SIZE + 1)
+
+    workspace = torch.empty(512 * 2**20, dtype=torch.uint8, device=device)
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
+    wrapper.plan(
+        [moved(batch.query_starts[batch.group_starts]), moved(batch.query_starts)],
+        [moved(batch.prefix_block_starts), moved(batch.own_block_starts)],
+        [moved(batch.prefix_block_ids), moved(batch.own_block_ids)],
+        [last_page(batch.prefix_lens), last_page(batch.own_lens)],
+        num_q_heads, num_kv_heads, head_dim, BLOCK_SIZE, causal=True, sm_scale=step.scale, q_data_type=torch.bfloat16,
+    )  # fmt: skip
+    cache = torch.stack([step.k_cache, step.v_cache], dim=1)
+    return partial(wrapper.run, step.query, cache)
+
+
+def implementations(step: Step) -> Iterator[tuple[str, Callable[[], Attend]]]:
+    """By name, what prepares each."""
+    for kind in BACKENDS:
+        yield kind.name, partial(ours, kind, step)
+    others = {"sdpa": sdpa, "flex": flex}
+    if importlib.util.find_spec("flashinfer"):
+        others["flashinfer"] = flashinfer_cascade
+    for name, prepare in others.items():
+        yield name, partial(prepare, step)

@@ -1,0 +1,1 @@
+"""What benchmarks share: the work, the machine, correctness, timing, result files."""

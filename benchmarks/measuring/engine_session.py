@@ -1,0 +1,61 @@
+"""How the engines of one call are started: each a process of its own, with the same model, threads and limits."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring.model_folder import read_model_shape
+from benchmarks.peers.catalog import PEERS_FOLDER, is_gpu
+from benchmarks.peers.process import PeerProcess
+from benchmarks.peers.protocol import LoadSettings
+
+BLOCK_TOKENS = 128
+"""KV memory is a multiple of every engine's block size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What all engines of one call have in common.
+
+    Attributes:
+        options: an engine's own settings, by engine.
+        logs: folder for what engines print.
+        run_seconds: longest that one run of one workload may take.
+    """
+
+    model: Path
+    device: str
+    num_threads: int
+    chunk_tokens: int
+    options: Mapping[str, dict[str, Any]]
+    pythons: Mapping[str, Path]
+    logs: Path
+    run_seconds: float
+
+    @property
+    def num_unmeasured(self) -> int:
+        """Runs until nothing is compiled any more: batchloom captures a CUDA graph when it meets a size again."""
+        return 2 if is_gpu(self.device) else 1
+
+    def start(self, name: str, module: str, arguments: Sequence[str] = ()) -> PeerProcess:
+        python = self.pythons.get(name, Path(sys.executable))
+        log = self.logs / f"{name}.log"
+        return PeerProcess(name, python, module, arguments, log=log, threads=self.num_threads)
+
+    def settings(self, name: str, dtype: str, kv_tokens: int, longest_request: int) -> LoadSettings:
+        scratch = PEERS_FOLDER / "converted"
+        scratch.mkdir(parents=True, exist_ok=True)
+        return LoadSettings(
+            model=str(self.model),
+            dtype=dtype,
+            device=self.device,
+            kv_tokens=kv_tokens,
+            kv_bytes=kv_tokens * read_model_shape(self.model, dtype).kv_bytes_per_token,
+            chunk_tokens=self.chunk_tokens,
+            max_model_len=-(-(longest_request + 1) // BLOCK_TOKENS) * BLOCK_TOKENS,
+            num_threads=self.num_threads,
+            scratch=str(scratch),
+            options=self.options.get(name, {}),
+        )

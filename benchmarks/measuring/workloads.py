@@ -1,0 +1,230 @@
+"""What is measured: BatchLLM's workloads (section 6.1 and 6.2) and real texts, as token ids.
+
+Lengths of the paper are scaled by one factor, share degrees are kept. Each workload has as many groups as make its
+size, and at least so many that their prefixes do not fit in the KV memory at once; where that would take more than
+three times the size (short prefixes of long prompts), it stays at that.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.measuring.batch import Batch, Group, random_groups
+
+MICRO_LENGTHS = ((2000, 200), (1000, 1000), (200, 2000))
+MICRO_DEGREES = (4, 16)
+OVERFLOW = 1.1
+"""Prefixes of all groups take this many times the KV memory."""
+
+INSTRUCTION = "Answer the question about the text in a few words.\n\nText: "
+JUDGE_INSTRUCTION = "Does the passage answer the query? Reply with yes or no.\n\nQuery: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large workloads are.
+
+    Attributes:
+        scale: of the paper's lengths.
+        num_tokens: distinct prompt tokens of a workload, about.
+        kv_tokens: tokens whose KV fits in memory.
+        article_tokens: most tokens of an article as a document.
+    """
+
+    scale: float
+    num_tokens: int
+    kv_tokens: int
+    article_tokens: int
+    vocab_size: int
+
+
+def workload_names() -> list[str]:
+    return [*_random_makers(), "squad", "squad-articles", "ranking"]
+
+
+def make_batches(
+    names: list[str], sizes: Sizes, *, tokenizer: Path, squad: Path | None, ranking: Path | None
+) -> Iterator[Batch]:
+    """The named workloads; those of texts whose path is None are left out, which the caller has to tell."""
+    for name in names:
+        if name in _random_makers():
+            yield _random_makers()[name](name, sizes)
+        elif name == "ranking" and ranking is not None:
+            yield ranking_batch(name, sizes, Tokenizer.from_file(str(tokenizer)), ranking)
+        elif name.startswith("squad") and squad is not None:
+            yield squad_batch(name, sizes, Tokenizer.from_file(str(tokenizer)), squad)
+
+
+def _random_makers() -> dict[str, Callable[[str, Sizes], Batch]]:
+    makers = {"case-1": case_1, "case-2": case_2, "control": control, "scoring": scoring}
+    for prefix, own in MICRO_LENGTHS:
+        for degree in MICRO_DEGREES:
+            makers[f"micro-{prefix}-{own}-{degree}"] = micro
+    return makers
+
+
+def case_1(name: str, sizes: Sizes) -> Batch:
+    """Snippets: documents of about 1,100 tokens, 7 queries of about 400 to each; answers of 64 tokens."""
+    return _varied(name, sizes, prefix_tokens=1100, own_tokens=400, degree=7.0, num_output_tokens=64)
+
+
+def case_2(name: str, sizes: Sizes) -> Batch:
+    """Ranking: queries of about 770 tokens, 11.36 documents of about 978 to each; answers of 16 tokens."""
+    return _varied(name, sizes, prefix_tokens=770, own_tokens=978, degree=11.36, num_output_tokens=16)
+
+
+def scoring(name: str, sizes: Sizes) -> Batch:
+    """Case 2 without writing: two labels are scored after each prompt."""
+    labels = (sizes.vocab_size // 3, sizes.vocab_size // 2)
+    return _varied(name, sizes, prefix_tokens=770, own_tokens=978, degree=11.36, num_output_tokens=1, labels=labels)
+
+
+def control(name: str, sizes: Sizes) -> Batch:
+    """Nothing shared: prompts as long as those of case 1."""
+    return _varied(name, sizes, prefix_tokens=1100, own_tokens=400, degree=1.0, num_output_tokens=64)
+
+
+def micro(name: str, sizes: Sizes) -> Batch:
+    """One point of the micro grid: all lengths equal; answers of 100 tokens."""
+    prefix_tokens, own_tokens, degree = (int(number) for number in name.split("-")[1:])
+    prefix_tokens, own_tokens = _scaled(prefix_tokens, sizes), _scaled(own_tokens, sizes)
+    num_groups = _num_groups(sizes, prefix_tokens, degree * own_tokens)
+    return _random_batch(name, sizes, [(prefix_tokens, [own_tokens] * degree)] * num_groups, _scaled(100, sizes))
+
+
+def _varied(
+    name: str,
+    sizes: Sizes,
+    *,
+    prefix_tokens: int,
+    own_tokens: int,
+    degree: float,
+    num_output_tokens: int,
+    labels: tuple[int, ...] = (),
+) -> Batch:
+    """Lengths vary by a quarter to both sides of the mean; degrees are the two whole numbers around theirs."""
+    rng = np.random.default_rng(5)
+    prefix_tokens, own_tokens = _scaled(prefix_tokens, sizes), _scaled(own_tokens, sizes)
+    num_groups = _num_groups(sizes, prefix_tokens, round(degree * own_tokens))
+    degrees = np.diff(np.floor(np.arange(num_groups + 1) * degree + 0.5)).astype(int)
+
+    def around(mean: int) -> int:
+        return int(rng.integers(math.ceil(mean * 0.75), math.floor(mean * 1.25) + 1))
+
+    lengths = [(around(prefix_tokens), [around(own_tokens) for _ in range(count)]) for count in degrees]
+    return _random_batch(name, sizes, lengths, _scaled(num_output_tokens, sizes), labels)
+
+
+def _random_batch(
+    name: str,
+    sizes: Sizes,
+    lengths: list[tuple[int, list[int]]],
+    num_output_tokens: int,
+    labels: tuple[int, ...] = (),
+) -> Batch:
+    groups = random_groups(np.random.default_rng(7), lengths, sizes.vocab_size)
+    return _batch(name, groups, num_output_tokens, sizes.vocab_size, labels)
+
+
+def _batch(
+    name: str, groups: list[Group], num_output_tokens: int, vocab_size: int, labels: tuple[int, ...] = ()
+) -> Batch:
+    num_requests = sum(len(group.own) for group in groups)
+    prefix = round(np.mean([len(group.prefix) for group in groups]))
+    own = round(np.mean([len(tokens) for group in groups for tokens in group.own]))
+    outputs = "two labels scored" if labels else f"{num_output_tokens} new token{'s' if num_output_tokens > 1 else ''}"
+    return Batch(
+        name=name,
+        shape=f"{len(groups)} x {num_requests / len(groups):.4g} prompts of {prefix} + {own} tokens, {outputs}",
+        groups=groups,
+        num_output_tokens=num_output_tokens,
+        labels=list(labels),
+        vocab_size=vocab_size,
+    )
+
+
+def _scaled(num_tokens: int, sizes: Sizes) -> int:
+    return max(1, round(num_tokens * sizes.scale))
+
+
+def _num_groups(sizes: Sizes, prefix_tokens: float, own_tokens: float) -> int:
+    for_size = sizes.num_tokens / (prefix_tokens + own_tokens)
+    to_overflow = OVERFLOW * sizes.kv_tokens / prefix_tokens
+    return math.ceil(max(2, for_size, min(to_overflow, 3 * for_size)))
+
+
+def squad_batch(name: str, sizes: Sizes, tokenizer: Tokenizer, file: Path) -> Batch:
+    """SQuAD's form: paragraphs ("squad") or beginnings of articles ("squad-articles") with the questions about them."""
+    documents: list[tuple[str, list[str]]] = []
+    for article in json.loads(file.read_text())["data"]:
+        paragraphs = [(p["context"], [qa["question"] for qa in p["qas"]]) for p in article["paragraphs"]]
+        if name == "squad-articles":
+            documents.append(_beginning(paragraphs, sizes.article_tokens, tokenizer))
+        else:
+            documents += paragraphs
+    groups = [
+        _text_group(tokenizer, f"{INSTRUCTION}{text}\n\nQuestion:", [f" {question}\nAnswer:" for question in questions])
+        for text, questions in documents
+        if questions
+    ]
+    return _batch(name, _as_many_as_fit(groups, sizes), 16, sizes.vocab_size)
+
+
+def ranking_batch(name: str, sizes: Sizes, tokenizer: Tokenizer, folder: Path) -> Batch:
+    """TREC's form: queries.tsv and corpus.tsv (id, text), qrels.txt (query, 0, passage, grade): each passage that is
+    graded for a query is judged yes or no."""
+    queries, passages = (
+        dict(line.split("\t", 1) for line in (folder / file).read_text().splitlines() if line)
+        for file in ("queries.tsv", "corpus.tsv")
+    )
+    candidates: dict[str, list[str]] = {}
+    for line in (folder / "qrels.txt").read_text().splitlines():
+        query, _, passage, _ = line.split()
+        candidates.setdefault(query, []).append(passage)
+    groups = [
+        _text_group(
+            tokenizer,
+            f"{JUDGE_INSTRUCTION}{queries[query]}\n\nPassage:",
+            [f" {passages[passage]}\n\nAnswer:" for passage in dict.fromkeys(found)],
+        )
+        for query, found in candidates.items()
+    ]
+    labels = tuple(tokenizer.encode(word, add_special_tokens=False).ids[0] for word in (" yes", " no"))
+    return _batch(name, _as_many_as_fit(groups, sizes), 1, sizes.vocab_size, labels)
+
+
+def _beginning(
+    paragraphs: list[tuple[str, list[str]]], most_tokens: int, tokenizer: Tokenizer
+) -> tuple[str, list[str]]:
+    """As many whole paragraphs as the limit allows, the first in any case, and their questions."""
+    texts: list[str] = []
+    questions: list[str] = []
+    num_tokens = 0
+    for text, asked in paragraphs:
+        num_tokens += len(tokenizer.encode(text, add_special_tokens=False).ids)
+        if texts and num_tokens > most_tokens:
+            break
+        texts.append(text)
+        questions += asked
+    return "\n".join(texts), questions
+
+
+def _text_group(tokenizer: Tokenizer, prefix: str, own: list[str]) -> Group:
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return Group(prefix=encode(prefix), own=[encode(text) for text in own])
+
+
+def _as_many_as_fit(groups: list[Group], sizes: Sizes) -> list[Group]:
+    """Evenly spread over the file, so that a part of it is like the whole."""
+    distinct = np.mean([len(group.prefix) + sum(map(len, group.own)) for group in groups])
+    prefix = np.mean([len(group.prefix) for group in groups])
+    count = min(len(groups), _num_groups(sizes, float(prefix), float(distinct - prefix)))
+    return [groups[index * len(groups) // count] for index in range(count)]

@@ -1,0 +1,1 @@
+"""Prompts computed by another process than the one that decodes."""

@@ -1,0 +1,177 @@
+"""How much of a GPU's memory is left for KV: a full step is run, and what all but KV took at most is measured."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import CapacityError
+from engine.execution.sampler import ROWS_AT_ONCE, sample
+from engine.kernels.cpu.native import NativeKernels
+from engine.kv.kv_cache import KVCache
+from engine.model.attention import AttentionBackend
+from engine.model.model import Model
+from engine.request import Request
+from engine.scheduling.token_batch import Chunk, ChunkGroup, TokenBatch, build_token_batch
+
+_GB = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """What a device's counters say.
+
+    Attributes:
+        total_bytes, free_bytes: of the device, as its driver sees it.
+        reserved_bytes: of these, what this process's tensors and torch's cache for them hold.
+        peak_bytes: most that they have held since the peak was reset.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+
+
+class MemoryCounters(Protocol):
+    """The counters of one device."""
+
+    def reset_peak(self) -> None:
+        """Gives back what is cached and not used, and counts the peak from here on."""
+
+    def read(self) -> MemoryReading:
+        """As it is once all that was launched is done."""
+
+
+class TorchCounters:
+    """Of a CUDA or ROCm GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset_peak(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def read(self) -> MemoryReading:
+        torch.cuda.synchronize(self._device)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return MemoryReading(
+            total_bytes=total_bytes,
+            free_bytes=free_bytes,
+            reserved_bytes=torch.cuda.memory_reserved(self._device),
+            peak_bytes=torch.cuda.max_memory_reserved(self._device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """What a device's memory is needed for, in bytes, besides KV.
+
+    Attributes:
+        total: of the device.
+        elsewhere: other processes, and what the driver holds for this one.
+        resident: weights, and whatever else is there between steps.
+        step: at most, while a full step is computed and sampled.
+        graphs: set aside for CUDA graphs.
+    """
+
+    total: int
+    elsewhere: int
+    resident: int
+    step: int
+    graphs: int
+
+    def kv_budget_bytes(self, memory_fraction: float, num_processes: int = 1) -> int:
+        """The share of what is left that KV may take in each of the processes that need as much besides it.
+
+        Raises:
+            CapacityError: nothing is left.
+        """
+        left = self.total - self.elsewhere - num_processes * (self.resident + self.step + self.graphs)
+        if left <= 0:
+            parts = (
+                ("weights", num_processes * self.resident),
+                ("a full step", num_processes * self.step),
+                ("CUDA graphs", num_processes * self.graphs),
+                ("other use of the device", self.elsewhere),
+            )
+            spent = ", ".join(f"{name} {size / _GB:.2f}" for name, size in parts)
+            raise CapacityError(
+                f"no memory is left for KV: of {self.total / _GB:.2f} GB, {spent} GB; a smaller chunk_tokens makes a "
+                "step smaller"
+            )
+        return int(memory_fraction * left) // num_processes
+
+
+def measure_memory(
+    model: Model,
+    backend: AttentionBackend | NativeKernels,
+    config: EngineConfig,
+    counters: MemoryCounters,
+    *,
+    graph_share: float,
+    graph_bytes: int,
+) -> MemoryProfile:
+    """Runs one full step, with KV memory for it alone, which is given back.
+
+    Args:
+        graph_share: of a full step's memory that CUDA graphs keep for themselves.
+        graph_bytes: that they need beyond this.
+    """
+    counters.reset_peak()
+    before = counters.read()
+    kv_bytes = _run_full_step(model, backend, config)
+    after = counters.read()
+    step_bytes = max(0, after.peak_bytes - before.reserved_bytes - kv_bytes)
+    counters.reset_peak()
+    return MemoryProfile(
+        total=before.total_bytes,
+        elsewhere=before.total_bytes - after.free_bytes - after.reserved_bytes,
+        resident=before.reserved_bytes,
+        step=step_bytes,
+        graphs=int(graph_share * step_bytes) + graph_bytes,
+    )
+
+
+def _run_full_step(model: Model, backend: AttentionBackend | NativeKernels, config: EngineConfig) -> int:
+    """As many rows as a step may have, and as many through the output layer; returns the bytes of KV it took."""
+    batch = _full_batch(config, model.max_positions)
+    num_blocks = len(batch.attention.own_block_ids)
+    cache = KVCache(
+        model.kv_shape,
+        block_size=config.block_size,
+        budget_bytes=num_blocks * config.block_size * model.kv_shape.bytes_per_token,
+        device=model.device,
+    )
+    # Rows that share a prefix have two partial results each; these rows share nothing.
+    shape = (2 * config.chunk_tokens, model.num_q_heads, model.kv_shape.head_dim + 1)
+    partials = torch.empty(shape, dtype=torch.float32, device=model.device)
+    hidden = model.forward(batch, cache, backend)
+    del partials
+    drawn = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
+    sample(hidden, model, [drawn] * len(hidden), [0] * len(hidden))
+    model.logits(hidden).log_softmax(dim=-1)  # what scoring does instead; greedy rows need less
+    return num_blocks * cache.block_bytes
+
+
+def _full_batch(config: EngineConfig, max_positions: int) -> TokenBatch:
+    """Prompts of a few blocks that share nothing."""
+    length = min(4 * config.block_size, max_positions)
+    lengths = [min(length, config.chunk_tokens - first) for first in range(0, config.chunk_tokens, length)]
+    num_blocks = -(-length // config.block_size)
+    chunks = [
+        Chunk(
+            token_ids=np.zeros(num_tokens, dtype=np.int32),
+            position=0,
+            num_earlier=0,
+            block_ids=np.arange(index * num_blocks, (index + 1) * num_blocks, dtype=np.int32),
+            output_rows=min(num_tokens, max(0, ROWS_AT_ONCE - index * length)),
+        )
+        for index, num_tokens in enumerate(lengths)
+    ]
+    group = ChunkGroup(prefix_block_ids=np.empty(0, dtype=np.int32), prefix_length=0, chunks=chunks)
+    return build_token_batch([group], config.block_size)

@@ -1,0 +1,205 @@
+"""Decode steps as CUDA graphs: one launch from the host in place of the dozen that each layer takes.
+
+A graph repeats what was launched while it was captured, at the same addresses and sizes. So there is one for each of a
+few numbers of rows, the *buckets*; a step is computed by the smallest that holds it. Everything that changes from step
+to step goes through buffers that stay: token ids, positions, the attention's work list, the last hidden states. Rows
+beyond the step's are computed from token 0; they have no slot for their KV and no attention, and nobody reads them.
+
+The first step of a bucket runs eagerly, which compiles kernels and sizes workspaces; the second one captures.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from engine.device.transfers import overwrite, to_device
+from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
+from engine.kv.kv_cache import KVCache
+from engine.model.model import AttentionStep, Model, fill_in
+from engine.scheduling.token_batch import TokenBatch
+
+if TYPE_CHECKING:  # Triton is not installed everywhere
+    from engine.kernels.triton.triton_attention import TritonAttention
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+BUCKETS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64))
+"""Rows of the graphs. Larger steps keep the device busy for longer than their launches take."""
+
+GRAPH_BYTES = 16 << 20
+"""Set aside for what the driver keeps of a graph: some thousand launches and their arguments."""
+
+
+class Graph(Protocol):
+    """What was launched once, to be launched again."""
+
+    def capture(self, compute: Callable[[], None]) -> None:
+        """Records what compute launches; nothing of it is computed."""
+
+    def replay(self) -> None:
+        """Launches it all, after what has been launched before."""
+
+
+class DeviceGraph:
+    """A graph of a CUDA or ROCm GPU. Graphs of one pool share their memory: they never run at the same time."""
+
+    def __init__(self, pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._pool = pool
+
+    def capture(self, compute: Callable[[], None]) -> None:
+        stream = torch.cuda.current_stream()
+        try:
+            # What another thread does with the device meanwhile is no concern of this capture.
+            with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+                compute()
+        finally:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def graph_bytes(backend: "TritonAttention") -> int:
+    """What graphs of all buckets keep, besides the memory that their steps are computed in; tables not counted."""
+    num_graphs = len(BUCKETS) * len(backend.tuned.launches)
+    num_partials = work_capacity(backend, BUCKETS[-1], most_blocks=0, num_kv_blocks=0).num_partials
+    return num_graphs * GRAPH_BYTES + num_partials * backend.num_q_heads * (backend.head_dim + 1) * 4
+
+
+def device_graphs() -> Callable[[], Graph]:
+    """Makes graphs that share their memory."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda: DeviceGraph(pool)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Bucket:
+    """Steps of at most num_rows rows under one launch of the attention kernel."""
+
+    num_rows: int
+    step: AttentionStep
+    work: DeviceWork
+    has_run: bool = False
+    graph: Graph | None = None
+
+
+class StepGraphs:
+    """Computes steps of one token a sequence, of any kind; larger and other ones are the caller's.
+
+    Args:
+        backend: its launches depend on nothing but what is in a DeviceWork (`TritonAttention.has_fixed_launches`).
+        max_model_len: longest prompt plus answer, in tokens.
+        make_graph: what records; one each time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        backend: "TritonAttention",
+        *,
+        max_model_len: int,
+        make_graph: Callable[[], Graph],
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._backend = backend
+        self._most_blocks = -(-max_model_len // cache.block_size) + 1
+        self._make_graph = make_graph
+        self._buckets: dict[tuple[int, str, bool], _Bucket] = {}
+        self._has_failed = False
+        self._scratch = backend.make_scratch(self._capacity(BUCKETS[-1]))
+        self._numbers = torch.zeros(2 * BUCKETS[-1], dtype=torch.int64, device=model.device)
+        shape = (BUCKETS[-1], model.hidden_size)
+        self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: TokenBatch, late_ids: torch.Tensor | None) -> torch.Tensor | None:
+        """As `Model.forward`; None where no graph covers the step, and nothing is done then."""
+        attention = batch.attention
+        num_rows = attention.num_rows
+        if self._has_failed or num_rows != attention.num_sequences or num_rows > BUCKETS[-1]:
+            return None
+        bucket_rows = next(size for size in BUCKETS if size >= num_rows)
+        work_list = self._backend.plan(attention)
+        capacity = self._capacity(bucket_rows)
+        if not capacity.holds(WorkCapacity.of(work_list)):
+            return None
+        key = (bucket_rows, work_list.launch.name, self._model.is_compiled)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            work = self._backend.reserve(capacity, work_list.launch, self._scratch)
+            step = AttentionStep(backend=self._backend, cache=self._cache, work=work)
+            bucket = self._buckets[key] = _Bucket(num_rows=bucket_rows, step=step, work=work)
+        bucket.work.fill(work_list, attention.slot_mapping)
+        self._fill_inputs(batch, bucket_rows, late_ids)
+        self._run(bucket)
+        output_rows = to_device(batch.output_rows, self._model.device)
+        return self._hidden.index_select(0, output_rows)
+
+    def _run(self, bucket: _Bucket) -> None:
+        if bucket.graph is None and bucket.has_run:
+            graph = self._make_graph()
+            try:
+                graph.capture(lambda: self._compute(bucket))
+            except RuntimeError as error:  # out of memory, or what this device or version cannot record
+                cause = error.__context__ or error  # the end of a failed capture fails as well, and says less
+                LOGGER.warning("going on without CUDA graphs: %s", (str(cause).strip().splitlines() or [""])[0])
+                self._has_failed = True
+            else:
+                bucket.graph = graph
+        if bucket.graph is None:
+            self._compute(bucket)
+            bucket.has_run = True
+        else:
+            bucket.graph.replay()
+
+    def _compute(self, bucket: _Bucket) -> None:
+        """From static buffers into static buffers."""
+        numbers, num_rows = self._numbers, bucket.num_rows
+        hidden = self._model.compute(numbers[:num_rows], numbers[num_rows : 2 * num_rows], bucket.step)
+        self._hidden[:num_rows].copy_(hidden)
+
+    def _fill_inputs(self, batch: TokenBatch, bucket_rows: int, late_ids: torch.Tensor | None) -> None:
+        """Token ids, then positions, of as many rows as the bucket has: one transfer."""
+        numbers = np.zeros(2 * bucket_rows, dtype=np.int64)
+        numbers[: len(batch.input_ids)] = batch.input_ids
+        numbers[bucket_rows : bucket_rows + len(batch.positions)] = batch.positions
+        overwrite(self._numbers[: 2 * bucket_rows], numbers)
+        if batch.has_late_tokens:
+            assert late_ids is not None, "a token is missing that no step has sampled"
+            input_ids = self._numbers[:bucket_rows]
+            input_ids.copy_(fill_in(input_ids, late_ids))
+
+    def _capacity(self, num_rows: int) -> WorkCapacity:
+        """Room for any step of so many rows, but for a rare one that is computed without a graph."""
+        return work_capacity(
+            self._backend, num_rows, most_blocks=self._most_blocks, num_kv_blocks=self._cache.num_blocks
+        )
+
+
+def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int, num_kv_blocks: int) -> WorkCapacity:
+    """What steps of num_rows sequences of one row each need.
+
+    Args:
+        most_blocks: of one sequence, its prefix's included.
+        num_kv_blocks: own blocks belong to one sequence each; prefixes are taken to be as many again at most.
+    """
+    # Each row has an own tile and at most one in a prefix tile. Ranges are cut where a tile would take longer than
+    # `balance` times a slot's share of the work, which makes at most as many more as there are such shares.
+    tuned = backend.tuned
+    slots = backend.num_processors * max(launch.programs_per_processor for launch in tuned.launches)
+    num_cuts = int(slots / (tuned.balance * backend.num_kv_heads)) + 1
+    rows_a_tile = max(shape.rows for launch in tuned.launches for shape in launch.shapes) // backend.group_size
+    return WorkCapacity(
+        num_rows=num_rows,
+        num_tiles=2 * num_rows + num_cuts,
+        num_row_ids=2 * num_rows,
+        num_table_entries=2 * min(num_kv_blocks, num_rows * most_blocks),
+        num_partials=2 * num_rows + num_cuts * min(num_rows, rows_a_tile),
+    )

@@ -1,0 +1,418 @@
+// Prefix-shared attention over paged KV (RelayAttention section 3.2, BatchLLM Eq. 1).
+//
+// KV layout. A KV block holds, head by head, sub-blocks of 32 tokens, each in the order in which a tile product reads it:
+//   keys   [2 halves of 16 tokens][D / 2][16 tokens][2]   (pairs along the head dim)
+//   values [16 pairs of tokens][D][2]                     (pairs along the tokens)
+// A block thus takes as much memory as [block_size, num_kv_heads, D] and is copied whole like any other.
+//
+// Log-sum-exps are not kept: a row's running maximum, sum and output pass from its prefix to its own part.
+#pragma once
+
+#include "pairs.h"
+
+namespace {
+
+constexpr int SUB = 32;        // tokens in a sub-block of KV
+constexpr int ROWS = 32;       // query rows of a tile: tokens x query heads of one KV head
+constexpr int CHUNK = 256;     // KV tokens between two rescalings of the output
+constexpr int MAX_DIM = 256;   // largest head dim
+
+template <typename T>
+struct alignas(64) Workspace {
+  T q[ROWS * MAX_DIM];
+  float scores[ROWS * CHUNK];
+  T weights[ROWS * CHUNK];
+  float out[ROWS * MAX_DIM];
+  float top[ROWS];
+  float sum[ROWS];
+  float rescale[ROWS];  // what the output has to be multiplied with before more is added
+};
+
+// Rows of a set share what is loaded of keys and values, and their sums stay in registers.
+constexpr int SET = 4;
+
+// sums[r] += the pair at x of each row of a set, times pairs of 16 columns.
+template <typename T>
+__attribute__((always_inline)) inline void add_pairs(Lanes (&sums)[SET][2], const T* x, int64_t stride, const T* columns) {
+  const Lanes low = load_lanes(columns), high = load_lanes(columns + 16);
+#pragma GCC unroll 4
+  for (int r = 0; r < SET; r++) {
+    const Lanes pair = repeat_pair(x + r * stride);
+    sums[r][0] += pair * low;
+    sums[r][1] += pair * high;
+  }
+}
+
+// scores[r][0..32) = q[r] . keys of a sub-block for whole sets of rows, scores with row stride CHUNK.
+template <typename T>
+void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim) {
+  for (int first = 0; first < num_rows; first += SET) {
+    for (int half = 0; half < 2; half++) {
+      Lanes sums[SET][2] = {};
+      for (int d = 0; d < dim; d += 2) add_pairs(sums, q + first * dim + d, dim, keys + (half * dim + d) * 16);
+      for (int r = 0; r < SET; r++) add_up_pairs(sums[r], scores + (first + r) * CHUNK + half * 16);
+    }
+  }
+}
+
+// out[r] += weights[r] . values of all sub-blocks of a chunk; weights with row stride CHUNK.
+template <typename T>
+void weigh_plain(const T* weights, const T* const* values, int num_subs, float* out, int num_rows, int dim) {
+  for (int first = 0; first < num_rows; first += SET) {
+    for (int d = 0; d < dim; d += 16) {
+      Lanes sums[SET][2] = {};
+      for (int s = 0; s < num_subs; s++)
+        for (int pair = 0; pair < SUB / 2; pair++)
+          add_pairs(sums, weights + first * CHUNK + s * SUB + 2 * pair, CHUNK, values[s] + 2 * (pair * dim + d));
+      for (int r = 0; r < SET; r++) {
+        float added[16];
+        add_up_pairs(sums[r], added);
+        for (int j = 0; j < 16; j++) out[(first + r) * dim + d + j] += added[j];
+      }
+    }
+  }
+}
+
+#ifdef HAS_AMX
+void score_tiles(const bf16* q, const bf16* keys, float* scores, bool both, int dim) {
+  _tile_zero(0);
+  _tile_zero(1);
+  if (both) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int d = 0; d < dim; d += 32) {
+    _tile_loadd(4, q + d, dim * 2);
+    _tile_loadd(6, keys + d * 16, 64);
+    _tile_loadd(7, keys + 16 * dim + d * 16, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (both) {
+      _tile_loadd(5, q + 16 * dim + d, dim * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, scores, CHUNK * 4);
+  _tile_stored(1, scores + 16, CHUNK * 4);
+  if (both) {
+    _tile_stored(2, scores + 16 * CHUNK, CHUNK * 4);
+    _tile_stored(3, scores + 16 * CHUNK + 16, CHUNK * 4);
+  }
+}
+
+// All sub-blocks of a chunk at once, so that the output stays in tiles.
+void weigh_tiles(const bf16* weights, const bf16* const* values, int num_subs, float* out, bool both, int dim) {
+  for (int d = 0; d < dim; d += 32) {
+    _tile_loadd(0, out + d, dim * 4);
+    _tile_loadd(1, out + d + 16, dim * 4);
+    if (both) {
+      _tile_loadd(2, out + 16 * dim + d, dim * 4);
+      _tile_loadd(3, out + 16 * dim + d + 16, dim * 4);
+    }
+    for (int s = 0; s < num_subs; s++) {
+      _tile_loadd(4, weights + s * SUB, CHUNK * 2);
+      _tile_loadd(6, values[s] + 2 * d, dim * 4);
+      _tile_loadd(7, values[s] + 2 * (d + 16), dim * 4);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (both) {
+        _tile_loadd(5, weights + 16 * CHUNK + s * SUB, CHUNK * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, out + d, dim * 4);
+    _tile_stored(1, out + d + 16, dim * 4);
+    if (both) {
+      _tile_stored(2, out + 16 * dim + d, dim * 4);
+      _tile_stored(3, out + 16 * dim + d + 16, dim * 4);
+    }
+  }
+}
+#endif
+
+#ifdef HAS_AVX512
+template <int H>
+void score_halves(const bf16* q, const bf16* keys, float* scores, int num_rows, int dim) {
+  by_rows(num_rows, [=](auto rows, int first) {
+    RowSums<rows, H> sums;
+    sums.clear();
+    for (int d = 0; d < dim; d += 2) sums.add(q + first * dim + d, dim, keys + d * 16, dim * 16);
+    sums.store(scores + first * CHUNK, CHUNK);
+  });
+}
+
+// The same as other products of a sub-block, but of its first half alone where there are no more tokens.
+void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows, int count, int dim) {
+  if (count > 16)
+    score_halves<2>(q, keys, scores, num_rows, dim);
+  else
+    score_halves<1>(q, keys, scores, num_rows, dim);
+}
+
+// All tokens of a chunk at once, so that the output stays in registers: out = out rescale + weights . values.
+void weigh_vectors(const bf16* weights, const bf16* const* values, int count, const float* rescale, float* out,
+                   int num_rows, int dim) {
+  by_rows(num_rows, [=](auto rows, int first) {
+    for (int d = 0; d < dim; d += 32) {
+      RowSums<rows> sums;
+      sums.load(out + first * dim + d, dim, rescale + first);
+      for (int token = 0; token < count; token += SUB) {
+        const bf16* from = weights + first * CHUNK + token;
+        const bf16* columns = values[token / SUB] + 2 * d;
+        for (int i = 0; i < std::min(SUB, count - token); i += 2)
+          sums.add(from + i, CHUNK, columns + i * dim, 32);
+      }
+      sums.store(out + first * dim + d, dim);
+    }
+  });
+}
+#endif
+
+inline float largest(const float* x, int count) {
+#ifdef HAS_AVX512
+  __m512 a = _mm512_set1_ps(-3e38f), b = a;
+  int j = 0;
+  for (; j + 32 <= count; j += 32) {
+    a = _mm512_max_ps(a, _mm512_load_ps(x + j));
+    b = _mm512_max_ps(b, _mm512_load_ps(x + j + 16));
+  }
+  for (; j < count; j += 16)
+    a = _mm512_mask_max_ps(a, count - j >= 16 ? 0xffff : (1 << (count - j)) - 1, a, _mm512_load_ps(x + j));
+  return _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+#else
+  float top = x[0];
+#pragma omp simd reduction(max : top)
+  for (int j = 0; j < count; j++) top = x[j] > top ? x[j] : top;
+  return top;
+#endif
+}
+
+// weights[j] = 2^(scores[j] scale - top) for j below count, 0 from there to `width`; returns their sum.
+template <typename T>
+float exponentiate(const float* scores, T* weights, int count, int width, float scale, float top) {
+  std::memset(static_cast<void*>(weights + count), 0, (width - count) * sizeof(T));
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int j = 0; j < count; j++) {
+    const float e = exp2_negative(scores[j] * scale - top);
+    sum += e;
+    store(weights[j], e);
+  }
+  return sum;
+}
+
+#ifdef HAS_AVX512
+inline float exponentiate(const float* scores, bf16* weights, int count, int width, float scale, float top) {
+  const __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(top);
+  __m512 sum = _mm512_setzero_ps();
+  int j = 0;
+  for (; j + 32 <= count; j += 32) {
+    const __m512 a = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, offset));
+    const __m512 b = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + j + 16), factor, offset));
+    sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
+    _mm512_store_si512(weights + j, __m512i(_mm512_cvtne2ps_pbh(b, a)));
+  }
+  for (; j < count; j += 16) {
+    const __mmask16 valid = count - j >= 16 ? 0xffff : (1 << (count - j)) - 1;
+    const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, offset);
+    const __m512 e = _mm512_maskz_mov_ps(valid, exp2_16(x));
+    sum = _mm512_add_ps(sum, e);
+    store_16(weights + j, e);
+  }
+  for (; j < width; j += 16) store_16(weights + j, _mm512_setzero_ps());
+  return _mm512_reduce_add_ps(sum);
+}
+#endif
+
+// Attention of up to ROWS rows to KV tokens, on top of what the workspace holds. Row r sees the first
+// `visible + r / group` tokens where `causal`, else the first `visible`. Where the KV `is_cold`, in no cache, memory is what
+// takes the time: it is fetched ahead.
+template <typename T>
+struct Attend {
+  int num_kv_heads, group, dim, block_size;
+  float scale;  // with log2(e) in it
+  Units units;
+
+  int64_t sub_block(const int32_t* table, int head, int token) const {
+    const int64_t block = table[token / block_size];
+    return (block * num_kv_heads + head) * block_size * dim + int64_t(token % block_size) / SUB * SUB * dim;
+  }
+
+  // Begins to fetch a sub-block of keys or values.
+  void fetch(const T* sub_block) const {
+    for (int i = 0; i < SUB * dim; i += 64 / sizeof(T)) __builtin_prefetch(sub_block + i, 0, 2);
+  }
+
+  void run(Workspace<T>& w, int num_rows, const T* keys, const T* values, const int32_t* table, int head, int visible,
+           bool causal, bool is_cold) const {
+    const int num_tokens = visible + (causal ? (num_rows - 1) / group : 0);
+    const T* parts[CHUNK / SUB];
+    for (int first = 0; first < num_tokens; first += CHUNK) {
+      const int count = std::min(CHUNK, num_tokens - first);
+      const int num_subs = (count + SUB - 1) / SUB;
+      for (int s = 0; is_cold && s < num_subs; s++) fetch(keys + sub_block(table, head, first + s * SUB));
+      for (int s = 0; s < num_subs; s++) {
+        const int64_t at = sub_block(table, head, first + s * SUB);
+        parts[s] = values + at;
+        if (is_cold) fetch(parts[s]);
+        score(w.q, keys + at, w.scores + s * SUB, num_rows, count - s * SUB);
+      }
+      int seen[ROWS];
+      for (int r = 0; r < num_rows; r++)
+        seen[r] = std::max(0, std::min(count, visible + (causal ? r / group : 0) - first));
+      scores_to_weights(w, num_rows, seen, num_subs * SUB);
+      if constexpr (std::is_same_v<T, bf16>) {
+#ifdef HAS_AMX
+        if (units == Units::tiles) {
+          rescale_output(w, num_rows);
+          weigh_tiles(w.weights, parts, num_subs, w.out, num_rows > 16, dim);
+          continue;
+        }
+#endif
+#ifdef HAS_AVX512
+        if (units == Units::vectors) {
+          weigh_vectors(w.weights, parts, count, w.rescale, w.out, num_rows, dim);
+          continue;
+        }
+#endif
+      }
+      rescale_output(w, num_rows);
+      weigh_plain(w.weights, parts, num_subs, w.out, num_rows, dim);
+    }
+  }
+
+  void score(const T* q, const T* keys, float* scores, int num_rows, int count) const {
+    if constexpr (std::is_same_v<T, bf16>) {
+#ifdef HAS_AMX
+      if (units == Units::tiles) return score_tiles(q, keys, scores, num_rows > 16, dim);
+#endif
+#ifdef HAS_AVX512
+      if (units == Units::vectors) return score_vectors(q, keys, scores, num_rows, count, dim);
+#endif
+    }
+    score_plain(q, keys, scores, num_rows, dim);
+  }
+
+  // Scores to weights, with each row's running maximum and sum brought to the new maximum. Pass by pass, so that rows do
+  // not wait for each other's reductions.
+  void scores_to_weights(Workspace<T>& w, int num_rows, const int* seen, int width) const {
+    alignas(64) float tops[ROWS] = {};
+    for (int r = 0; r < num_rows; r++) tops[r] = seen[r] ? largest(w.scores + r * CHUNK, seen[r]) * scale : w.top[r];
+#pragma omp simd
+    for (int r = 0; r < ROWS; r++) {
+      const float top = tops[r] > w.top[r] ? tops[r] : w.top[r];
+      w.rescale[r] = exp2_negative(w.top[r] - top);
+      w.top[r] = top;
+    }
+    for (int r = 0; r < num_rows; r++) {
+      const float added = exponentiate(w.scores + r * CHUNK, w.weights + r * CHUNK, seen[r], width, scale, w.top[r]);
+      w.sum[r] = w.sum[r] * w.rescale[r] + added;
+    }
+  }
+
+  void rescale_output(Workspace<T>& w, int num_rows) const {
+    for (int r = 0; r < num_rows; r++) {
+      const float factor = w.rescale[r];
+      float* out = w.out + r * dim;
+#pragma omp simd
+      for (int d = 0; d < dim; d++) out[d] *= factor;
+    }
+  }
+};
+
+template <typename T>
+Workspace<T>& workspace() {
+  static thread_local Workspace<T> own;
+  return own;
+}
+
+// Rows that products compute for `used` ones.
+inline int padded_rows(int used, Units units) {
+  if (units == Units::tiles) return used > 16 ? 32 : 16;
+  return (used + SET - 1) / SET * SET;
+}
+
+// Query rows (token-major, then query head) of tokens [first, first + count) for one KV head; unused rows are zero.
+template <typename T>
+void pack_queries(Workspace<T>& w, const T* query, int64_t stride, int64_t first, int count, int head, int group,
+                  int dim, Units units) {
+  for (int t = 0; t < count; t++)
+    std::memcpy(static_cast<void*>(w.q + t * group * dim), query + (first + t) * stride + head * group * dim,
+                size_t(group) * dim * sizeof(T));
+  const int used = count * group, padded = padded_rows(used, units);
+  std::memset(static_cast<void*>(w.q + used * dim), 0, size_t(padded - used) * dim * sizeof(T));
+  for (int r = used; r < padded; r++)
+    std::memset(static_cast<void*>(w.weights + r * CHUNK), 0, CHUNK * sizeof(T));
+}
+
+template <typename T>
+void start_rows(Workspace<T>& w, int num_rows, int dim, Units units) {
+  for (int r = 0; r < ROWS; r++) w.top[r] = -1e30f, w.sum[r] = 0;
+  std::memset(w.out, 0, size_t(padded_rows(num_rows, units)) * dim * sizeof(float));
+}
+
+// Items: int64 rows of SHARED or OWN columns; see engine/kernels/cpu/native.py, which makes them.
+enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
+enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_HAS_STATE, OWN_COLUMNS };
+
+template <typename T>
+void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T* values, int num_q_heads,
+            int num_kv_heads, int dim, int block_size, float scale, const int64_t* shared, int64_t num_shared,
+            const int64_t* own, int64_t num_own, const int32_t* prefix_blocks, const int32_t* own_blocks,
+            float* state) {
+  const int group = num_q_heads / num_kv_heads;
+  const int state_size = dim + 2;
+  const Units units = std::is_same_v<T, bf16> && dim % 32 == 0 ? units_here() : Units::plain;
+  const Attend<T> part{num_kv_heads, group, dim, block_size, scale * LOG2E, units};
+#pragma omp parallel
+  {
+    Workspace<T>& w = workspace<T>();
+#ifdef HAS_AMX
+    if (units == Units::tiles) load_tile_config();
+#endif
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {
+      const int64_t* item = shared + i / num_kv_heads * SHARED_COLUMNS;
+      const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]), rows = count * group;
+      pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, group, dim, units);
+      start_rows(w, rows, dim, units);
+      part.run(w, rows, keys, values, prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false,
+               true);
+      for (int r = 0; r < rows; r++) {
+        float* to = state + ((item[SHARED_ROW] + r / group) * num_q_heads + head * group + r % group) * state_size;
+        to[0] = w.top[r], to[1] = w.sum[r];
+        std::memcpy(to + 2, w.out + r * dim, dim * sizeof(float));
+      }
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_own * num_kv_heads; i++) {
+      const int64_t* item = own + i / num_kv_heads * OWN_COLUMNS;
+      const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
+      pack_queries(w, query, query_stride, item[OWN_ROW], count, head, group, dim, units);
+      start_rows(w, rows, dim, units);
+      const int64_t first = (item[OWN_ROW] * num_q_heads + head * group) * state_size;
+      for (int r = 0; item[OWN_HAS_STATE] && r < rows; r++) {
+        const float* from = state + first + (int64_t(r / group) * num_q_heads + r % group) * state_size;
+        w.top[r] = from[0], w.sum[r] = from[1];
+        std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
+      }
+      if (item[OWN_PREFIX_LENGTH])
+        part.run(w, rows, keys, values, prefix_blocks + item[OWN_PREFIX_TABLE], head, int(item[OWN_PREFIX_LENGTH]),
+                 false, count == 1);
+      part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, int(item[OWN_VISIBLE]), true, count == 1);
+      for (int r = 0; r < rows; r++) {
+        T* to = out + ((item[OWN_ROW] + r / group) * num_q_heads + head * group + r % group) * dim;
+        const float* from = w.out + r * dim;
+        const float share = 1.0f / w.sum[r];
+        for (int d = 0; d < dim; d++) store(to[d], from[d] * share);
+      }
+    }
+#ifdef HAS_AMX
+    if (units == Units::tiles) _tile_release();
+#endif
+  }
+}
+
+}  // namespace

@@ -1,0 +1,68 @@
+// The CPU path's own kernels: what a decoder layer computes, for the element types bf16 and float.
+//
+// Compiled once per machine by engine/kernels/cpu/native_build.py. bf16 products run on AMX tiles where the CPU has them, else
+// on AVX-512's vectors of bf16 pairs, else in plain loops that compilers vectorise.
+
+#include "layer.h"
+
+extern "C" bool has_products() { return units_here() != Units::plain; }
+
+// x: [num_rows, depth] in memory for rows rounded up to 32; packed as product.h says; columns and depth are
+// multiples of 32.
+extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out,
+                             int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
+#ifdef HAS_AVX512
+  project(x, packed, bias, residual, out, num_rows, num_columns, depth, is_gated);
+#else
+  (void)x, (void)packed, (void)bias, (void)residual, (void)out, (void)num_rows, (void)num_columns, (void)depth;
+  (void)is_gated;
+#endif
+}
+
+// The column of the largest product of each row, as for `project_bf16`; the products themselves are not kept.
+extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf16* bias, int64_t* out, int64_t num_rows,
+                                    int64_t num_columns, int64_t depth) {
+#ifdef HAS_AVX512
+  largest_column(x, packed, bias, out, num_rows, num_columns, depth);
+#else
+  (void)x, (void)packed, (void)bias, (void)out, (void)num_rows, (void)num_columns, (void)depth;
+#endif
+}
+
+// Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
+extern "C" void compute_layers_bf16(const LayerWeights* weights, int64_t num_layers, const LayerStep* step, bf16* hidden,
+                                    bf16* const* keys, bf16* const* values, const int64_t* output_rows,
+                                    int64_t num_output_rows) {
+#ifdef HAS_AVX512
+  compute_layers(weights, num_layers, *step, hidden, keys, values, output_rows, num_output_rows);
+#else
+  (void)weights, (void)num_layers, (void)step, (void)hidden, (void)keys, (void)values, (void)output_rows;
+  (void)num_output_rows;
+#endif
+}
+
+#define EXPORT(T, suffix)                                                                                             \
+  extern "C" void attend_##suffix(const T* query, int64_t query_stride, T* out, const T* keys, const T* values,       \
+                                  int num_q_heads, int num_kv_heads, int dim, int block_size, float scale,            \
+                                  const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,     \
+                                  const int32_t* prefix_blocks, const int32_t* own_blocks, float* state) {            \
+    attend(query, query_stride, out, keys, values, num_q_heads, num_kv_heads, dim, block_size, scale, shared,         \
+           num_shared, own, num_own, prefix_blocks, own_blocks, state);                                               \
+  }                                                                                                                   \
+  extern "C" void rms_norm_##suffix(const T* x, const T* weight, T* out, int64_t num_rows, int64_t size,              \
+                                    float epsilon) {                                                                  \
+    rms_norm(x, weight, out, num_rows, size, epsilon);                                                                \
+  }                                                                                                                   \
+  extern "C" void rotate_and_store_##suffix(T* qkv, const float* cos, const float* sin, const T* q_norm,              \
+                                            const T* k_norm, float epsilon, const int64_t* slots, T* keys, T* values, \
+                                            int64_t num_rows, int num_q_heads, int num_kv_heads, int dim,             \
+                                            int block_size) {                                                         \
+    rotate_and_store(qkv, cos, sin, q_norm, k_norm, epsilon, slots, keys, values, num_rows, num_q_heads,              \
+                     num_kv_heads, dim, block_size);                                                                  \
+  }                                                                                                                   \
+  extern "C" void swiglu_##suffix(const T* gate_up, T* out, int64_t num_rows, int64_t size) {                         \
+    swiglu(gate_up, out, num_rows, size);                                                                             \
+  }
+
+EXPORT(bf16, bf16)
+EXPORT(float, float32)

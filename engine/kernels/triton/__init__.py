@@ -1,0 +1,1 @@
+"""Attention on a GPU: Triton kernels, their tuned sizes, and the work they are given."""

@@ -1,0 +1,105 @@
+"""What attention tiles cost, and from it which tile shape a query takes and which prefixes are worth sharing.
+
+Costs are in microseconds of one program slot: tile_us a tile, and per 1,000 KV tokens a rate that is lower where
+another program has just read them. Sharing a group's prefix saves each member its own reading of it, and costs the
+prefix tiles and two partial results per row instead of one result. So a short prefix or one with few members is not
+shared, and neither are the rows of a long prompt chunk, which fill the rows of a tile by themselves (BatchLLM section
+6.3.3 reports such cases as lost; here they fall back to plain paged attention: the same tiles at the same cost).
+
+All arrays are per sequence ``[S]`` or per group ``[G]``; no loop runs over either.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.triton.tuned import Launch, TileShape
+
+SharePolicy = Literal["cost", "never", "always"]
+"""Which prefixes become prefix tiles: those that gain (fused), none (plain paged), or all (relay)."""
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How one step is cut into tiles under one launch.
+
+    Attributes:
+        is_shared: bool ``[S]``, whether a sequence's rows meet its group's prefix in prefix tiles.
+        own_shape, prefix_shape: index into launch.shapes, ``[S]`` and ``[G]``.
+        total_us: of all tiles of one KV head, before any split.
+    """
+
+    launch: Launch
+    is_shared: npt.NDArray[np.bool_]
+    own_shape: Ints
+    prefix_shape: Ints
+    total_us: float
+
+
+def tile_us(shape: TileShape, num_tiles: Ints, fresh_tokens: Ints | Floats, reread_tokens: Ints | Floats) -> Floats:
+    """Slot time of num_tiles tiles that together read so many KV tokens from memory and so many from L2."""
+    memory_us = fresh_tokens.astype(np.float64) * (shape.kilotoken_us / 1000)
+    reread_us = reread_tokens.astype(np.float64) * (shape.reread_kilotoken_us / 1000)
+    return num_tiles * shape.tile_us + memory_us + reread_us
+
+
+def choose(
+    batch: AttentionBatch, launch: Launch, *, group_size: int, policy: SharePolicy, share_margin: float
+) -> Choice:
+    """The cheapest cut of a step under one launch."""
+    num_rows = np.diff(batch.query_starts).astype(np.int64)
+    own_lens = batch.own_lens.astype(np.int64)
+    members = np.diff(batch.group_starts)
+    group = np.repeat(np.arange(batch.num_groups), members)
+    prefix_lens = batch.prefix_lens.astype(np.int64)
+    prefix = prefix_lens[group]
+    own_us, plain_us, prefix_row_us = [], [], []
+    for shape in launch.shapes:
+        tokens = shape.rows // group_size
+        num_tiles = -(-num_rows // tokens)
+        # Tile i of a chunk reads up to its own last row: earlier tokens, and (i + 1) * tokens of the chunk.
+        causal = num_tiles * (own_lens - num_rows) + tokens * num_tiles * (num_tiles - 1) // 2 + num_rows
+        own = tile_us(shape, num_tiles, own_lens, causal - own_lens)
+        own_us.append(own)
+        plain_us.append(own + num_tiles * prefix * (shape.reread_kilotoken_us / 1000))
+        prefix_row_us.append(prefix * (shape.reread_kilotoken_us / 1000) * num_rows / tokens)
+    own_shape, plain_shape = np.argmin(own_us, axis=0), np.argmin(plain_us, axis=0)
+    own_best, plain_best = np.min(own_us, axis=0), np.min(plain_us, axis=0)
+    partial_us = np.array([shape.partial_us for shape in launch.shapes])
+    rows_a_tile = np.array([shape.rows // group_size for shape in launch.shapes])
+    own_best = own_best + partial_us[own_shape] * -(-num_rows // rows_a_tile[own_shape])
+    gain = plain_best - own_best
+    # Rows that cost the prefix tiles more than they save go on alone, whatever the rest of the group does.
+    is_candidate = (prefix > 0) & (gain > np.min(prefix_row_us, axis=0))
+    if policy == "always":
+        is_candidate = prefix > 0
+    shared_rows = np.bincount(group, weights=num_rows * is_candidate, minlength=batch.num_groups).astype(np.int64)
+    prefix_us = []
+    for shape in launch.shapes:
+        num_tiles = -(-shared_rows // (shape.rows // group_size))
+        once = tile_us(shape, num_tiles, prefix_lens, np.maximum(num_tiles - 1, 0) * prefix_lens)
+        prefix_us.append(once + num_tiles * shape.partial_us)
+    prefix_shape, prefix_best = np.argmin(prefix_us, axis=0), np.min(prefix_us, axis=0)
+    group_gain = np.bincount(group, weights=gain * is_candidate, minlength=batch.num_groups)
+    # Plain attention reads a prefix from memory once too: its first reader pays the difference.
+    first_read_us = prefix_lens * (launch.narrow.kilotoken_us - launch.narrow.reread_kilotoken_us) / 1000
+    is_worth_it = group_gain + first_read_us > prefix_best * (1 + share_margin)
+    if policy != "cost":
+        is_worth_it = np.full(batch.num_groups, policy == "always")
+    is_shared = is_candidate & is_worth_it[group]
+    is_group_shared = np.bincount(group, weights=is_shared, minlength=batch.num_groups) > 0
+    total_us = np.where(is_shared, own_best, plain_best).sum()
+    total_us += np.where(is_group_shared, prefix_best, first_read_us).sum()
+    return Choice(
+        launch=launch,
+        is_shared=is_shared,
+        own_shape=np.where(is_shared, own_shape, plain_shape),
+        prefix_shape=prefix_shape,
+        total_us=float(total_us),
+    )

@@ -1,0 +1,122 @@
+"""One step's work on the device: what `prepare` makes once and every layer's launch reads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kernels.triton.tuned import Launch
+from engine.kernels.triton.work_list import RowField, TileField, WorkList
+
+_ALIGNMENT = 16
+"""Of sections, in int32 elements: a launch whose pointers and offsets keep their alignment is never compiled again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkCapacity:
+    """How large a work list one DeviceWork takes. A launch recorded in a CUDA graph keeps its sizes and addresses."""
+
+    num_rows: int
+    num_tiles: int
+    num_row_ids: int
+    num_table_entries: int
+    num_partials: int
+
+    @classmethod
+    def of(cls, work_list: WorkList) -> "WorkCapacity":
+        """Just what a work list needs."""
+        return cls(
+            num_rows=len(work_list.rows),
+            num_tiles=len(work_list.tiles),
+            num_row_ids=len(work_list.row_ids),
+            num_table_entries=len(work_list.block_table),
+            num_partials=work_list.num_partials,
+        )
+
+    def holds(self, other: "WorkCapacity") -> bool:
+        """Whether room of this size takes a work list of the other's."""
+        return all(getattr(self, name) >= getattr(other, name) for name in WorkCapacity.__slots__)
+
+
+class AttentionScratch:
+    """Partial results and counters of a launch. Launches that follow each other on one stream can have the same ones.
+
+    Attributes:
+        partial_out: fp32 ``[num_partials, num_q_heads, head_dim]``.
+        partial_lse: fp32 ``[num_partials, num_q_heads]``, base 2.
+        counters: int32 ``[num_rows, num_q_heads]``, parts that have arrived; all 0 between launches.
+    """
+
+    def __init__(self, capacity: WorkCapacity, *, num_q_heads: int, head_dim: int, device: torch.device) -> None:
+        partials = (capacity.num_partials, num_q_heads)
+        self.partial_out = torch.empty((*partials, head_dim), dtype=torch.float32, device=device)
+        self.partial_lse = torch.empty(partials, dtype=torch.float32, device=device)
+        num_counters = capacity.num_rows if capacity.num_partials else 0
+        self.counters = torch.zeros((num_counters, num_q_heads), dtype=torch.int32, device=device)
+
+
+class DeviceWork:
+    """The tensors of one step, at addresses that stay.
+
+    Attributes:
+        launch: the compiled kernel that the tiles are cut for.
+        num_tiles: the grid's extent; a tile past those of the filled work list has no work and ends at once.
+        num_prefix_tiles: of the filled work list.
+        work: int32, four sections: tiles, row ids, rows, block table, and behind them the slots.
+        row_ids_at, rows_at, block_table_at: where sections begin in work.
+        slots: int64 ``[num_rows]``, where each row's key and value go; -1 nowhere.
+        partial_out, partial_lse, counters: of its scratch.
+    """
+
+    def __init__(
+        self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch, *, device: torch.device
+    ) -> None:
+        sizes = (
+            capacity.num_tiles * TileField.WIDTH,
+            capacity.num_row_ids,
+            capacity.num_rows * RowField.WIDTH,
+            capacity.num_table_entries,
+            capacity.num_rows * 2,
+        )
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        self._starts, self._sizes = starts, sizes
+        self.launch = launch
+        self.capacity = capacity
+        self.num_tiles = capacity.num_tiles
+        self.num_prefix_tiles = 0
+        self.work = torch.zeros(starts[-1], dtype=torch.int32, device=device)
+        self.row_ids_at, self.rows_at, self.block_table_at = starts[1:4]
+        self.slots = self.work[starts[4] : starts[4] + sizes[4]].view(torch.int64)
+        self.partial_out, self.partial_lse = scratch.partial_out, scratch.partial_lse
+        self.counters = scratch.counters
+
+    def fill(self, work_list: WorkList, slot_mapping: npt.NDArray[np.int64]) -> None:
+        """Writes a step's work list: one transfer, which the launches that follow on the stream wait for.
+
+        Rows beyond the work list's have no slot and no tile: nothing is computed or written for them.
+
+        Raises:
+            ValueError: the work list does not fit, or is cut for another launch.
+        """
+        needed = WorkCapacity.of(work_list)
+        for name in WorkCapacity.__slots__:
+            if getattr(needed, name) > getattr(self.capacity, name):
+                raise ValueError(
+                    f"work list needs {name}={getattr(needed, name)}, room for {getattr(self.capacity, name)}"
+                )
+        if work_list.launch != self.launch:
+            raise ValueError(f"work list is cut for launch {work_list.launch.name!r}, not {self.launch.name!r}")
+        # Pinned memory comes from torch's cache, which gives a buffer out again only after its transfer.
+        staged = torch.zeros(self.work.shape, dtype=torch.int32, pin_memory=self.work.is_cuda)
+        host = staged.numpy()
+        sections = (work_list.tiles, work_list.row_ids, work_list.rows, work_list.block_table)
+        for start, section in zip(self._starts, sections, strict=False):
+            host[start : start + section.size] = section.reshape(-1)
+        slots = host[self._starts[4] : self._starts[4] + self._sizes[4]].view(np.int64)
+        slots[:] = -1
+        slots[: len(slot_mapping)] = slot_mapping
+        self.work.copy_(staged, non_blocking=True)
+        self.num_prefix_tiles = work_list.num_prefix_tiles

@@ -1,0 +1,205 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# Device code has no Python types: Triton infers them at the launch.
+"""Prefix-shared attention of a whole token batch in one launch (BatchLLM section 4.4), merge included.
+
+    out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j],  j over the positions up to t's own, its group's prefix first
+
+Every program takes one tile of the work list (work_list.py) for one KV head: prefix tiles, own tiles and
+plain tiles, each of the narrow or the wide shape, run side by side, so that none of them has a tail of its own. A tile
+that is not all of its rows' attention leaves a partial result (fp32, lse base 2) and counts it per row; the program
+that brings a row's count to its number of parts merges them and sets the counter back to 0 for the next layer. No
+program waits for another. Parts are merged in their own order, so that the result does not depend on who came last.
+
+Grid: one program per tile and KV head; the heads of a tile are neighbours, since a KV block holds them side by side.
+Layouts: query and out ``[T, num_q_heads, head_dim]``; caches ``[num_blocks, block_size, num_kv_heads, head_dim]``; the
+rest as DeviceWork has it. Addresses are 64-bit.
+"""
+
+from typing import ClassVar
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.cost_model import SharePolicy
+from engine.kernels.triton.device_work import DeviceWork
+from engine.kernels.triton.merge import merge_rows
+from engine.kernels.triton.tile import (
+    FIRST_PART,
+    IS_WIDE,
+    NUM_PARTS,
+    NUM_TOKENS,
+    PART,
+    POSITION,
+    ROW_WIDTH,
+    TILE_WIDTH,
+    attend_tile,
+    packed_rows,
+)
+from engine.kernels.triton.triton_attention import TritonAttention, is_interpreted
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _finish_stores(IS_AMD: tl.constexpr):
+    """Every thread's stores are where other programs' acquire will find them, before any thread goes on.
+
+    PTX's barrier orders the stores of all of a program's threads before what any of them releases afterwards. AMD's
+    release waits for the releasing wave's own stores alone, its barrier for none: each wave has to wait for its own.
+    """
+    if IS_AMD:
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, 0", "=v,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+    tl.debug_barrier()
+
+
+@triton.jit
+def _run_tile(
+    out, query, key_cache, value_cache, tile, row_ids, rows, block_table, partial_out, partial_lse, counters,
+    kv_head, scale, cap, window,
+    stride_out_row, stride_out_head, stride_query_row, stride_query_head, stride_block, stride_token, stride_head,
+    NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT_LOOP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, WIDENS_DOT: tl.constexpr,
+    IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
+):  # fmt: skip
+    row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
+    head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
+    first_element = kv_head.to(tl.int64) * stride_head
+    fields = rows + row * ROW_WIDTH
+    result, lse = attend_tile(
+        tile, query + row.to(tl.int64) * stride_query_row + head * stride_query_head, tl.load(fields + POSITION),
+        key_cache + first_element, value_cache + first_element,
+        block_table, scale, cap, window, stride_block, stride_token,
+        HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M, N, SPLIT_LOOP, HAS_WINDOW, HAS_CAP, WIDENS_DOT,
+    )  # fmt: skip
+    row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
+    head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
+    first_element = kv_head.to(tl.int64) * stride_head
+    fields = rows + row * ROW_WIDTH
+    dim = tl.arange(0, HEAD_DIM_PADDED)
+    is_element = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    out_rows = out + row.to(tl.int64) * stride_out_row + head * stride_out_head
+    part = tl.load(tile + PART)
+    if part < 0:
+        tl.store(out_rows[:, None] + dim[None, :], result, mask=is_element)
+    else:
+        NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP_SIZE
+        first_part = tl.load(fields + FIRST_PART)
+        where = (first_part + part).to(tl.int64) * NUM_Q_HEADS + head
+        tl.store(partial_lse + where, lse, mask=is_row)
+        tl.store(partial_out + where[:, None] * HEAD_DIM + dim[None, :], result, mask=is_element)
+        if IS_MERGING:
+            num_parts = tl.load(fields + NUM_PARTS)
+            counter = counters + row.to(tl.int64) * NUM_Q_HEADS + head
+            _finish_stores(IS_AMD)
+            arrived = tl.atomic_add(counter, 1, mask=is_row, sem="acq_rel", scope="gpu")
+            is_last = is_row & (arrived == num_parts - 1)
+            tl.store(counter, tl.zeros([M], dtype=tl.int32), mask=is_last)
+            # What the announcing threads have acquired holds for all threads behind this barrier.
+            tl.debug_barrier()
+            merge_rows(
+                out_rows, partial_out, partial_lse, first_part, num_parts, head, is_last, NUM_Q_HEADS, HEAD_DIM, M
+            )
+
+
+@triton.jit
+def _attention_kernel(
+    out, query, key_cache, value_cache, work, partial_out, partial_lse, counters,
+    row_ids_at, rows_at, block_table_at, scale, cap, window,
+    stride_out_row, stride_out_head, stride_query_row, stride_query_head, stride_block, stride_token, stride_head,
+    NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NARROW_M: tl.constexpr, NARROW_N: tl.constexpr, WIDE_M: tl.constexpr, WIDE_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, WIDENS_DOT: tl.constexpr,
+    IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    kv_head = program % NUM_KV_HEADS
+    tile = work + program // NUM_KV_HEADS * TILE_WIDTH
+    if tl.load(tile + NUM_TOKENS) > 0:
+        is_wide = False
+        if WIDE_M > 0:
+            is_wide = tl.load(tile + IS_WIDE) != 0
+        if WIDE_M > 0 and is_wide:
+            _run_tile(
+                out, query, key_cache, value_cache, tile, work + row_ids_at, work + rows_at, work + block_table_at,
+                partial_out, partial_lse, counters, kv_head, scale, cap, window,
+                stride_out_row, stride_out_head, stride_query_row, stride_query_head,
+                stride_block, stride_token, stride_head,
+                NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, WIDE_M, WIDE_N, True,
+                HAS_WINDOW, HAS_CAP, WIDENS_DOT, IS_MERGING, IS_AMD,
+            )  # fmt: skip
+        else:
+            _run_tile(
+                out, query, key_cache, value_cache, tile, work + row_ids_at, work + rows_at, work + block_table_at,
+                partial_out, partial_lse, counters, kv_head, scale, cap, window,
+                stride_out_row, stride_out_head, stride_query_row, stride_query_head,
+                stride_block, stride_token, stride_head,
+                NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, NARROW_M, NARROW_N, False,
+                HAS_WINDOW, HAS_CAP, WIDENS_DOT, IS_MERGING, IS_AMD,
+            )  # fmt: skip
+
+
+def launch_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    work: DeviceWork,
+    *,
+    first_tile: int,
+    num_tiles: int,
+    scale: float,
+    softcap: float,
+    window: int,
+    is_merging: bool,
+    is_amd: bool,
+) -> None:
+    """Launches tiles [first_tile, first_tile + num_tiles) of a step; first_tile is a multiple of 4 (64 bytes).
+
+    Nothing is checked here but by `TritonAttention.attend`. With is_merging False, partial results stay where they are.
+    """
+    _, num_q_heads, head_dim = query.shape
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    launch = work.launch
+    skipped = first_tile * int(TILE_WIDTH.value)
+    _attention_kernel[(num_tiles * num_kv_heads,)](
+        out, query, key_cache, value_cache, work.work[skipped:], work.partial_out, work.partial_lse, work.counters,
+        work.row_ids_at - skipped, work.rows_at - skipped, work.block_table_at - skipped,
+        2 * LOG2_E * scale / softcap if softcap else LOG2_E * scale, LOG2_E * softcap, window,
+        *out.stride()[:2], *query.stride()[:2], *key_cache.stride()[:3],
+        NUM_KV_HEADS=num_kv_heads, GROUP_SIZE=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim, HEAD_DIM_PADDED=triton.next_power_of_2(max(head_dim, 16)), BLOCK_SIZE=block_size,
+        NARROW_M=launch.narrow.rows, NARROW_N=launch.narrow.tokens,
+        WIDE_M=launch.wide.rows if launch.wide else 0, WIDE_N=launch.wide.tokens if launch.wide else 0,
+        HAS_WINDOW=window > 0, HAS_CAP=softcap > 0,
+        WIDENS_DOT=is_interpreted() and query.dtype == torch.bfloat16, IS_MERGING=is_merging, IS_AMD=is_amd,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True, **launch.options,
+    )  # fmt: skip
+
+
+class FusedAttention(TritonAttention):
+    """One launch a layer; the cost model decides per group what is shared."""
+
+    name: ClassVar[str] = "fused"
+    _policy: ClassVar[SharePolicy] = "cost"
+
+    def _launch(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: DeviceWork,
+        *,
+        scale: float,
+        softcap: float,
+        window: int,
+    ) -> None:
+        launch_attention(
+            out, query, k_cache, v_cache, work, first_tile=0, num_tiles=work.num_tiles,
+            scale=scale, softcap=softcap, window=window, is_merging=True, is_amd=self.is_amd,
+        )  # fmt: skip

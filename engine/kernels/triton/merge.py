@@ -1,0 +1,98 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# Device code has no Python types: Triton infers them at the launch.
+"""The merge of partial results over disjoint KV by their log-sum-exps (RelayAttention Eq. 7, BatchLLM Eq. 1).
+
+    out = sum_k 2^(lse_k - lse) out_k,   2^lse = sum_k 2^lse_k
+
+in fp32, lse base 2, over any number of parts. Part k of a row lies at index first_part[row] + k of
+partial_out ``[num_partials, num_q_heads, head_dim]`` and partial_lse ``[num_partials, num_q_heads]``, both fp32. Parts
+are always taken in that order, so that a result does not depend on which program finished last.
+
+Inside the fused launch the last program of a row calls `merge_rows`; relay attention launches `merge_partials`, whose
+grid is one program per few (row, query head) pairs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.device_work import DeviceWork
+from engine.kernels.triton.tile import FIRST_PART, NUM_PARTS, ROW_WIDTH
+
+_COLUMNS = tl.constexpr(32)
+
+
+@triton.jit
+def merge_rows(
+    out_rows,
+    partial_out,
+    partial_lse,
+    first_part,
+    num_parts,
+    head,
+    is_merged,
+    NUM_Q_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Merges the parts of the rows where is_merged ``[M]`` and stores them.
+
+    out_rows: pointers ``[M]`` to the rows' first element. first_part, num_parts, head (of all query heads): ``[M]``.
+    A few columns at a time: the merge must not need more registers than the tile that it ends.
+    """
+    most = tl.max(tl.where(is_merged, num_parts, 0), 0)
+    column = tl.arange(0, _COLUMNS)
+    for first_column in range(0, HEAD_DIM, _COLUMNS):
+        dim = first_column + column
+        is_dim = (dim < HEAD_DIM)[None, :]
+        acc = tl.zeros([M, _COLUMNS], dtype=tl.float32)
+        top = tl.full([M], float("-inf"), dtype=tl.float32)
+        total = tl.zeros([M], dtype=tl.float32)
+        for part in range(most):
+            is_read = is_merged & (part < num_parts)
+            where = (first_part + part).to(tl.int64) * NUM_Q_HEADS + head
+            # .cg: other programs wrote these in this launch; the L1 cache of this processor may hold older lines.
+            lse = tl.load(partial_lse + where, mask=is_read, other=float("-inf"), cache_modifier=".cg")
+            out = tl.load(
+                partial_out + where[:, None] * HEAD_DIM + dim[None, :],
+                mask=is_read[:, None] & is_dim,
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_top = tl.maximum(top, lse)
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+            decay = tl.exp2(top - shift)
+            weight = tl.exp2(lse - shift)
+            acc = acc * decay[:, None] + out * weight[:, None]
+            total = total * decay + weight
+            top = new_top
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out_rows[:, None] + dim[None, :], acc, mask=is_merged[:, None] & is_dim)
+
+
+@triton.jit
+def _merge_kernel(
+    out, partial_out, partial_lse, rows, num_pairs, stride_out_row, stride_out_head,
+    NUM_Q_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    is_pair = pair < num_pairs
+    row = pair // NUM_Q_HEADS
+    head = pair % NUM_Q_HEADS
+    first_part = tl.load(rows + row * ROW_WIDTH + FIRST_PART, mask=is_pair, other=0)
+    num_parts = tl.load(rows + row * ROW_WIDTH + NUM_PARTS, mask=is_pair, other=0)
+    # A row of one part was finished by its tile.
+    merge_rows(
+        out + row * stride_out_row + head * stride_out_head, partial_out, partial_lse, first_part, num_parts, head,
+        num_parts > 1, NUM_Q_HEADS, HEAD_DIM, M,
+    )  # fmt: skip
+
+
+def merge_partials(out: torch.Tensor, work: DeviceWork) -> None:
+    """Merges a step's partial results into out ``[T, num_q_heads, head_dim]``; rows of one part keep what they have."""
+    num_rows, num_q_heads, head_dim = out.shape
+    rows_a_program = 16
+    _merge_kernel[(triton.cdiv(num_rows * num_q_heads, rows_a_program),)](
+        out, work.partial_out, work.partial_lse, work.work[work.rows_at :], num_rows * num_q_heads, *out.stride()[:2],
+        NUM_Q_HEADS=num_q_heads, HEAD_DIM=head_dim, M=rows_a_program, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip

@@ -1,0 +1,213 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# Device code has no Python types: Triton infers them at the launch.
+"""Device code of one tile: packed query rows against a range of paged KV, with online softmax.
+
+A tile is M packed rows by a range of KV positions. The query heads of one KV head are packed into the rows: packed row
+r is query head r % GROUP_SIZE of the tile's token r // GROUP_SIZE, so that GQA and the members of a prefix group alike
+fill the rows of one matrix product, and KV is read once for all of them.
+
+Positions [0, prefix_len) lie in the prefix's block table, those from prefix_len on in the sequence's own. A prefix tile
+covers positions of the first, an own tile of the second, a plain paged tile of both. One rule serves all three: a row
+sees positions up to its own, and, where there is a sliding window, only the last `window` of them. So a row sees all of
+its prefix, and its own part causally.
+
+All arithmetic on scores, sums and partial results is fp32. Log-sum-exps are base 2 and those of the *scaled* scores.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.work_list import RowField, TileField
+
+FIRST_ROW_ID = tl.constexpr(int(TileField.FIRST_ROW_ID))
+NUM_TOKENS = tl.constexpr(int(TileField.NUM_TOKENS))
+IS_WIDE = tl.constexpr(int(TileField.IS_WIDE))
+KV_BEGIN = tl.constexpr(int(TileField.KV_BEGIN))
+KV_END = tl.constexpr(int(TileField.KV_END))
+PREFIX_LEN = tl.constexpr(int(TileField.PREFIX_LEN))
+PREFIX_ENTRY = tl.constexpr(int(TileField.PREFIX_ENTRY))  # OWN_ENTRY is the next field
+PART = tl.constexpr(int(TileField.PART))
+TILE_WIDTH = tl.constexpr(int(TileField.WIDTH))
+POSITION = tl.constexpr(int(RowField.POSITION))
+FIRST_PART = tl.constexpr(int(RowField.FIRST_PART))
+NUM_PARTS = tl.constexpr(int(RowField.NUM_PARTS))
+ROW_WIDTH = tl.constexpr(int(RowField.WIDTH))
+
+
+@triton.jit
+def packed_rows(tile, row_ids, GROUP_SIZE: tl.constexpr, M: tl.constexpr):
+    """The tile's rows: (row of the batch ``[M]``, query head within its KV head ``[M]``, is it a row at all ``[M]``).
+
+    Rows beyond the tile's tokens repeat its last token, so that every load is of valid memory; they are not stored.
+    """
+    packed = tl.arange(0, M)
+    token = packed // GROUP_SIZE
+    # M need not be a multiple of GROUP_SIZE: the work list gives a tile at most M // GROUP_SIZE tokens.
+    num_tokens = tl.load(tile + NUM_TOKENS, volatile=True)
+    row = tl.load(row_ids + tl.load(tile + FIRST_ROW_ID, volatile=True) + tl.minimum(token, num_tokens - 1))
+    return row, packed % GROUP_SIZE, token < num_tokens
+
+
+@triton.jit
+def _block_ids(block_table, start, last, BLOCK_SIZE: tl.constexpr, N: tl.constexpr):
+    """Block ids of tokens start..start + N - 1, none beyond last: ``[N]``, or one scalar where all lie in one block."""
+    token = start if BLOCK_SIZE % N == 0 else start + tl.arange(0, N)
+    return tl.load(block_table + tl.minimum(token, last) // BLOCK_SIZE)
+
+
+@triton.jit
+def _attend_range(
+    acc,
+    top,
+    total,
+    query,
+    key_head,
+    value_head,
+    block_table,
+    begin,
+    end,
+    last,
+    first_position,
+    positions,
+    scale,
+    cap,
+    window,
+    stride_block,
+    stride_token,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    N: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    WIDENS_DOT: tl.constexpr,
+):
+    """Online softmax over tokens [begin, end) of one block table, of which `last` is the last that may be read.
+
+    first_position is the position of the table's token 0. begin is a multiple of N where N divides BLOCK_SIZE;
+    end - begin is a multiple of N where not IS_MASKED. No load is masked by token: beyond `last` that token is read
+    again and its score masked. So a slot that was never written, which may hold NaN, is never read.
+    """
+    HEAD_DIM_PADDED: tl.constexpr = query.shape[1]
+    dim = tl.arange(0, HEAD_DIM_PADDED)
+    is_dim = (dim < HEAD_DIM)[None, :]
+    lane = tl.arange(0, N)
+    # Read one iteration ahead, so that the address of a KV load never waits for a block table load.
+    ids = _block_ids(block_table, begin, last, BLOCK_SIZE, N)
+    for start in range(begin, end, N):
+        token = start + lane
+        slot = (tl.minimum(token, last) if IS_MASKED else token) % BLOCK_SIZE
+        where = (ids.to(tl.int64) * stride_block + slot * stride_token)[:, None] + dim[None, :]
+        ids = _block_ids(block_table, start + N, last, BLOCK_SIZE, N)
+        if HEAD_DIM == HEAD_DIM_PADDED:
+            key = tl.load(key_head + where)
+        else:
+            key = tl.load(key_head + where, mask=is_dim, other=0.0)
+        if WIDENS_DOT:
+            key = key.to(tl.float32)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if HAS_CAP:
+            # cap * tanh(x), where scale has put 2 * log2(e) * x into scores.
+            # The bound is far past where tanh is 1 and short of what overflows.
+            scores = cap - 2.0 * cap / (1.0 + tl.exp2(tl.minimum(scores, 126.0)))
+        if IS_MASKED:
+            # Beyond the last token: later than any row, so that one comparison masks both.
+            position = tl.where(token <= last, first_position + token, 2147483647)
+            is_visible = position[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                is_visible = is_visible & (position[None, :] > positions[:, None] - window)
+            scores = tl.where(is_visible, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # A row may have seen nothing yet: keep exp2 away from -inf - -inf.
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top) if IS_MASKED else new_top
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(top - shift)
+        total = total * decay + tl.sum(weights, 1)
+        acc = acc * decay[:, None]
+        if HEAD_DIM == HEAD_DIM_PADDED:
+            value = tl.load(value_head + where)
+        else:
+            value = tl.load(value_head + where, mask=is_dim, other=0.0)
+        weights = weights.to(value.dtype)
+        if WIDENS_DOT:
+            weights, value = weights.to(tl.float32), value.to(tl.float32)
+        acc = tl.dot(weights, value, acc, input_precision="ieee")
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit
+def attend_tile(
+    tile,
+    query_rows,
+    positions,
+    key_head,
+    value_head,
+    block_table,
+    scale,
+    cap,
+    window,
+    stride_block,
+    stride_token,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    SPLIT_LOOP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    WIDENS_DOT: tl.constexpr,
+):
+    """Attention of one tile.
+
+    Args:
+        query_rows: pointers ``[M]`` to the packed rows' first element.
+        positions: int32 ``[M]`` of the rows' tokens.
+        scale: of the scores: softmax scale * log2(e); with a soft cap 2 * log2(e) * softmax scale / soft cap.
+        cap: soft cap * log2(e).
+        WIDENS_DOT: multiply in fp32 what is given in less: Triton's interpreter multiplies bfloat16's bit patterns.
+        SPLIT_LOOP: run the KV that every row sees in a loop without masks (worth its code where arithmetic bounds).
+    Returns:
+        out fp32 ``[M, HEAD_DIM_PADDED]`` normalised, 0 where a row saw nothing; lse base 2 ``[M]``, -inf there.
+    """
+    dim = tl.arange(0, HEAD_DIM_PADDED)
+    if HEAD_DIM == HEAD_DIM_PADDED:
+        query = tl.load(query_rows[:, None] + dim[None, :])
+    else:
+        query = tl.load(query_rows[:, None] + dim[None, :], mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    if WIDENS_DOT:
+        query = query.to(tl.float32)
+    kv_begin = tl.load(tile + KV_BEGIN)
+    kv_end = tl.load(tile + KV_END)
+    prefix_len = tl.load(tile + PREFIX_LEN)
+    first_row_position = tl.min(positions, 0)
+    acc = tl.zeros([M, HEAD_DIM_PADDED], dtype=tl.float32)
+    top = tl.full([M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([M], dtype=tl.float32)
+    for segment in range(tl.where(kv_begin < prefix_len, 0, 1), tl.where(kv_end > prefix_len, 2, 1)):
+        first_position = segment * prefix_len
+        begin = tl.maximum(kv_begin - first_position, 0)
+        end = tl.where(segment == 0, tl.minimum(kv_end, prefix_len), kv_end - prefix_len)
+        table = block_table + tl.load(tile + PREFIX_ENTRY + segment)
+        if HAS_WINDOW:
+            # Skip what has left every row's window, in whole steps, so that steps keep their alignment to blocks.
+            begin += tl.maximum(first_row_position - window + 1 - first_position - begin, 0) // N * N
+        if SPLIT_LOOP and not HAS_WINDOW:
+            seen_by_all = tl.minimum(first_row_position + 1 - first_position, end)
+            middle = begin + tl.maximum(seen_by_all - begin, 0) // N * N
+            acc, top, total = _attend_range(
+                acc, top, total, query, key_head, value_head, table, begin, middle, end - 1, first_position,
+                positions, scale, cap, window, stride_block, stride_token,
+                HEAD_DIM, BLOCK_SIZE, N, False, False, HAS_CAP, WIDENS_DOT,
+            )  # fmt: skip
+            begin = middle
+        acc, top, total = _attend_range(
+            acc, top, total, query, key_head, value_head, table, begin, end, end - 1, first_position,
+            positions, scale, cap, window, stride_block, stride_token,
+            HEAD_DIM, BLOCK_SIZE, N, True, HAS_WINDOW, HAS_CAP, WIDENS_DOT,
+        )  # fmt: skip
+    is_empty = total == 0.0
+    out = acc / tl.where(is_empty, 1.0, total)[:, None]
+    lse = tl.where(is_empty, float("-inf"), top + tl.log2(tl.where(is_empty, 1.0, total)))
+    return out, lse

@@ -1,0 +1,221 @@
+"""What the three Triton attention backends share: the model's shape, the step's work, the KV write, the checks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import triton
+
+from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.triton.cost_model import SharePolicy
+from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
+from engine.kernels.triton.tuned import Launch, load_tuned
+from engine.kernels.triton.work_list import WorkList, build_work_list
+from engine.kernels.triton.write_kv import write_kv
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+LARGEST_GROUP = 16
+"""Query heads of one KV head: they must fit the rows of the narrowest tile."""
+
+
+class TritonAttention(ABC):
+    """Attention of one model on one device. Frozen after construction; a step's state is in its DeviceWork.
+
+    Args:
+        num_q_heads, num_kv_heads, head_dim: of the model.
+        dtype: of queries and of the KV cache.
+        block_size: tokens in a KV block.
+        device: a CUDA or ROCm GPU, or the CPU where Triton interprets (TRITON_INTERPRET=1).
+        architecture: names the tuned configuration; "auto" is the device's own.
+    Raises:
+        ValueError: a shape or dtype that the kernels do not cover, or a device that cannot run them.
+    """
+
+    name: ClassVar[str]
+    has_fixed_launches: ClassVar[bool] = True
+    """Whether steps in one DeviceWork differ by nothing but what is in it, so that a CUDA graph serves them all."""
+    _policy: ClassVar[SharePolicy]
+
+    def __init__(
+        self,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        block_size: int,
+        device: torch.device,
+        architecture: str = "auto",
+    ) -> None:
+        if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
+            raise ValueError(
+                f"{num_q_heads} query heads over {num_kv_heads} KV heads: need a whole number, at most {LARGEST_GROUP}"
+            )
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
+        if head_dim % 8 or not 8 <= head_dim <= 256:
+            raise ValueError(f"head_dim must be a multiple of 8 of at most 256, got {head_dim}")
+        if block_size % 8 or not 8 <= block_size <= 256:
+            raise ValueError(f"block_size must be a multiple of 8 of at most 256, got {block_size}")
+        if device.type != "cuda" and not is_interpreted():
+            raise ValueError(
+                f"device {device} has no Triton; a GPU, or TRITON_INTERPRET=1 in the environment, is needed"
+            )
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.group_size = num_q_heads // num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.block_size = block_size
+        self.device = device
+        self.is_amd = device.type == "cuda" and torch.version.hip is not None
+        self.tuned = load_tuned(
+            architecture_of(device) if architecture == "auto" else architecture,
+            element_bits=dtype.itemsize * 8,
+            head_dim=head_dim,
+        )
+        self.num_processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count
+            if device.type == "cuda"
+            else self.tuned.num_processors
+        )
+
+    def plan(self, batch: AttentionBatch, launches: Sequence[Launch] = ()) -> WorkList:
+        """Cuts a step into tiles, for the best of the launches (all of the tuned ones unless named)."""
+        if batch.block_size != self.block_size:
+            raise ValueError(f"batch has block_size {batch.block_size}, this backend {self.block_size}")
+        return build_work_list(
+            batch,
+            self.tuned,
+            group_size=self.group_size,
+            num_kv_heads=self.num_kv_heads,
+            num_processors=self.num_processors,
+            policy=self._policy,
+            launches=launches or self.tuned.launches,
+        )
+
+    def reserve(self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch | None = None) -> DeviceWork:
+        """Room for steps of at most this size, at addresses that stay: what a CUDA graph needs. Fill it before use.
+
+        Args:
+            scratch: of at least this capacity, shared with works that are never computed at the same time; None: its
+                own.
+        """
+        return DeviceWork(capacity, launch, scratch or self.make_scratch(capacity), device=self.device)
+
+    def make_scratch(self, capacity: WorkCapacity) -> AttentionScratch:
+        return AttentionScratch(capacity, num_q_heads=self.num_q_heads, head_dim=self.head_dim, device=self.device)
+
+    def prepare(self, batch: AttentionBatch) -> DeviceWork:
+        """Plans a step and moves it to the device in one transfer. Called once a step, for all layers."""
+        work_list = self.plan(batch)
+        work = self.reserve(WorkCapacity.of(work_list), work_list.launch)
+        work.fill(work_list, batch.slot_mapping)
+        return work
+
+    def refill(self, work: DeviceWork, batch: AttentionBatch) -> None:
+        """Plans a step into room reserved before, under that room's launch.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        work.fill(self.plan(batch, (work.launch,)), batch.slot_mapping)
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
+    ) -> None:
+        """Writes ``[T, num_kv_heads, head_dim]`` keys and values into the step's slots of the caches."""
+        write_kv(key, value, k_cache, v_cache, work.slots)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: DeviceWork,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+    ) -> torch.Tensor:
+        """Attention of a whole token batch: `attend_into` a new tensor ``[T, num_q_heads, head_dim]``."""
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        self.attend_into(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window)
+        return out
+
+    def attend_into(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: DeviceWork,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+    ) -> None:
+        """Attention of a whole token batch.
+
+        Args:
+            out: like query; rows without work (in a room reserved for more) are not written.
+            query: ``[T, num_q_heads, head_dim]``, any row and head strides.
+            k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
+            scale: applied to the scores.
+            softcap: c: scores become c * tanh(score / c); 0: they stay.
+            window: a row sees this many positions, its own included; 0: all.
+        Raises:
+            ValueError: shapes, dtypes or strides that the launch does not cover.
+        """
+        expected = (query.shape[0], self.num_q_heads, self.head_dim)
+        if query.shape != expected or out.shape != expected or query.shape[0] > work.capacity.num_rows:
+            raise ValueError(
+                f"query and out must be [at most {work.capacity.num_rows}, {expected[1]}, {expected[2]}], "
+                f"got {tuple(query.shape)} and {tuple(out.shape)}"
+            )
+        cache_shape = (k_cache.shape[0], self.block_size, self.num_kv_heads, self.head_dim)
+        if k_cache.shape != cache_shape or v_cache.shape != cache_shape or k_cache.stride() != v_cache.stride():
+            raise ValueError(
+                f"caches must both be {cache_shape} with the same strides, got {tuple(k_cache.shape)} with "
+                f"{k_cache.stride()} and {tuple(v_cache.shape)} with {v_cache.stride()}"
+            )
+        for name, tensor in (("out", out), ("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
+            if tensor.dtype != self.dtype or tensor.stride(-1) != 1 or tensor.device.type != self.device.type:
+                raise ValueError(
+                    f"{name} must be {self.dtype} on {self.device} and contiguous along head_dim, "
+                    f"got {tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
+                )
+        if softcap < 0 or window < 0:
+            raise ValueError(f"softcap and window must not be negative, got {softcap} and {window}")
+        self._launch(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window)
+
+    @abstractmethod
+    def _launch(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: DeviceWork,
+        *,
+        scale: float,
+        softcap: float,
+        window: int,
+    ) -> None: ...
+
+
+def is_interpreted() -> bool:
+    """Whether Triton was told to interpret kernels on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def architecture_of(device: torch.device) -> str:
+    """The name of a device's tuned configuration: "sm_90", "gfx942", or "interpreter" for the CPU."""
+    if device.type != "cuda":
+        return "interpreter"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"

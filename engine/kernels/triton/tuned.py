@@ -1,0 +1,130 @@
+"""Tuned configurations: named data per architecture (`configs/*.json`), read at start, written by `benchmarks.tune`.
+
+A file holds one entry per element size and head dim; an entry holds the launches to choose from in each step. A launch
+is one compiled kernel: its tile shapes, its compiler options, and what a tile costs (cost_model.py).
+An entry's `origin` says whether its costs were measured, and on what, or estimated from data sheets.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+CONFIG_FOLDER = Path(__file__).parent / "configs"
+
+_T = TypeVar("_T")
+
+ARCHITECTURES = ("sm_80", "sm_90", "gfx90a", "gfx942", "default", "interpreter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileShape:
+    """One tile shape of a launch, and the time of one program slot that a tile of it takes.
+
+    Attributes:
+        rows: packed query rows (tokens times query heads per KV head), a power of two of at least 16.
+        tokens: KV tokens a step of its loop, a power of two of at least 16.
+        tile_us: of a tile before its first KV token: start, query, block table, store.
+        kilotoken_us: per 1,000 KV tokens read from memory.
+        reread_kilotoken_us: per 1,000 KV tokens that another program has just read (L2).
+        partial_us: per tile whose result is a partial: written, announced, merged.
+    """
+
+    rows: int
+    tokens: int
+    tile_us: float
+    kilotoken_us: float
+    reread_kilotoken_us: float
+    partial_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One way to compile the attention kernel.
+
+    Attributes:
+        narrow: the shape for few query rows, where memory bounds.
+        wide: the shape for many, where arithmetic bounds; None where the launch has narrow tiles only, and with them
+            fewer registers and more programs per processor.
+        programs_per_processor: that run at once; with the processors they make the program slots.
+        options: further compiler options of the architecture (waves_per_eu, matrix_instr_nonkdim, ...).
+    """
+
+    name: str
+    narrow: TileShape
+    wide: TileShape | None
+    num_warps: int
+    num_stages: int
+    programs_per_processor: int
+    options: Mapping[str, int]
+
+    @property
+    def shapes(self) -> tuple[TileShape, ...]:
+        return (self.narrow,) if self.wide is None else (self.narrow, self.wide)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedAttention:
+    """What the attention of one model uses on one architecture.
+
+    Attributes:
+        origin: where the costs come from.
+        num_processors: of the device the costs were taken on; a launch on a real device uses that device's own number.
+        min_split_tokens: KV tokens that a split of a tile's range holds at least.
+        balance: a tile takes at most this share of the time that a program slot is busy on average, else it is split.
+        share_margin: by how much sharing a prefix must be cheaper than plain attention, as a share of its cost.
+    """
+
+    architecture: str
+    origin: str
+    num_processors: int
+    min_split_tokens: int
+    balance: float
+    share_margin: float
+    launches: tuple[Launch, ...]
+
+
+def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedAttention:
+    """Reads the entry for an element size and the smallest head dim that holds head_dim.
+
+    Args:
+        architecture: "sm_90", "gfx942", ...; one without a file of its own uses "default".
+    Raises:
+        ValueError: no entry fits, or a file has a key that is unknown or missing.
+    """
+    path = CONFIG_FOLDER / f"{architecture}.json"
+    document = json.loads((path if path.exists() else CONFIG_FOLDER / "default.json").read_text())
+    entries = [
+        entry
+        for entry in document.pop("entries")
+        if entry["element_bits"] == element_bits and entry["head_dim"] >= head_dim
+    ]
+    if not entries:
+        raise ValueError(f"{path.name}: no entry for {element_bits}-bit elements and head dim {head_dim}")
+    entry = min(entries, key=lambda found: int(found["head_dim"]))
+    launches = tuple(_launch(found) for found in entry["launches"])
+    of_entry = {name: value for name, value in entry.items() if name not in ("element_bits", "head_dim")}
+    return _build(TunedAttention, document | of_entry | {"launches": launches}, path)
+
+
+def _launch(found: dict[str, Any]) -> Launch:
+    path = CONFIG_FOLDER
+    wide = found["wide"]
+    shapes = {
+        "narrow": _build(TileShape, found["narrow"], path),
+        "wide": None if wide is None else _build(TileShape, wide, path),
+        "options": MappingProxyType(found["options"]),
+    }
+    return _build(Launch, found | shapes, path)
+
+
+def _build(kind: type[_T], values: dict[str, Any], path: Path) -> _T:
+    expected = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if values.keys() != expected:
+        wrong = sorted(values.keys() ^ expected)
+        raise ValueError(
+            f"{path.name}: {kind.__name__} has unknown or missing keys {wrong}; expected {sorted(expected)}"
+        )
+    return kind(**values)

@@ -1,0 +1,83 @@
+"""A block pool that remembers what full blocks hold, and gives remembered ones away last, by recency."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kv.block_pool import BlockPool
+
+
+class LruBlockPool(BlockPool):
+    """As `BlockPool`; blocks have as many owners as took them, and keep their contents until their memory is needed.
+
+    A remembered block without owners is idle: it counts as free, and is found until `allocate` has no other block left
+    and takes the idle one used longest ago.
+
+    Invariants: idle blocks are not in the extents; num_free counts both.
+    """
+
+    __slots__ = ("_block_of", "_idle", "_key_of", "_num_owners")
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._num_owners = [0] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def allocate(self, count: int) -> npt.NDArray[np.int32]:
+        while self.num_free - self.num_idle < count <= self.num_free:
+            block, _ = self._idle.popitem(last=False)
+            del self._block_of[self._key_of.pop(block)]
+            self._give_back(block, 1)
+        block_ids = super().allocate(count)
+        for block in block_ids.tolist():
+            self._num_owners[block] = 1
+        return block_ids
+
+    def free(self, block_ids: npt.NDArray[np.int32]) -> None:
+        """One owner fewer for each block. Of those left idle, the last ones are the first to be given away."""
+        unowned = []
+        for block in reversed(block_ids.tolist()):
+            assert self._num_owners[block] > 0, f"KV block {block} is freed twice"
+            self._num_owners[block] -= 1
+            if self._num_owners[block] == 0:
+                if block in self._key_of:
+                    self._idle[block] = None
+                    self.num_free += 1
+                else:
+                    unowned.append(block)
+        super().free(np.array(unowned, dtype=np.int32))
+
+    def find(self, keys: Sequence[bytes]) -> npt.NDArray[np.int32]:
+        """Blocks that hold what the leading keys name, up to the first that none holds; nothing is taken."""
+        found = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return np.array(found, dtype=np.int32)
+
+    def count_idle(self, block_ids: npt.NDArray[np.int32]) -> int:
+        return sum(self._num_owners[block] == 0 for block in block_ids.tolist())
+
+    def share(self, block_ids: npt.NDArray[np.int32]) -> None:
+        """Takes blocks that were found: one owner more for each."""
+        for block in block_ids.tolist():
+            if self._num_owners[block] == 0:
+                del self._idle[block]
+                self.num_free -= 1
+            self._num_owners[block] += 1
+
+    def remember(self, block_id: int, key: bytes) -> None:
+        """Names what an owned, fully written block holds. Where another block holds the same, that one stays named."""
+        if key not in self._block_of and block_id not in self._key_of:
+            self._block_of[key] = block_id
+            self._key_of[block_id] = key

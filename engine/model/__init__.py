@@ -1,0 +1,1 @@
+"""The model: its checkpoint, its layers, and the attention backend underneath."""

@@ -1,0 +1,273 @@
+"""A stock transformers causal LM with our attention underneath; what could not be exact is refused."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from engine.device.host_memory import give_back_freed_memory
+from engine.device.transfers import to_device
+from engine.errors import ConfigError, ModelError
+from engine.kernels.cpu.native import NativeKernels
+from engine.kv.kv_cache import KVCache, KVShape
+from engine.model.attention import AttentionBackend
+from engine.model.checkpoint import no_progress_bars, resolve_checkpoint
+from engine.model.native_head import NativeEmbedding, NativeHead
+from engine.model.native_layers import NativeLayers, NativeStep
+from engine.model.supported_models import check_supported
+from engine.scheduling.token_batch import TokenBatch
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+_ATTENTION_NAME = "batchloom"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStep:
+    """What travels through the model's forward to every layer's attention."""
+
+    backend: AttentionBackend
+    cache: KVCache
+    work: Any
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    attention_step: AttentionStep,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query ``[1, Hq, T, D]``, key and value ``[1, Hkv, T, D]``."""
+    cache, layer = attention_step.cache, int(module.layer_idx)  # type: ignore[arg-type]
+    k_cache, v_cache = cache.keys[layer], cache.values[layer]
+    backend, work = attention_step.backend, attention_step.work
+    backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_cache, v_cache, work)
+    out = backend.attend(query[0].transpose(0, 1), k_cache, v_cache, work, scale=scaling)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(_ATTENTION_NAME, _attention)
+# Without a mask function of that name transformers makes no mask, and does not look for packed sequences in the
+# positions either, which would make the host wait for the device in each step. Who sees what is in the AttentionBatch.
+
+
+class Model:
+    """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
+
+    Attributes:
+        max_positions: longest sequence that the checkpoint's positions allow.
+        is_swiglu: whether the layers' own products are silu(gate) * up without biases.
+        eos_token_ids: tokens that end an answer.
+    """
+
+    def __init__(
+        self, language_model: transformers.PreTrainedModel, *, device: torch.device, owns_weights: bool
+    ) -> None:
+        config = language_model.config
+        check_supported(config)
+        self._base = language_model.base_model
+        self._head: nn.Linear | NativeHead = language_model.get_output_embeddings()
+        self.device = device
+        self.dtype: torch.dtype = language_model.dtype
+        self.vocab_size = int(config.vocab_size)
+        self.max_positions = int(config.max_position_embeddings)
+        self.hidden_size = int(config.hidden_size)
+        self.num_q_heads = int(config.num_attention_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.kv_shape = KVShape(
+            num_layers=int(config.num_hidden_layers),
+            num_kv_heads=int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
+            head_dim=int(head_dim),
+            dtype=self.dtype,
+        )
+        self.is_swiglu = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
+        self.eos_token_ids = _eos_token_ids(language_model)
+        self.is_compiled = False
+        self._has_native_layers = False
+        self._owns_weights = owns_weights
+        language_model.set_attn_implementation(_ATTENTION_NAME)
+
+    @classmethod
+    def load(
+        cls, model: str | Path | transformers.PreTrainedModel, *, dtype: torch.dtype, device: torch.device
+    ) -> "Model":
+        """Reads a checkpoint straight onto the device; a model object is used as it is, switched to our attention.
+
+        Raises:
+            ModelError: not readable, or of an architecture that has not been shown to be computed exactly.
+        """
+        if isinstance(model, transformers.PreTrainedModel):
+            return cls(model.to(device=device, dtype=dtype).eval(), device=device, owns_weights=False)
+        folder = resolve_checkpoint(model)
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (ValueError, OSError) as error:
+            raise ModelError(f"model {str(model)!r}: config.json cannot be used: {error}") from error
+        check_supported(config)
+        try:
+            with no_progress_bars(), device:  # weights go straight to the device
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+                )
+        except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
+            raise ModelError(f"model {str(model)!r}: the weights cannot be read: {error}") from error
+        return cls(loaded.eval(), device=device, owns_weights=True)
+
+    @torch.inference_mode()
+    def use_native_layers(self, kernels: NativeKernels) -> None:
+        """Puts the CPU kernels' layers in the place of transformers' own; they take over the weights.
+
+        Raises:
+            ConfigError: the layers compute something else than silu(gate) * up.
+        """
+        if not self.is_swiglu:
+            raise ConfigError("attention 'native' needs layers of silu(gate) * up without biases")
+        # A caller's model keeps its own layers: the copy shares everything but the list of them.
+        self._base = copy.copy(self._base)
+        self._base._modules = dict(self._base._modules)
+        self._base.layers = nn.ModuleList([NativeLayers(self._take_layers(self._base.layers), kernels)])
+        self._use_native_head(kernels)
+        give_back_freed_memory()
+        self._has_native_layers = True
+
+    def _take_layers(self, layers: nn.ModuleList) -> Iterator[nn.Module]:
+        """Layer by layer; where they are nobody else's, weights are freed before the next one's are copied."""
+        for index, layer in enumerate(layers):
+            if self._owns_weights:
+                layers[index] = nn.Identity()
+            yield layer
+
+    def _use_native_head(self, kernels: NativeKernels) -> None:
+        assert isinstance(self._head, nn.Linear), "the output layer is replaced once"
+        packed = kernels.pack(self._head.weight, self._head.bias)
+        if packed is None:
+            return
+        is_tied = self._head.weight is self._base.embed_tokens.weight
+        self._head = NativeHead(kernels, packed)
+        if is_tied and self._owns_weights:
+            self._base.embed_tokens = NativeEmbedding(self._head)
+
+    def compile_layers(self) -> None:
+        """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
+
+        All layers share the code, for any number of rows: one compilation of some ten seconds. Native layers have
+        nothing left to fuse.
+        """
+        if not (self.is_compiled or self._has_native_layers):
+            for layer in self._base.layers:
+                layer.compile(dynamic=True)
+            self.is_compiled = True
+
+    def _decompile_layers(self) -> None:
+        for layer in self._base.layers:
+            layer._compiled_call_impl = None  # what Module.compile sets; it has no public opposite
+        self.is_compiled = False
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: TokenBatch,
+        cache: KVCache,
+        backend: AttentionBackend | NativeKernels,
+        late_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Runs one token batch and writes its KV.
+
+        Args:
+            late_ids: int64, tokens that the step before has sampled and only the device knows (`TokenBatch.input_ids`).
+        Returns:
+            ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
+        """
+        numbers = to_device(np.concatenate([batch.input_ids, batch.positions, batch.output_rows]), self.device)
+        num_rows = len(batch.input_ids)
+        input_ids, positions = numbers[:num_rows], numbers[num_rows : 2 * num_rows]
+        output_rows = numbers[2 * num_rows :]
+        if batch.has_late_tokens:
+            assert late_ids is not None, "a token is missing that no step has sampled"
+            input_ids = fill_in(input_ids, late_ids)
+        if isinstance(backend, NativeKernels):
+            native = NativeStep(cache=cache, work=backend.prepare(batch.attention), output_rows=output_rows)
+            return self.compute(input_ids, positions, native)
+        step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
+        return self.compute(input_ids, positions, step).index_select(0, output_rows)
+
+    @torch.inference_mode()
+    def compute(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep | NativeStep
+    ) -> torch.Tensor:
+        """The layers alone, all tensors on the device: int64 ``[T]`` twice -> last hidden states ``[T, hidden]``.
+
+        Native layers give those of the step's output rows only, ``[R, hidden]``.
+
+        Nothing in it waits for the device or depends on what is in the tensors, so a CUDA graph can be made of it.
+        """
+        inputs = {
+            "input_ids": input_ids.unsqueeze(0),
+            "position_ids": positions.unsqueeze(0),
+            "use_cache": False,
+            "attention_step": step,
+        }
+        try:
+            hidden: torch.Tensor = self._base(**inputs).last_hidden_state
+        except TorchDynamoException as error:
+            # A compiler that is installed but broken must not cost the night. What was written is written again.
+            LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
+            self._decompile_layers()
+            hidden = self._base(**inputs).last_hidden_state
+        return hidden[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[R, hidden]`` through the output layer: float32 ``[R, vocab_size]``."""
+        logits: torch.Tensor = self._head(hidden)
+        return logits.float()
+
+    @torch.inference_mode()
+    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[R, hidden]`` -> int64 ``[R]``: the token of the largest logit, the first of equals."""
+        if isinstance(self._head, NativeHead):
+            return self._head.most_likely(hidden)
+        return self.logits(hidden).argmax(dim=-1)
+
+    @torch.inference_mode()
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``.
+
+        A few columns cost nothing, so they are computed in float64 and rounded: in 16 bits many rows would tie, and a
+        row is the same whatever other rows it is computed with.
+        """
+        head = self._head
+        weights = head.weights_of(token_ids) if isinstance(head, NativeHead) else head.weight[token_ids]
+        bias = None if head.bias is None else head.bias[token_ids].double()
+        return nn.functional.linear(hidden.double(), weights.double(), bias).float()
+
+
+def fill_in(input_ids: torch.Tensor, late_ids: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by late_ids[row]."""
+    is_late = input_ids < 0
+    return torch.where(is_late, late_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
+
+
+def _eos_token_ids(language_model: transformers.PreTrainedModel) -> frozenset[int]:
+    generation = getattr(language_model, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    if eos is None:
+        eos = language_model.config.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)

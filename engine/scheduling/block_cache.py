@@ -1,0 +1,74 @@
+"""Implicit prefix sharing: full KV blocks are found again by what they hold, as vLLM's prefix cache does it.
+
+The baseline of BatchLLM's comparison (section 6.3.1): nobody knows what will be asked next, so blocks are kept for as
+long as memory lasts, and the one used longest ago goes first.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kv.lru_block_pool import LruBlockPool
+from engine.scheduling.sequence import Sequence
+
+
+class BlockCache:
+    """Finds and remembers the blocks of sequences that have no prefix node.
+
+    A block's key is a digest of its tokens and of the key before it, so that it names all tokens up to its end. Blocks
+    are remembered when the step that fills them is done: requests that start in one step do not find each other.
+    """
+
+    __slots__ = ("_block_size", "_keys", "_pool")
+
+    def __init__(self, pool: LruBlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._keys: dict[Sequence, list[bytes]] = {}
+
+    def num_found_in_use(self, sequence: Sequence) -> int:
+        """Blocks that the sequence would find and that others hold: they take no memory."""
+        found = self._find(sequence)
+        return len(found) - self._pool.count_idle(found)
+
+    def reuse(self, sequence: Sequence) -> None:
+        """Lets a sequence begin with blocks that are there, in place of any it has been given and not written yet."""
+        found, first = self._find(sequence), sequence.num_computed // self._block_size
+        if len(found) == 0:
+            return
+        last = first + len(found)
+        self._pool.share(found)
+        self._pool.free(sequence.block_ids[first:last])
+        sequence.block_ids = np.concatenate([sequence.block_ids[:first], found, sequence.block_ids[last:]])
+        sequence.num_computed = last * self._block_size
+
+    def remember(self, sequence: Sequence, num_earlier: int) -> None:
+        """Remembers blocks that have become full since `num_earlier` own tokens were computed."""
+        num_known = min(sequence.num_computed, _num_lasting_tokens(sequence))
+        first, last = num_earlier // self._block_size, num_known // self._block_size
+        if first < last:
+            keys = self._keys_of(sequence, last)
+            for index in range(first, last):
+                self._pool.remember(int(sequence.block_ids[index]), keys[index])
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is finished; its blocks are remembered all the same."""
+        self._keys.pop(sequence, None)
+
+    def _find(self, sequence: Sequence) -> npt.NDArray[np.int32]:
+        """Blocks from num_computed on. The last known token is always computed, for its logits."""
+        last = (_num_lasting_tokens(sequence) - 1) // self._block_size
+        return self._pool.find(self._keys_of(sequence, last)[sequence.num_computed // self._block_size :])
+
+    def _keys_of(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        keys = self._keys.setdefault(sequence, [])
+        for index in range(len(keys), num_blocks):
+            tokens = sequence.own_tokens(index * self._block_size, (index + 1) * self._block_size)
+            keys.append(blake2b(tokens.tobytes(), digest_size=16, key=keys[-1] if keys else b"").digest())
+        return keys[:num_blocks]
+
+
+def _num_lasting_tokens(sequence: Sequence) -> int:
+    """Known own tokens that stay what they are: a label's tokens are replaced by those of the next."""
+    return sequence.num_suffix if sequence.request.mode == "score" else sequence.length

@@ -1,0 +1,54 @@
+"""In which order groups start, and requests within a group."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from engine.config import Order
+from engine.scheduling.scheduled_group import ScheduledGroup
+from engine.scheduling.sequence import Sequence, expected_extra_tokens
+
+
+def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:
+    """Arranges groups in the order in which they start; what ties keeps its place.
+
+    "ratio"
+        the larger expected decode length for its prefill first (BatchLLM Eq. 4), so that long answers start early and
+        their decode tokens find prefill to share a step with.
+    "fcfs"
+        first come, first served: by the position of a group's first request among the requests given.
+    "sjf"
+        shortest job first: by expected answer length, a group by the mean of its requests.
+    "priority"
+        larger `Request.priority` first, a group by its most urgent request; then first come, first served.
+
+    Requests of a group follow the same rule among themselves, but for "ratio", which is about groups.
+    """
+    if order == "ratio":
+        return sorted(groups, key=lambda group: -group.decode_to_prefill_ratio)
+    by = _REQUEST_KEYS[order]
+    arranged = [replace(group, sequences=sorted(group.sequences, key=by)) for group in groups]
+    return sorted(arranged, key=_mean_length if order == "sjf" else lambda group: by(group.sequences[0]))
+
+
+def _arrival(sequence: Sequence) -> tuple[int, ...]:
+    return (sequence.owners[0],)
+
+
+def _length(sequence: Sequence) -> tuple[int, ...]:
+    return (expected_extra_tokens(sequence.request), sequence.owners[0])
+
+
+def _urgency(sequence: Sequence) -> tuple[int, ...]:
+    return (-sequence.request.priority, sequence.owners[0])
+
+
+def _mean_length(group: ScheduledGroup) -> tuple[float, int]:
+    lengths = [expected_extra_tokens(sequence.request) for sequence in group.sequences]
+    return sum(lengths) / len(lengths), min(sequence.owners[0] for sequence in group.sequences)
+
+
+_REQUEST_KEYS: dict[Order, Callable[[Sequence], tuple[int, ...]]] = {
+    "fcfs": _arrival,
+    "sjf": _length,
+    "priority": _urgency,
+}

@@ -1,0 +1,58 @@
+"""Which whole prompts make up a step, and whether they are padded to one length.
+
+A step of whole prompts is a bin of `budget` tokens (Prepacking section 3.1). Each function is given the lengths of the
+prompts that could be computed now, in the order in which they were admitted, and returns the indices of those that make
+the step: at least one, and more than the budget only where one prompt alone is longer.
+
+"prepacked" uses the bin-packing library that the paper's authors used: the longest prompts first, each into a bin that
+has room. One bin is computed when its step comes; the rest is packed again, with whatever has memory by then.
+"""
+
+from collections.abc import Callable, Sequence
+
+from binpacking.to_constant_volume import to_constant_volume
+
+from engine.config import Packing
+
+
+def pack_in_turn(lengths: Sequence[int], budget: int) -> list[int]:
+    """Prompts in turn, until one does not fit."""
+    taken: list[int] = []
+    for index, length in enumerate(lengths):
+        if taken and length > budget:
+            break
+        taken.append(index)
+        budget -= length
+    return taken
+
+
+def pack_decreasing(lengths: Sequence[int], budget: int) -> list[int]:
+    """The longest prompt and what is packed with it."""
+    return [*to_constant_volume(dict(enumerate(lengths)), budget)[0]]
+
+
+def pack_padded(lengths: Sequence[int], budget: int) -> list[int]:
+    """Prompts in turn, while all of them, padded to the longest, fit."""
+    longest = 0
+    for count, length in enumerate(lengths):
+        longest = max(longest, length)
+        if count and (count + 1) * longest > budget:
+            return list(range(count))
+    return list(range(len(lengths)))
+
+
+def pack_length_ordered(lengths: Sequence[int], budget: int) -> list[int]:
+    """As `pack_padded`, the longest prompts first, so that neighbours need little padding."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return [order[place] for place in pack_padded([lengths[index] for index in order], budget)]
+
+
+PACKINGS: dict[Packing, Callable[[Sequence[int], int], list[int]]] = {
+    "ragged": pack_in_turn,
+    "prepacked": pack_decreasing,
+    "length_ordered": pack_length_ordered,
+    "padded": pack_padded,
+}
+
+PADDED_PACKINGS: frozenset[Packing] = frozenset(["length_ordered", "padded"])
+"""In these, the prompts of a step are padded to the longest of them, and the padding is computed."""

@@ -1,0 +1,123 @@
+"""The KV of a shared beginning while somebody needs it: a chain of nodes from the prompt's first token on."""
+
+from typing import Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kv.block_pool import BlockPool
+
+_NO_BLOCKS = np.empty(0, dtype=np.int32)
+
+
+class PrefixNode:
+    """Prompt tokens [start, end) below `parent`; start is a multiple of the block size, so blocks are never split.
+
+    A group's prefix is the chain from a root to its node. Lifetime is explicit (BatchLLM section 4.3.1): a node's
+    blocks are freed when its last user finishes, and taken early only where nothing runs on them.
+
+    Attributes:
+        num_computed: tokens whose KV is written; 0 while no blocks are held.
+        num_unfinished: child nodes and requests that still need this node, running or not.
+        num_resident: child nodes with blocks and requests with KV, which forbid an eviction.
+        is_charged: whether its tokens have been counted as computed for some request.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "chain_block_ids",
+        "end",
+        "is_charged",
+        "num_computed",
+        "num_resident",
+        "num_unfinished",
+        "parent",
+        "start",
+        "token_ids",
+    )
+
+    def __init__(self, *, parent: Optional["PrefixNode"], token_ids: npt.NDArray[np.int32], start: int) -> None:
+        self.parent = parent
+        self.token_ids = token_ids
+        self.start = start
+        self.end = start + len(token_ids)
+        self.block_ids = _NO_BLOCKS
+        self.chain_block_ids = _NO_BLOCKS
+        self.num_computed = 0
+        self.num_unfinished = 0
+        self.num_resident = 0
+        self.is_charged = False
+        if parent is not None:
+            parent.num_unfinished += 1
+
+    @property
+    def holds_blocks(self) -> bool:
+        return len(self.block_ids) > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole chain is computed: a node with blocks keeps its parents resident."""
+        return self.num_computed == len(self.token_ids) and (self.parent is None or self.parent.is_complete)
+
+    def chain(self) -> list["PrefixNode"]:
+        """From the root to this node."""
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes[::-1]
+
+    def num_missing_blocks(self, block_size: int) -> int:
+        """Blocks that acquire() would take."""
+        return sum(-(-len(node.token_ids) // block_size) for node in self.chain() if not node.holds_blocks)
+
+    def next_to_compute(self) -> "PrefixNode":
+        """The first node of a chain that is not complete."""
+        return next(node for node in self.chain() if node.num_computed < len(node.token_ids))
+
+    def acquire(self, pool: BlockPool, block_size: int) -> int:
+        """Takes blocks for every node of the chain that has none; returns the tokens that these are to hold."""
+        num_tokens = 0
+        for node in self.chain():
+            if not node.holds_blocks:
+                num_tokens += len(node.token_ids)
+                node.block_ids = pool.allocate(-(-len(node.token_ids) // block_size))
+                pool.num_prefix_blocks += len(node.block_ids)
+                above = _NO_BLOCKS if node.parent is None else node.parent.chain_block_ids
+                node.chain_block_ids = np.concatenate([above, node.block_ids])
+                if node.parent is not None:
+                    node.parent.num_resident += 1
+        return num_tokens
+
+    def release(self, pool: BlockPool) -> None:
+        """Frees this node's blocks; they can be acquired and computed again."""
+        assert self.num_resident == 0, "a prefix is freed while a request or a longer prefix runs on it"
+        if not self.holds_blocks:
+            return
+        pool.free(self.block_ids)
+        pool.num_prefix_blocks -= len(self.block_ids)
+        self.block_ids = self.chain_block_ids = _NO_BLOCKS
+        self.num_computed = 0
+        if self.parent is not None:
+            self.parent.num_resident -= 1
+
+    def finish_user(self, pool: BlockPool) -> None:
+        """One user is done for good; the last one frees the node, and so on upwards."""
+        self.num_unfinished -= 1
+        if self.num_unfinished == 0:
+            self.release(pool)
+            if self.parent is not None:
+                self.parent.finish_user(pool)
+
+    def forget(self) -> None:
+        """The node has no users and never will; its parents have one fewer."""
+        if self.parent is not None:
+            self.parent.num_unfinished -= 1
+            if self.parent.num_unfinished == 0:
+                self.parent.forget()
+
+    def charge(self) -> int:
+        """Tokens of the chain that no request has been charged with yet; they are charged now."""
+        uncharged = [node for node in self.chain() if not node.is_charged]
+        for node in uncharged:
+            node.is_charged = True
+        return sum(len(node.token_ids) for node in uncharged)

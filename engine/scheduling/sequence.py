@@ -1,0 +1,184 @@
+"""A prompt being answered: its tokens beyond the shared prefix, its KV blocks, and how far it has come."""
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kv.block_pool import BlockPool
+from engine.request import Request
+from engine.scheduling.prefix_node import PrefixNode
+
+
+class Sequence:
+    """Running state of one distinct prompt with one way of answering; `owners` are the requests that asked for it.
+
+    Own tokens are the prompt's suffix followed by what was generated (or, while a label of several tokens is scored,
+    by the label's tokens but the last). Own token i stands at prompt position prefix_length + i.
+
+    Attributes:
+        owners: indices of the requests that get this answer.
+        num_suffix: own tokens that belong to the prompt.
+        length: own tokens known so far.
+        num_computed: own tokens whose KV is written.
+        block_ids: int32, blocks of the own KV; may reach beyond `length`, for tokens still expected.
+        admission: order in which it was given memory; the latest is the first to lose it.
+        num_charged: prefix tokens that were computed on account of this sequence.
+        num_reused: own prompt tokens that were never computed for it, because their blocks were in a `BlockCache`; all
+            of them as long as nothing has been computed.
+        is_answered: finished, or given up; rows of it that are still under way mean nothing.
+        label: index of the label of several tokens being scored; -1 until the prompt is computed.
+        first_scores: logits of the labels' first tokens, once the prompt is computed.
+        tail_sums: natural-log probabilities of each label's further tokens, as far as they are scored.
+    """
+
+    __slots__ = (
+        "_tokens",
+        "admission",
+        "block_ids",
+        "first_scores",
+        "is_answered",
+        "label",
+        "length",
+        "node",
+        "num_charged",
+        "num_computed",
+        "num_reused",
+        "num_suffix",
+        "owners",
+        "prefix_length",
+        "request",
+        "tail_sums",
+    )
+
+    def __init__(self, *, request: Request, owners: tuple[int, ...], node: PrefixNode | None) -> None:
+        self.request = request
+        self.owners = owners
+        self.node = node
+        self.prefix_length = node.end if node is not None else 0
+        suffix = request.token_ids[self.prefix_length :]
+        self.num_suffix = self.length = len(suffix)
+        self._tokens = np.empty(self.num_suffix + most_extra_tokens(request) + 1, dtype=np.int32)
+        self._tokens[: self.num_suffix] = suffix
+        self.num_computed = 0
+        self.block_ids = np.empty(0, dtype=np.int32)
+        self.admission = -1
+        self.num_charged = 0
+        self.num_reused = self.num_suffix
+        self.is_answered = False
+        self.label = -1
+        self.first_scores = np.zeros(len(request.labels))
+        self.tail_sums = np.zeros(len(request.labels))
+        if node is not None:
+            node.num_unfinished += 1
+
+    @property
+    def holds_kv(self) -> bool:
+        return len(self.block_ids) > 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the prefix that its tokens attend to is computed."""
+        return self.node is None or self.node.is_complete
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any of its tokens has ever been computed; the last one of a prompt is never reused."""
+        return self.num_reused < self.num_suffix
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed for it."""
+        return self.prefix_length - self.num_charged + self.num_reused
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.length - self.num_computed
+
+    @property
+    def next_tokens(self) -> npt.NDArray[np.int32]:
+        """Known tokens that are not computed yet."""
+        return self._tokens[self.num_computed : self.length]
+
+    def own_tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """Known tokens by own position, a view."""
+        return self._tokens[start:end]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return [int(token) for token in self._tokens[self.num_suffix : self.length]]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.length - self.num_suffix
+
+    @property
+    def next_label(self) -> int:
+        """The label of several tokens that follows the prompt or the label that is computed; -1 where none is left."""
+        labels = self.request.labels
+        first = max(self.label, 0) if self.num_computed == self.num_suffix else self.label + 1
+        return next((index for index in range(first, len(labels)) if len(labels[index]) > 1), -1)
+
+    @property
+    def label_scores(self) -> npt.NDArray[np.float64]:
+        """Natural-log scores of the labels, up to one common constant."""
+        return self.first_scores + self.tail_sums
+
+    def append(self, token_id: int) -> None:
+        """Adds a generated token; a negative one stands for a token that only the device knows yet (`TokenBatch`)."""
+        self._tokens[self.length] = token_id
+        self.length += 1
+
+    def settle(self, place: int, token_id: int) -> None:
+        """Own token `place` is known now: one that was added without being known, or the next one."""
+        assert place <= self.length, "a token is sampled before those that it follows"
+        self._tokens[place] = token_id
+        self.length = max(self.length, place + 1)
+
+    def end_at(self, length: int) -> None:
+        """The answer ends with own token length - 1; what was added behind it does not count."""
+        self.length = length
+
+    def start_label(self, label: int) -> None:
+        """Puts a label's tokens but its last behind the prompt, over those of the label before it."""
+        tail = self.request.labels[label][:-1]
+        self.label = label
+        self.tail_sums[label] = 0.0
+        self._tokens[self.num_suffix : self.num_suffix + len(tail)] = tail
+        self.length = self.num_suffix + len(tail)
+        self.num_computed = min(self.num_computed, self.num_suffix)
+
+    def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
+        """Makes the blocks hold `num_tokens` own tokens."""
+        missing = -(-num_tokens // block_size) - len(self.block_ids)
+        if missing > 0:
+            if not self.holds_kv and self.node is not None:
+                self.node.num_resident += 1
+            self.block_ids = np.concatenate([self.block_ids, pool.allocate(missing)])
+
+    def free_blocks(self, pool: BlockPool) -> None:
+        """Gives the blocks back; where somebody keeps a copy of the KV, `num_computed` still says how far it goes."""
+        if self.holds_kv and self.node is not None:
+            self.node.num_resident -= 1
+        pool.free(self.block_ids)
+        self.block_ids = np.empty(0, dtype=np.int32)
+
+    def release(self, pool: BlockPool) -> None:
+        """Drops the own KV. What was generated is kept and computed again later; a label begun starts again."""
+        self.free_blocks(pool)
+        self.num_computed = 0
+        if self.request.mode == "score":
+            self.length = self.num_suffix
+
+
+def most_extra_tokens(request: Request) -> int:
+    """Own tokens after the prompt whose KV may be needed: all but the last of the answer, or of the longest label."""
+    if request.mode == "score":
+        return max(map(len, request.labels)) - 1
+    return request.max_new_tokens - 1
+
+
+def expected_extra_tokens(request: Request) -> int:
+    """As `most_extra_tokens`, of an answer as long as the request's estimate of it."""
+    most = most_extra_tokens(request)
+    if request.mode == "score" or request.expected_output_tokens is None:
+        return most
+    return min(request.expected_output_tokens - 1, most)

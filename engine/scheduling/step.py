@@ -1,0 +1,186 @@
+"""What one step computes, and its layout as a token batch."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.config import Packing
+from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
+from engine.scheduling.prefix_node import PrefixNode
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.token_batch import Chunk, ChunkGroup, TokenBatch, build_token_batch
+
+_NO_BLOCKS = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """Work of one step: (sequence, number of its next tokens), (prefix node, number of its next tokens).
+
+    Attributes:
+        room: how many tokens may still be added; 0, too, where a whole prompt is longer than a step.
+        padded_length: prompts shorter than this are padded to it, and the padding is computed; 0 pads nothing.
+        pad_block_id: KV block that padding is written to; it belongs to nobody.
+        num_preempted: requests that lost their KV when the step was scheduled.
+        num_swapped: of these, those whose KV was copied to host memory.
+        killed: of these, those that end with an error.
+    """
+
+    room: int
+    decodes: list[tuple[Sequence, int]] = field(default_factory=list)
+    suffixes: list[tuple[Sequence, int]] = field(default_factory=list)
+    prefixes: dict[PrefixNode, int] = field(default_factory=dict)
+    padded_length: int = 0
+    pad_block_id: int = -1
+    num_preempted: int = 0
+    num_swapped: int = 0
+    killed: list[Sequence] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.decodes or self.suffixes or self.prefixes)
+
+    @property
+    def num_padding_tokens(self) -> int:
+        """Rows that are computed and thrown away."""
+        return sum(self.num_padding(count) for _, count in self.suffixes) + sum(
+            self.num_padding(count) for count in self.prefixes.values()
+        )
+
+    def num_padding(self, num_tokens: int) -> int:
+        """Rows that follow a prompt's `num_tokens` rows."""
+        return max(0, self.padded_length - num_tokens)
+
+    def add_decode(self, sequence: Sequence) -> None:
+        self._add(self.decodes, sequence, min(sequence.num_uncomputed, self.room))
+
+    def add_suffix(self, sequence: Sequence) -> None:
+        """As many of the sequence's next tokens as there is room for."""
+        self._add(self.suffixes, sequence, min(sequence.num_uncomputed, self.room))
+
+    def add_chain(self, node: PrefixNode) -> None:
+        """Continues the node's chain from the top; a node below another starts once that one is in the step whole."""
+        for above in node.chain():
+            num_left = len(above.token_ids) - above.num_computed
+            if num_left and above not in self.prefixes and self.room:
+                self.prefixes[above] = min(num_left, self.room)
+                self.room -= self.prefixes[above]
+            if self.prefixes.get(above, 0) < num_left:
+                return
+
+    def completes(self, node: PrefixNode) -> bool:
+        """Whether the node's whole chain is computed once this step is."""
+        return all(above.num_computed + self.prefixes.get(above, 0) == len(above.token_ids) for above in node.chain())
+
+    def add_packed(self, prompts: list[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
+        """Whole prompts, as many as `packing` takes: all tokens left of a request's own part, or of a prefix.
+
+        Args:
+            prompts: those that could be computed now, in the order in which they were given memory.
+            pad_block_id: where padding may be written to.
+        """
+        lengths = [
+            prompt.num_uncomputed if isinstance(prompt, Sequence) else len(prompt.token_ids) - prompt.num_computed
+            for prompt in prompts
+        ]
+        taken = PACKINGS[packing](lengths, self.room)
+        for index in taken:
+            prompt = prompts[index]
+            if isinstance(prompt, Sequence):
+                self.suffixes.append((prompt, lengths[index]))
+            else:
+                self.prefixes[prompt] = lengths[index]
+            self.room = max(0, self.room - lengths[index])
+        if packing in PADDED_PACKINGS and taken:
+            self.padded_length = max(lengths[index] for index in taken)
+            self.pad_block_id = pad_block_id
+
+    def _add(self, work: list[tuple[Sequence, int]], sequence: Sequence, num_tokens: int) -> None:
+        if num_tokens:
+            work.append((sequence, num_tokens))
+            self.room -= num_tokens
+
+    def lay_out(self, block_size: int) -> tuple[TokenBatch, list[tuple[Sequence, int]]]:
+        """The step's rows: prefixes, each behind those above it, sequences that share nothing, then group by group.
+
+        Returns:
+            the token batch, and whose its output rows are: (sequence, number of rows), in row order.
+        """
+        by_node: dict[PrefixNode | None, list[tuple[Sequence, Chunk]]] = {None: []}
+        for sequence, num_tokens in (*self.decodes, *self.suffixes):
+            by_node.setdefault(sequence.node, []).append((sequence, _sequence_chunk(sequence, num_tokens)))
+        groups = []
+        for node, members in by_node.items():
+            chunks = [chunk for _, chunk in members]
+            if node is None:
+                chunks = [*(_prefix_chunk(prefix, count) for prefix, count in self.prefixes.items()), *chunks]
+            if chunks:
+                groups.append(
+                    ChunkGroup(
+                        prefix_block_ids=_NO_BLOCKS if node is None else node.chain_block_ids,
+                        prefix_length=0 if node is None else node.end,
+                        chunks=self._pad(chunks, block_size),
+                    )
+                )
+        outputs = [
+            (sequence, chunk.output_rows)
+            for members in by_node.values()
+            for sequence, chunk in members
+            if chunk.output_rows
+        ]
+        return build_token_batch(groups, block_size), outputs
+
+    def _pad(self, chunks: list[Chunk], block_size: int) -> list[Chunk]:
+        """Puts a chunk of padding behind each chunk that is shorter than the step's padded length.
+
+        As in a padded batch, it attends to its prompt and to itself, and nothing attends to it. Its KV goes where the
+        prompt's last block has slots left, to be overwritten, and into the pad block.
+        """
+        if not self.padded_length:
+            return chunks
+        padded = []
+        for chunk in chunks:
+            padded.append(chunk)
+            num_rows = self.num_padding(len(chunk.token_ids))
+            if num_rows:
+                num_earlier = chunk.num_earlier + len(chunk.token_ids)
+                num_own = -(-num_earlier // block_size)
+                num_pads = -(-(num_earlier + num_rows) // block_size) - num_own
+                pads = np.full(num_pads, self.pad_block_id, dtype=np.int32)
+                padded.append(
+                    Chunk(
+                        token_ids=np.zeros(num_rows, dtype=np.int32),
+                        position=0,
+                        num_earlier=num_earlier,
+                        block_ids=np.concatenate([chunk.block_ids[:num_own], pads]),
+                        output_rows=0,
+                    )
+                )
+        return padded
+
+
+def _sequence_chunk(sequence: Sequence, num_tokens: int) -> Chunk:
+    token_ids = sequence.next_tokens[:num_tokens]
+    if sequence.label >= 0 and sequence.num_computed >= sequence.num_suffix:
+        output_rows = num_tokens  # each row of a label predicts its next token
+    else:
+        output_rows = int(num_tokens == sequence.num_uncomputed)
+    return Chunk(
+        token_ids=token_ids,
+        position=sequence.prefix_length + sequence.num_computed,
+        num_earlier=sequence.num_computed,
+        block_ids=sequence.block_ids,
+        output_rows=output_rows,
+    )
+
+
+def _prefix_chunk(node: PrefixNode, num_tokens: int) -> Chunk:
+    """Rows of a prefix attend to the whole chain above them as their own KV."""
+    position = node.start + node.num_computed
+    return Chunk(
+        token_ids=node.token_ids[node.num_computed : node.num_computed + num_tokens],
+        position=position,
+        num_earlier=position,
+        block_ids=node.chain_block_ids,
+        output_rows=0,
+    )

@@ -1,0 +1,122 @@
+"""What a device can do at most, and how much of it a step is assumed to reach: the table the predictions rest on."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+
+_TERA = 1e12
+_GB = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Rates of one device, as one process sees it.
+
+    Attributes:
+        name: what `--device` takes.
+        title: the product.
+        peak_flops: number format to operations a second, dense, a multiplication and an addition counted as two.
+        peak_bytes_per_second: of reading memory.
+        memory_bytes: of the device; weights and KV share it.
+        compute_efficiency, memory_efficiency: fraction of the peaks that a step is assumed to reach, 0 to 1.
+        host_s_per_layer: seconds that the host takes to issue one layer's work in a step.
+        overlaps_host: whether the device computes meanwhile; a CPU is its own host.
+        source: where the figures come from.
+    """
+
+    name: str
+    title: str
+    peak_flops: Mapping[str, float]
+    peak_bytes_per_second: float
+    memory_bytes: int
+    compute_efficiency: float
+    memory_efficiency: float
+    host_s_per_layer: float
+    overlaps_host: bool
+    source: str
+
+    def flops_per_second(self, dtype: str) -> float:
+        """Operations a second that a step is assumed to reach.
+
+        Raises:
+            ConfigError: the table has no rate for this number format.
+        """
+        if dtype not in self.peak_flops:
+            known = ", ".join(self.peak_flops)
+            raise ConfigError(f"device {self.name!r} has no rate for dtype {dtype!r}; there are {known}")
+        return self.peak_flops[dtype] * self.compute_efficiency
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of memory traffic that a step is assumed to reach."""
+        return self.peak_bytes_per_second * self.memory_efficiency
+
+
+def _gpu(name: str, title: str, *, half: float, single: float, gbs: float, memory_gb: int, source: str) -> Device:
+    """A data sheet's row: dense TFLOPS in 16-bit formats and in float32, GB/s, GB.
+
+    The efficiencies are assumptions, the same for all: half of the dense peak is what well-tuned inference reaches in
+    large matrix products, three quarters of the bandwidth is what streaming kernels reach, and half a millisecond is
+    what PyTorch needs for the dozen launches of a layer that is not compiled or captured.
+    """
+    return Device(
+        name=name,
+        title=title,
+        peak_flops={"bfloat16": half * _TERA, "float16": half * _TERA, "float32": single * _TERA},
+        peak_bytes_per_second=gbs * _GB,
+        memory_bytes=memory_gb * _GB,
+        compute_efficiency=0.5,
+        memory_efficiency=0.75,
+        host_s_per_layer=0.5e-3,
+        overlaps_host=True,
+        source=source,
+    )
+
+
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        _gpu("a100", "NVIDIA A100 80GB SXM", half=312, single=19.5, gbs=2039, memory_gb=80,
+             source="NVIDIA A100 data sheet"),
+        _gpu("h100", "NVIDIA H100 SXM", half=989.4, single=67, gbs=3350, memory_gb=80,
+             source="NVIDIA H100 data sheet (without sparsity)"),
+        _gpu("h200", "NVIDIA H200 SXM", half=989.4, single=67, gbs=4800, memory_gb=141,
+             source="NVIDIA H200 data sheet (without sparsity)"),
+        _gpu("mi250", "AMD Instinct MI250, one of its two dies", half=181, single=45.3, gbs=1638, memory_gb=64,
+             source="AMD Instinct MI250 data sheet, halved: a process sees one die"),
+        _gpu("mi300x", "AMD Instinct MI300X", half=1307.4, single=163.4, gbs=5300, memory_gb=192,
+             source="AMD Instinct MI300X data sheet"),
+    )
+}  # fmt: skip
+"""By name. Any other device can be measured: `engine.simulation.device_probe`."""
+
+_SLOWER_FORMS = frozenset({"pcie", "nvl"})
+"""Of products whose fastest form is in the table."""
+
+
+def find_device(product: str, memory_bytes: int) -> Device | None:
+    """The table's device that is meant; None where its rates are not those of this one.
+
+    Args:
+        product: its name as the driver reports it.
+        memory_bytes: of the device; what else has the name, such as an A100 of 40 GB, has other rates.
+    """
+    words = set(re.findall(r"[a-z0-9]+", product.lower()))
+    if words & _SLOWER_FORMS:
+        return None
+    named = [device for device in DEVICES.values() if words & {device.name, f"{device.name}x"}]
+    return next((device for device in named if abs(memory_bytes / device.memory_bytes - 1) < 0.1), None)
+
+
+def kv_budget_bytes(
+    memory_bytes: int, weight_bytes: int, *, memory_fraction: float, most_bytes: int | None = None
+) -> int:
+    """KV memory that a budget of "auto" gives: a share of what the weights leave, 0 where they do not fit.
+
+    Args:
+        most_bytes: an upper bound, as the engine keeps on a host; None for none.
+    """
+    budget_bytes = max(0, int(memory_fraction * (memory_bytes - weight_bytes)))
+    return budget_bytes if most_bytes is None else min(budget_bytes, most_bytes)

@@ -1,0 +1,107 @@
+"""The rates of the device at hand, measured in a second: a matrix product of the model's size, and reading memory."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from engine.device.number_format import dtype_name, find_dtype
+from engine.errors import ConfigError
+from engine.kv.kv_cache import free_memory_bytes
+from engine.simulation.device import Device, find_device
+from engine.simulation.model_shape import ModelShape
+
+_NUM_ROWS = 512
+_READ_BYTES = 256 * 1024**2
+_MEASURE_SECONDS = 0.3
+
+
+def native_dtype(kind: str) -> str:
+    """What a number format of "auto" is on this machine's device: bfloat16 where it computes it natively, else float32.
+
+    Args:
+        kind: "cpu"; "cuda" for the first GPU; "auto" for the GPU where there is one, else the CPU.
+    Raises:
+        ConfigError: the kind is none of these, or there is no GPU.
+    """
+    return dtype_name(find_dtype("auto", _find_kind(kind)))
+
+
+def probe_device(kind: str, shape: ModelShape, dtype: str) -> Device:
+    """What this machine has: a row of the table where one describes its GPU, else measured for a model's sizes.
+
+    Raises:
+        ConfigError: see `native_dtype`.
+    """
+    device = _find_kind(kind)
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        known = find_device(properties.name, properties.total_memory)
+        if known is not None:
+            return known
+    return measure_device(device, shape, dtype)
+
+
+def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
+    """Measures a device in one number format. What a layer makes of these rates is assumed.
+
+    On a CPU the element-wise work between the products and attention itself are far from the rate of a product: steps
+    of SmolLM2-135M on two cores took what a quarter of that rate and 6 ms a layer (attention goes through a step's
+    groups one after the other) explain. memory_bytes of a CPU is what is free now within the cgroup's limit.
+    """
+    is_cpu = device.type == "cpu"
+    title = f"this machine's CPU, {torch.get_num_threads()} threads"
+    sizes = f"{_NUM_ROWS} x {shape.hidden_size} x {shape.intermediate_size}"
+    return Device(
+        name=device.type,
+        title=title if is_cpu else torch.cuda.get_device_name(device),
+        peak_flops={dtype: _measure_flops(device, shape, getattr(torch, dtype))},
+        peak_bytes_per_second=_measure_bandwidth(device),
+        memory_bytes=free_memory_bytes(device),
+        compute_efficiency=0.25 if is_cpu else 0.7,
+        memory_efficiency=0.9,
+        host_s_per_layer=6e-3 if is_cpu else 0.5e-3,
+        overlaps_host=not is_cpu,
+        source=f"measured: products of {sizes}, sums of {_READ_BYTES >> 20} MiB",
+    )
+
+
+def _find_kind(kind: str) -> torch.device:
+    if kind not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device must be 'auto', 'cpu' or 'cuda' to be looked at, got {kind!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch finds no GPU here")
+    return torch.device("cuda" if kind != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _measure_flops(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> float:
+    """Of a feed-forward layer's first product, rows times weights as they are stored."""
+    rows = torch.ones(_NUM_ROWS, shape.hidden_size, dtype=dtype, device=device)
+    weights = torch.ones(shape.intermediate_size, shape.hidden_size, dtype=dtype, device=device)
+    num_flops = 2 * _NUM_ROWS * shape.hidden_size * shape.intermediate_size
+    return num_flops / _best_seconds(lambda: torch.nn.functional.linear(rows, weights), device)
+
+
+def _measure_bandwidth(device: torch.device) -> float:
+    values = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
+    return _READ_BYTES / _best_seconds(values.sum, device)
+
+
+def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of several runs: what the device can do, not what else was going on."""
+    best, ends = float("inf"), time.perf_counter() + _MEASURE_SECONDS
+    work()  # first use allocates and chooses kernels
+    while True:
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        ended = time.perf_counter()
+        best = min(best, ended - started)
+        if ended >= ends:
+            return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

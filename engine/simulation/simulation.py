@@ -1,0 +1,187 @@
+"""A plan run without a model: the real scheduler and block pool, answers of an expected length, a step's cost computed.
+
+Which tokens a step computes does not depend on what the model says, apart from where an answer ends. So a simulation
+with the lengths of a real run has the same steps, token counts, preemptions and KV blocks; only the time is predicted.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.config import EngineConfig
+from engine.execution.held_blocks import HeldBlocks
+from engine.execution.step_description import describe_step
+from engine.execution.step_record import StepRecord
+from engine.limits import most_blocks
+from engine.planning.prefix_groups import PrefixGroup
+from engine.request import Request
+from engine.scheduling.admission import make_pool
+from engine.scheduling.policies.preemption import SwapSpace
+from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.prefix_node import PrefixNode
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
+from engine.simulation.roofline import Roofline, StepCost, StepWork
+
+Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """One step.
+
+    Attributes:
+        record: as a real run has it; duration_ms is predicted.
+        cost: what the prediction is made of.
+        is_held_back: requests were waiting and the step had room for their tokens, but there was no KV memory for them.
+        is_cool_down: no request was waiting any more and the step had room left (what TECD leaves out, BatchLLM
+            section 6.3.2).
+    """
+
+    record: StepRecord
+    cost: StepCost
+    is_held_back: bool
+    is_cool_down: bool
+
+    @property
+    def resource(self) -> Resource:
+        """What more of would have made the run shorter here.
+
+        A step that is bound by anything but compute takes hardly longer with more tokens in it, so where requests were
+        held back, memory for their KV is what lacked.
+        """
+        cost = self.cost
+        longest = max(cost.compute_s, cost.memory_s, cost.host_s)
+        if cost.compute_s == longest:
+            return "compute"
+        if self.is_held_back:
+            return "KV capacity"
+        return "memory bandwidth" if cost.memory_s == longest else "host"
+
+
+def simulate_plan(
+    requests: Sequences[Request],
+    groups: Sequences[PrefixGroup],
+    *,
+    num_answer_tokens: int,
+    num_kv_blocks: int,
+    config: EngineConfig,
+    roofline: Roofline,
+) -> Iterator[SimulatedStep]:
+    """Runs a plan as `Engine.run_plan` does; requests that the memory cannot hold even alone are left out.
+
+    Args:
+        requests: both modes may be mixed.
+        groups: their members' request_indices point into `requests`.
+        num_answer_tokens: at which every answer ends, or at its request's max_new_tokens where that is less; >= 1.
+        num_kv_blocks: size of the block pool.
+        config: the policies, and the limits of a step. Host memory for swapped KV is taken to be ample, and the time of
+            its copies is not counted.
+    """
+    oversized = find_oversized(requests, config.block_size, num_kv_blocks)
+    pool = make_pool(config, num_kv_blocks)
+    scheduler = Scheduler(
+        schedule_groups(requests, groups, oversized, config.block_size, config.sharing),
+        pool=pool,
+        config=config,
+        swap=SwapSpace(_NoMemory(), num_kv_blocks if config.preemption == "swap" else 0),
+    )
+    number = 0
+    while not (step := scheduler.next_step()).is_empty:
+        held = HeldBlocks.of(scheduler)
+        # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
+        num_waiting = scheduler.num_unfinished - scheduler.num_running
+        is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start
+        is_cool_down = step.room > 0 and num_waiting == 0
+        work = _measure_work(step)
+        completed = [
+            sequence
+            for sequence, count in (*step.decodes, *step.suffixes)
+            if count == sequence.length - sequence.num_computed
+        ]
+        scheduler.complete_step(step)
+        num_finished = sum(_book_answer(scheduler, sequence, num_answer_tokens) for sequence in completed)
+        cost = roofline.cost(work)
+        yield SimulatedStep(
+            record=describe_step(
+                step,
+                number=number,
+                held=held,
+                scheduler=scheduler,
+                num_finished=num_finished,
+                duration_ms=cost.seconds * 1e3,
+            ),
+            cost=cost,
+            is_held_back=is_held_back,
+            is_cool_down=is_cool_down,
+        )
+        number += 1
+    assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
+
+
+class _NoMemory:
+    """KV memory of a simulation: blocks have numbers, but hold nothing."""
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> None:
+        pass
+
+    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: None) -> None:
+        pass
+
+
+def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
+    """Indices of requests that the block pool cannot hold even alone; the engine answers them with an error."""
+    return {index for index, request in enumerate(requests) if most_blocks(request, block_size) > num_kv_blocks}
+
+
+def _measure_work(step: Step) -> StepWork:
+    """Counts what the step's rows attend to. Called before the step is completed."""
+    num_rows = num_output_rows = num_pairs = num_read = 0
+    nodes: set[PrefixNode] = set()
+    for sequence, count in (*step.decodes, *step.suffixes):
+        earlier, rows = sequence.num_computed, count + step.num_padding(count)
+        num_rows += rows
+        num_pairs += rows * (sequence.prefix_length + earlier) + rows * (rows + 1) // 2
+        num_read += earlier + rows
+        if sequence.node is not None:
+            nodes.add(sequence.node)
+        if sequence.request.mode == "generate":
+            num_output_rows += count == sequence.length - earlier
+        elif sequence.label >= 0 and earlier >= sequence.num_suffix:
+            num_output_rows += count  # a label's rows are normalised over the vocabulary; its first token's need not be
+    num_read += sum(node.end for node in nodes)
+    for node, count in step.prefixes.items():
+        position, rows = node.start + node.num_computed, count + step.num_padding(count)
+        num_rows += rows
+        num_pairs += rows * position + rows * (rows + 1) // 2
+        num_read += position + rows
+    return StepWork(
+        num_rows=num_rows,
+        num_output_rows=num_output_rows,
+        num_attention_pairs=num_pairs,
+        num_kv_tokens_read=num_read,
+    )
+
+
+def _book_answer(scheduler: Scheduler, sequence: Sequence, num_answer_tokens: int) -> int:
+    """Goes on with a sequence whose known tokens are computed, or ends it; returns the number of requests answered."""
+    if sequence.request.mode == "score":
+        label = sequence.next_label
+        is_finished = label < 0
+        if is_finished:
+            sequence.end_at(sequence.num_suffix)
+        else:
+            sequence.start_label(label)
+    else:
+        sequence.append(0)
+        is_finished = sequence.num_output_tokens >= min(num_answer_tokens, sequence.request.max_new_tokens)
+    if is_finished:
+        scheduler.finish(sequence)
+        return len(sequence.owners)
+    scheduler.continue_decoding(sequence)
+    return 0

@@ -1,0 +1,22 @@
+-- purpose: the output table of a workload of mode "generate" that schema/schema.sql does not name
+-- grain:   one row a run and request
+-- inputs:  none
+-- identifiers: {table}, {keys}, {answer}
+-- parameters: none
+
+create table if not exists {table} (
+    {keys text},
+    {answer text},
+    status text,
+    error text,
+    finish_reason text,
+    num_prompt_tokens integer,
+    num_cached_tokens integer,
+    num_output_tokens integer,
+    compute_ms double,
+    prefix_group bigint,
+    model text,
+    run_id text,
+    created_at timestamptz,
+    content_key text
+)

@@ -1,0 +1,110 @@
+"""The demo's database: Python's language reference as documents, questions and searches written for it."""
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from engine.errors import ConfigError
+from sql import statement
+from tasks.database.connection import connect
+from tasks.database.reference_topic import ReferenceTopic, read_reference_topic
+from tasks.database.schema import create_schema
+
+MIN_DOCUMENTS = 30
+MIN_CANDIDATES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoContents:
+    """What the demo asks.
+
+    Attributes:
+        documents: by name.
+        questions: document name to its questions.
+        searches: text of a search to its candidates' names, in alphabetical order.
+        missing: topics that this Python's reference lacks; nothing above mentions them.
+    """
+
+    documents: Mapping[str, ReferenceTopic]
+    questions: Mapping[str, tuple[str, ...]]
+    searches: Mapping[str, tuple[str, ...]]
+    missing: tuple[str, ...]
+
+
+def read_demo_contents(folder: Path | None = None) -> DemoContents:
+    """Reads questions.toml and rankings.toml, and the documents they name from this Python's reference.
+
+    Args:
+        folder: of the two files; None for the project's own.
+    Raises:
+        ConfigError: this Python's reference has fewer than `MIN_DOCUMENTS` of the topics.
+    """
+    folder = folder or Path(__file__).parents[2] / "demo"
+    questions = tomllib.loads((folder / "questions.toml").read_text(encoding="utf-8"))
+    rankings = tomllib.loads((folder / "rankings.toml").read_text(encoding="utf-8"))
+    topics = {name: read_reference_topic(name) for name in questions}
+    documents = {name: topic for name, topic in topics.items() if topic is not None}
+    if len(documents) < MIN_DOCUMENTS:
+        raise ConfigError(
+            f"this Python's reference (pydoc_data.topics) has {len(documents)} of the demo's {len(questions)} topics, "
+            f"at least {MIN_DOCUMENTS} are needed"
+        )
+    searches = {
+        search["text"]: tuple(sorted(name for name in search["relevant"] + search["others"] if name in documents))
+        for search in rankings["search"]
+    }
+    return DemoContents(
+        documents=documents,
+        questions={name: tuple(questions[name]) for name in documents},
+        searches={text: names for text, names in searches.items() if len(names) >= MIN_CANDIDATES},
+        missing=tuple(name for name in questions if name not in documents),
+    )
+
+
+def build_demo_database(path: Path, contents: DemoContents) -> None:
+    """Makes a database with the demo's inputs and empty output tables at `path`, whole or not at all.
+
+    Raises:
+        DatabaseError: it cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    try:
+        with connect(scratch, create=True) as connection:
+            create_schema(connection)
+            _insert(connection, contents)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> None:
+    documents = contents.documents.values()
+    asked = [
+        (name, f"{name}-{number}", text)
+        for name, questions in contents.questions.items()
+        for number, text in enumerate(questions, start=1)
+    ]
+    searches = [(f"search-{number:02d}", text) for number, text in enumerate(contents.searches, start=1)]
+    queries = [(query_id, text) for _, query_id, text in asked] + searches
+    requests = [(name, query_id) for name, query_id, _ in asked]
+    candidates = [(query_id, name) for query_id, text in searches for name in contents.searches[text]]
+    _insert_rows(
+        connection, "demo/documents", ("doc_ids", "titles", "bodies"), [(t.name, t.title, t.body) for t in documents]
+    )
+    _insert_rows(connection, "demo/queries", ("query_ids", "texts"), queries)
+    _insert_rows(connection, "demo/snippet_requests", ("doc_ids", "query_ids"), requests)
+    _insert_rows(connection, "demo/ranking_candidates", ("query_ids", "doc_ids"), candidates)
+
+
+def _insert_rows(
+    connection: duckdb.DuckDBPyConnection, name: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]]
+) -> None:
+    """Run the statement of this name once, each of its parameters a whole column."""
+    connection.execute(
+        statement(name), {column: list(values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)}
+    )

@@ -1,0 +1,179 @@
+"""Tables and views of batchloom in a user's database: made where they are not there, else only given new columns."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import duckdb
+
+from engine.errors import DatabaseError
+from sql import statement
+from tasks.database.connection import explain, fill_identifiers
+from tasks.workloads.workload import ANSWER_COLUMNS, Workload
+
+INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
+WHOLE_NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UINTEGER", "USMALLINT", "UTINYINT")
+SHIPPED_OUTPUTS = frozenset(("snippets", "rankings"))
+ADDED_TO_ANSWERS = {"compute_ms": "double", "prefix_group": "bigint"}
+ADDED_TO_STEPS = {
+    **dict.fromkeys(("num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"), "bigint"),
+    **dict.fromkeys(("num_padding_tokens", "num_swapped_kv_blocks"), "bigint"),
+    "worker": "text",
+    "started_at": "timestamptz",
+}
+RUN_RELATIONS = frozenset(("runs", "steps", "run_summary"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A table or a view, and its columns in lower case, since DuckDB does not tell cases apart."""
+
+    is_view: bool
+    columns: frozenset[str]
+
+
+def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]:
+    """What the database holds in its current schema, by name in lower case."""
+    columns: dict[tuple[str, bool], set[str]] = {}
+    for name, is_view, column in connection.execute(statement("schema/relation_columns")).fetchall():
+        columns.setdefault((name.lower(), is_view), set()).add(column.lower())
+    return {name: Relation(is_view=is_view, columns=frozenset(found)) for (name, is_view), found in columns.items()}
+
+
+def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> list[str]:
+    """The columns that a workload's query returns in this database; `database` is what a message calls it.
+
+    Raises `DatabaseError` where it reads what is not there, or is anything but one select without parameters.
+    """
+    try:
+        found = connection.execute(
+            statement("read/request_columns"), {"requests_sql": workload.requests_sql}
+        ).description
+    except duckdb.Error as error:
+        raise DatabaseError(f"{database}: {explain(error)}, which workload {workload.name!r} reads") from error
+    return [column[0] for column in found or ()]
+
+
+def check_priority(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
+    """Raises `DatabaseError` where a workload's query does not return its priority as whole numbers."""
+    if not workload.priority:
+        return
+    found = connection.execute(statement("read/request_columns"), {"requests_sql": workload.requests_sql}).description
+    types = {column[0].lower(): str(column[1]) for column in found or ()}
+    type_, where = types.get(workload.priority.lower()), f"{database}: the query of workload {workload.name!r} returns"
+    if type_ is None:
+        raise DatabaseError(f"{where} no column {workload.priority!r}; it returns {', '.join(types)}")
+    if type_ not in WHOLE_NUMBERS:
+        expected = f"a priority is a whole number of type {', '.join(WHOLE_NUMBERS)}"
+        raise DatabaseError(f"{where} column {workload.priority!r} as {type_}; {expected}")
+
+
+def create_schema(connection: duckdb.DuckDBPyConnection, workload: Workload | None = None) -> None:
+    """Make what a workload's run writes to, or all of ``schema.sql`` where none is named.
+
+    A workload whose output table ``schema.sql`` holds gets all of it; any other gets ``runs``, ``steps``,
+    ``run_summary``, its own table, and the views ``latest_<table>`` and ``failed_<table>``. Tables that are there stay
+    as they are (inputs may be views), but outputs get the columns that an earlier version did not have; views are
+    renewed. DuckDB's errors pass through; `connect` translates them.
+    """
+    existing = list_relations(connection)
+    for name, upgrades in _list_upgrades(workload).items():
+        if name in existing and not existing[name].is_view:
+            for column in upgrades.keys() - existing[name].columns:
+                connection.execute(upgrades[column])
+    shipped = _shipped_statements()
+    is_shipped = workload is None or workload.output.table.lower() in shipped
+    for name, text in shipped.items():
+        if (is_shipped or name in RUN_RELATIONS) and not ("create table" in text and name in existing):
+            connection.execute(text)
+    if workload is None or is_shipped:
+        return
+    table = workload.output.table
+    list_request_columns(connection, workload, table)
+    if table.lower() not in existing:
+        connection.execute(_create_answers(workload))
+    latest = fill_identifiers(
+        statement("schema/create_latest_view"), view=f"latest_{table}", table=table, keys=workload.key
+    ).split("<requests>")
+    connection.execute(workload.requests_sql.join(latest))
+    connection.execute(
+        fill_identifiers(
+            statement("schema/create_failed_view"), view=f"failed_{table}", latest=f"latest_{table}", keys=workload.key
+        )
+    )
+
+
+def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
+    """Find out before the night's work whether its answers will have a place.
+
+    Raises:
+        DatabaseError: a table that exists lacks a column (both are named), or something else has its name. `database`
+            is what the message calls the database.
+    """
+    existing = list_relations(connection)
+    table = workload.output.table.lower()
+    needed = _needed_relations(workload)
+    answers = workload.key + ((workload.output.answer_column,) if workload.mode == "generate" else ANSWER_COLUMNS)
+    columns = frozenset(name.lower() for name in answers)
+    upgrades = _list_upgrades(workload)
+    _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
+    for name, relation in needed.items():
+        found = existing.get(name)
+        if found is None:
+            continue
+        if found.is_view != relation.is_view and name not in INPUT_TABLES:
+            kind, expected = ("view", "table") if found.is_view else ("table", "view")
+            raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
+        if not relation.is_view:
+            _check_columns(f"{database}: table {name!r}", found, relation.columns - upgrades.get(name, {}).keys())
+
+
+def _needed_relations(workload: Workload) -> Mapping[str, Relation]:
+    with duckdb.connect(":memory:") as blank:
+        create_schema(blank)
+        needed = list_relations(blank)
+        table = workload.output.table.lower()
+        if table in needed:
+            return needed
+        blank.execute(_create_answers(workload))
+        needed = {name: relation for name, relation in needed.items() if name in RUN_RELATIONS}
+        view = Relation(is_view=True, columns=frozenset())
+        return {**needed, table: list_relations(blank)[table], f"latest_{table}": view, f"failed_{table}": view}
+
+
+def _check_columns(where: str, relation: Relation, expected: frozenset[str]) -> None:
+    missing = sorted(expected - relation.columns)
+    if missing:
+        raise DatabaseError(f"{where} has no column {missing[0]!r}; it has {', '.join(sorted(relation.columns))}")
+
+
+def _create_answers(workload: Workload) -> str:
+    output = workload.output
+    text = statement(f"schema/create_answers_{workload.mode}")
+    return fill_identifiers(text, table=output.table, keys=workload.key, answer=output.answer_column)
+
+
+def _list_upgrades(workload: Workload | None) -> Mapping[str, Mapping[str, str]]:
+    """Output table to the columns that an earlier version did not make, each with the statement that adds it."""
+    answers = {workload.output.table.lower()} if workload is not None else SHIPPED_OUTPUTS
+    if answers & SHIPPED_OUTPUTS:
+        answers = SHIPPED_OUTPUTS
+    added = dict.fromkeys(answers, ADDED_TO_ANSWERS) | {"steps": ADDED_TO_STEPS}
+    return {
+        table: {
+            column: fill_identifiers(statement(f"schema/add_{type_}_column"), table=table, column=column)
+            for column, type_ in columns.items()
+        }
+        for table, columns in added.items()
+    }
+
+
+def _shipped_statements() -> dict[str, str]:
+    """Name to statement, in the order of ``schema.sql``."""
+    statements = {}
+    for part in duckdb.extract_statements(statement("schema/schema")):
+        match = re.search(r"^create (?:table if not exists|or replace view) (\w+)", part.query, re.MULTILINE)
+        if match is None:
+            raise AssertionError(f"schema.sql holds a statement that makes neither table nor view: {part.query}")
+        statements[match.group(1)] = part.query
+    return statements

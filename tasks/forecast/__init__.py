@@ -1,0 +1,1 @@
+"""What a night would do and how long it would take, before it runs."""

@@ -1,0 +1,109 @@
+"""The device a run is predicted for, and what of its memory is left for KV; no weights are read."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import CapacityError, ConfigError, ModelError
+from engine.simulation.device import DEVICES, Device, kv_budget_bytes
+from engine.simulation.model_shape import ModelShape
+
+_LOOKED_AT = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The device a run is predicted for, and the model on it.
+
+    Attributes:
+        dtype: of weights and KV; the shape's value_bytes are its size.
+        most_kv_bytes: bound of a KV budget of "auto"; None for none.
+    """
+
+    device: Device
+    dtype: str
+    shape: ModelShape
+    most_kv_bytes: int | None
+
+    def kv_budget_bytes(self, config: EngineConfig) -> int:
+        """Memory for KV.
+
+        Raises:
+            CapacityError: the device does not hold it next to the weights, or it holds no block.
+        """
+        left_bytes = self.device.memory_bytes - self.shape.weight_bytes
+        budget_bytes = (
+            kv_budget_bytes(
+                self.device.memory_bytes,
+                self.shape.weight_bytes,
+                memory_fraction=config.memory_fraction,
+                most_bytes=self.most_kv_bytes,
+            )
+            if config.kv_memory_bytes == "auto"
+            else config.kv_memory_bytes
+        )
+        if budget_bytes > left_bytes or budget_bytes < config.block_size * self.shape.kv_bytes_per_token:
+            raise CapacityError(
+                f"device {self.device.name!r} has {_gigabytes(self.device.memory_bytes)} of memory, the weights take "
+                f"{_gigabytes(self.shape.weight_bytes)}: a KV budget of {_gigabytes(max(0, budget_bytes))} does not do"
+            )
+        return budget_bytes
+
+
+def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_host: int = 1) -> Hardware:
+    """The device called `name`, with the model of a checkpoint folder on it.
+
+    Args:
+        name: of the table, or "cpu", "cuda" or "auto" for what this machine has.
+        num_on_host: engines that divide the rates of a CPU; each has a GPU of its own.
+    Raises:
+        ConfigError: no such device, or no GPU here.
+        ModelError: config.json cannot be read, or is not of a model whose cost is known.
+    """
+    if name.lower() not in (*DEVICES, *_LOOKED_AT):
+        raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_LOOKED_AT))}")
+    kind, most_kv_bytes = name.lower(), None
+    values = _read_config(checkpoint)
+    if kind in DEVICES:
+        device = DEVICES[kind]
+        dtype = next(iter(device.peak_flops)) if config.dtype == "auto" else config.dtype
+        shape = ModelShape.from_config(values, dtype=dtype)
+    else:
+        from engine.device.placement import MOST_CPU_KV_BYTES
+        from engine.simulation.device_probe import native_dtype, probe_device  # needs torch, which the table does not
+
+        dtype = native_dtype(kind) if config.dtype == "auto" else config.dtype
+        shape = ModelShape.from_config(values, dtype=dtype)
+        device = probe_device(kind, shape, dtype)
+        if device.name == "cpu":
+            most_kv_bytes, device = MOST_CPU_KV_BYTES, _divide(device, num_on_host)
+    return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
+
+
+def _divide(device: Device, num_engines: int) -> Device:
+    """A device as each of several engines has it that work on it side by side. Memory is theirs to divide."""
+    if num_engines == 1:
+        return device
+    return replace(
+        device,
+        title=f"{device.title}, divided by {num_engines} engines",
+        peak_flops={dtype: flops / num_engines for dtype, flops in device.peak_flops.items()},
+        peak_bytes_per_second=device.peak_bytes_per_second / num_engines,
+    )
+
+
+def _read_config(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / "config.json"
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: expected an object, got {type(values).__name__}")
+    return values
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB"

@@ -1,0 +1,131 @@
+"""Rows given to the model once: what it answered is kept, and what it failed with is told apart."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.device.host_memory import give_back_freed_memory
+from engine.errors import BatchloomError, DeviceError
+from engine.execution.step_record import StepRecord
+from engine.planning.prefix_groups import rebuild_groups
+from engine.request import Completion
+from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel, is_out_of_memory
+from tasks.partitions.part import answer_batch
+from tasks.partitions.partition import Partition, read_spread_rows
+from tasks.partitions.partition_work import PartitionWork
+from tasks.partitions.piece import select_rows
+from tasks.prompts.request_form import RequestForm
+from tasks.runs.infer_job import InferJob
+from tasks.runs.lowered_engine import note_engine
+from tasks.runs.stop_request import StopRequest
+
+TRIM_SECONDS = 20.0
+"""Between two times that freed memory is given back, which takes some milliseconds. Steps differ in size, so the C
+library's heap comes to be full of holes."""
+
+
+class StoppedError(Exception):
+    """The run was asked to stop; raised from inside a step of the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What an attempt ended with, in a line."""
+
+    reason: str
+    is_out_of_memory: bool = False
+
+
+def try_rows(rows: Partition, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
+    """One attempt. However it ends, the answers it came to are in `work`, and so are its steps.
+
+    Args:
+        on_begin: called when the model is loaded.
+
+    Returns:
+        what the model failed with; None where every row has an answer.
+    Raises:
+        StoppedError: the run was asked to stop.
+        BatchloomError, OSError: a failure that is nobody's row: of the model as a whole, a file, the device.
+    """
+    stop = StopRequest(job.run_folder)
+    steps: list[StepRecord] = []
+    completions: list[Completion] = []
+    trimmed_at = time.monotonic()
+
+    def on_step(step: StepRecord) -> None:
+        nonlocal trimmed_at
+        steps.append(step)
+        work.progress.add(step)
+        if time.monotonic() - trimmed_at > TRIM_SECONDS:
+            give_back_freed_memory()
+            trimmed_at = time.monotonic()
+        if stop.is_made:
+            raise StoppedError
+
+    with PROCESS_HOST.use(job.checkpoint, job.model_digest, job.engine) as model:
+        if model.engine.config != job.engine:
+            note_engine(job.run_folder, model.engine.config)
+        on_begin()
+        try:
+            for completion in _run_model(rows, job, model, on_step):
+                completions.append(completion)
+        except (StoppedError, BatchloomError, OSError):
+            raise
+        except Exception as error:
+            return _judge(error)
+        finally:
+            work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
+    return None
+
+
+def check_other_rows(job: InferJob) -> None:
+    """Try rows from all over the plan, one by one, and forget their answers.
+
+    Where one partition fails again and again, this tells what is wrong with its rows from what is wrong with all.
+
+    Raises:
+        FailureRateError: more of them fail than `FailurePolicy.max_error_rate` allows.
+        StoppedError, BatchloomError, OSError: as `try_rows`.
+    """
+    sample = read_spread_rows(job.plan, job.failures.error_rate_rows)
+    stop = StopRequest(job.run_folder)
+    reasons: Counter[str] = Counter()
+
+    def on_step(step: StepRecord) -> None:
+        if stop.is_made:
+            raise StoppedError
+
+    with PROCESS_HOST.use(job.checkpoint, job.model_digest, job.engine) as model:
+        for position in range(len(sample.row_ids)):
+            row = select_rows(sample, np.array([position]))
+            try:
+                (completion,) = _run_model(row, job, model, on_step)
+                reasons.update([completion.error] if completion.error else [])
+            except (StoppedError, BatchloomError, OSError):
+                raise
+            except Exception as error:
+                reasons.update([_judge(error).reason])
+    job.failures.check(reasons, len(sample.row_ids))
+
+
+def _run_model(
+    rows: Partition, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
+) -> Iterator[Completion]:
+    form = RequestForm.of(job.workload, model.codec, job.expected_output_tokens)
+    requests = form.ask(rows.row_ids, rows.prompts, rows.priority)
+    groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
+    yield from model.engine.run_plan(requests, groups, decode=model.codec.decode, on_step=on_step)
+
+
+def _judge(error: Exception) -> Failure:
+    """What the model failed with; raises `DeviceError` where the process cannot go on."""
+    import torch
+
+    reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+    if isinstance(error, torch.AcceleratorError):
+        raise DeviceError(f"the device fails: {reason}") from error
+    return Failure(reason=reason, is_out_of_memory=is_out_of_memory(error))

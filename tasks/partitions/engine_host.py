@@ -1,0 +1,155 @@
+"""The engine of this process: loaded once, kept between partitions and workloads, one at a time."""
+
+import gc
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import BatchloomError, CapacityError
+from tasks.prompts.text_codec import TextCodec
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+LOGGER = logging.getLogger("batchloom")
+
+# OpenMP reads it when torch is imported, which the tokenizer may do first. Threads that spin for milliseconds while
+# they wait for each other slow a run down several times where cores are shared with other programs; tens of
+# microseconds keep the gain.
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+
+MOST_HALVINGS = 4
+"""How often memory is halved before a lack of it is a failure as any other."""
+
+LEAST_CHUNK_TOKENS = 16
+LEAST_KV_BYTES = 64 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A checkpoint in memory: the engine and the tokenizer."""
+
+    engine: "Engine"
+    codec: TextCodec
+
+
+class EngineHost:
+    """Holds at most one loaded model. Its lock makes users take turns, since an engine serves one call at a time."""
+
+    __slots__ = ("_key", "_lock", "_model", "_num_halvings")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key: tuple[str, str, EngineConfig] | None = None
+        self._model: LoadedModel | None = None
+        self._num_halvings = 0
+
+    @contextmanager
+    def use(self, checkpoint: str, model_digest: str, config: EngineConfig) -> Iterator[LoadedModel]:
+        """The model of a checkpoint folder, for the length of the block. Another one is dropped before it is loaded.
+
+        Where memory does not suffice to load it, or `lower_memory` was called for it, its engine has less of it than
+        `config` says; see `LoadedModel.engine.config`.
+
+        Raises:
+            ModelError, CapacityError: as `Engine.load`.
+        """
+        with self._lock:
+            key = (checkpoint, model_digest, config)
+            if self._key != key:
+                self._key, self._model, self._num_halvings = key, None, 0
+            if self._model is None:
+                self._model = self._load(checkpoint, config)
+            yield self._model
+
+    def lower_memory(self) -> bool:
+        """Drop the model, and load it with half the memory at its next use; False where it has little already."""
+        with self._lock:
+            if self._key is None or not self._halve(self._key[2]):
+                return False
+            self._model = None
+            free_memory()
+            return True
+
+    def release(self) -> None:
+        """Give the memory back; the next `use` loads again, with all of the memory that it is given."""
+        with self._lock:
+            self._key = self._model = None
+            self._num_halvings = 0
+
+    def _load(self, checkpoint: str, config: EngineConfig) -> LoadedModel:
+        codec = TextCodec.load(Path(checkpoint))
+        while True:
+            engine = _load_engine(checkpoint, lower(config, self._num_halvings))
+            if engine is not None:
+                return LoadedModel(engine=engine, codec=codec)
+            free_memory()
+            if not self._halve(config):
+                lowest = lower(config, self._num_halvings)
+                raise CapacityError(f"no memory for the KV of {checkpoint}, not even with {_describe(lowest)}")
+
+    def _halve(self, config: EngineConfig) -> bool:
+        lowered = lower(config, self._num_halvings + 1)
+        if self._num_halvings == MOST_HALVINGS or lowered == lower(config, self._num_halvings):
+            return False
+        self._num_halvings += 1
+        LOGGER.warning("out of memory: going on with %s", _describe(lowered))
+        return True
+
+
+PROCESS_HOST = EngineHost()
+"""Of this worker process: what makes the second partition start at once."""
+
+
+def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
+    """The settings with KV memory and chunk size halved so often, but not below what is worth halving."""
+    chunk_tokens = max(min(config.chunk_tokens, LEAST_CHUNK_TOKENS), config.chunk_tokens >> num_halvings)
+    if config.kv_memory_bytes == "auto":
+        return replace(config, chunk_tokens=chunk_tokens, memory_fraction=config.memory_fraction / 2**num_halvings)
+    kv_bytes = max(min(config.kv_memory_bytes, LEAST_KV_BYTES), config.kv_memory_bytes >> num_halvings)
+    return replace(config, chunk_tokens=chunk_tokens, kv_memory_bytes=kv_bytes)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory of device or host ran out, as opposed to a budget that is too small by its own arithmetic."""
+    import torch
+
+    if isinstance(error, BatchloomError):
+        return False
+    # On the host, torch raises a plain RuntimeError.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def free_memory() -> None:
+    """Give back what dropped models held; call it outside of the exception's handler, which holds its frames."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _load_engine(checkpoint: str, config: EngineConfig) -> "Engine | None":
+    """The engine, or None where memory ran out. Raises as `Engine.load`."""
+    from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
+
+    try:
+        return Engine.load(checkpoint, config)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return None
+        raise
+
+
+def _describe(config: EngineConfig) -> str:
+    if config.kv_memory_bytes == "auto":
+        return f"{config.memory_fraction:.1%} of the memory for KV and {config.chunk_tokens:,} tokens in a step"
+    return f"{config.kv_memory_bytes:,} bytes for KV and {config.chunk_tokens:,} tokens in a step"

@@ -1,0 +1,91 @@
+"""One partition in a run folder: which of its rows are answered, and where the answers to others go."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from engine.execution.step_record import StepRecord
+from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA, step_batch
+from tasks.partitions.worker_name import worker_name
+from tasks.runs.progress import PartitionProgress
+from tasks.runs.run_folder import keep_whole
+from tasks.storage.artifact import write_parquet
+
+
+class PartitionWork:
+    """What is durable of a partition: its parts, ``parts/part-XXXXX*.parquet``, and the step records beside them.
+
+    Attributes:
+        parts: references of the parts, in the order in which they were written.
+        answered: int64, ascending: ids of the rows in them, answers and errors alike.
+        num_failed: how many of these are errors.
+        progress: where its counts are shown.
+
+    Args:
+        publish: told of each file that is written.
+    """
+
+    __slots__ = (
+        *("_num_files", "_num_steps", "_partition", "_places", "_publish"),
+        *("answered", "num_failed", "parts", "progress"),
+    )
+
+    def __init__(
+        self, run_folder: str | Path, partition: int, publish: Callable[[Path], None] = lambda path: None
+    ) -> None:
+        self._partition = partition
+        self._publish = publish
+        self._places = (Path(run_folder) / "steps", Path(run_folder) / "parts")
+        self._num_files = 0
+        while any((place / self._name(self._num_files)).exists() for place in self._places):
+            self._num_files += 1
+        names = [self._name(number) for number in range(self._num_files)]
+        steps, self.parts = (keep_whole(place / name for name in names) for place in self._places)
+        self._num_steps = sum(ref.num_rows for ref in steps)
+        self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.num_failed = 0
+        self.progress = PartitionProgress(Path(run_folder), partition)
+        for part in self.parts:
+            self._count(pq.read_table(part.path, columns=["row_id", "error"]))
+        if self.parts:
+            self._show()
+
+    def keep(self, answers: pa.RecordBatch, steps: Sequence[StepRecord] = ()) -> None:
+        """Write answers in the form of `PART_SCHEMA` and the steps they took, if any; durable when this returns.
+
+        The last of the steps has just ended.
+
+        Raises:
+            ArtifactError: the run folder cannot be written.
+        """
+        ended_at = datetime.now(UTC)
+        name = self._name(self._num_files)
+        steps_path, part_path = (place / name for place in self._places)
+        if steps:
+            batch = step_batch(self._partition, steps, self._num_steps, worker_name(), ended_at)
+            write_parquet(steps_path, STEPS_SCHEMA, [batch])
+            self._num_steps += len(steps)
+            self._publish(steps_path)
+        if answers.num_rows:
+            self.parts.append(write_parquet(part_path, PART_SCHEMA, [answers]))
+            self._count(answers)
+            self._publish(part_path)
+        self._num_files += bool(steps or answers.num_rows)
+        self._show()
+
+    def _count(self, rows: pa.RecordBatch | pa.Table) -> None:
+        self.answered = np.union1d(self.answered, rows.column("row_id").to_numpy())
+        self.num_failed += pc.count(rows.column("error")).as_py()
+
+    def _show(self) -> None:
+        self.progress.settle(len(self.answered), self.num_failed)
+
+    def _name(self, number: int) -> str:
+        """Of the files of one attempt that came to something, in both places."""
+        return f"part-{self._partition:05d}{f'-{number:04d}' if number else ''}.parquet"

@@ -1,0 +1,182 @@
+"""Text to token ids and back, where a document can never speak as the chat template does.
+
+A tokenizer matches its control tokens (``<|im_end|>``, ``<s>``, ``[INST]``) anywhere in a text, so a document that
+spells one could end its message and write the next. Here two kinds of text meet: trusted text (chat template, system
+message, the workload's own words) and data (columns). `TextCodec.trust` replaces each control token of a trusted text
+by a secret stand-in, and the encoding tokenizer is the checkpoint's own with its control tokens renamed to these
+stand-ins, in the added tokens and in the vocabulary, and without the merges that would spell one. So a control token in
+data is ordinary characters, while everything else (normalisation, splitting, merges) is the checkpoint's tokenizer
+applied to the whole prompt: harmless texts have exactly its ids.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from engine.errors import ModelError
+from tasks.prompts.text_cuts import TextCuts, find_cuts
+
+
+class TextCodec:
+    """The tokenizer of one checkpoint. Safe to use from several threads."""
+
+    __slots__ = ("_chat", "_encoder", "_stand_ins", "_tokenizer", "_trusted_pattern", "cuts", "special_tokens")
+
+    cuts: TextCuts | None
+    """Where a text may be cut, so that its pieces encoded alone make up its ids; None where nothing is known."""
+
+    special_tokens: tuple[tuple[int, ...], tuple[int, ...]]
+    """Ids that ``add_special_tokens`` puts before a text and after it."""
+
+    def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
+        """Wraps a Rust tokenizer, which is not changed.
+
+        Args:
+            tokenizer: whose added tokens say what a control token is.
+            chat: the transformers tokenizer that renders the chat template; None for plain text only.
+        Raises:
+            ModelError: the tokenizer cannot be rebuilt with renamed control tokens.
+        """
+        spec = json.loads(tokenizer.to_str())
+        control = {token["content"]: token for token in spec["added_tokens"] if _is_control(token)}
+        secret = secrets.token_hex(16)
+        self._stand_ins = {content: f"control{secret}{i:06d}" for i, content in enumerate(control)}
+        self._trusted_pattern = _match_any(control)
+        self._tokenizer = tokenizer
+        self._encoder = _rename_tokens(spec, self._stand_ins)
+        self._chat = chat
+        self.cuts = find_cuts(spec, self._stand_ins)
+        self.special_tokens = self._find_special_tokens()
+        for content, stand_in in self._stand_ins.items():
+            expected, actual = control[content]["id"], self._encoder.token_to_id(stand_in)
+            if actual != expected:
+                raise ModelError(f"tokenizer: control token {content!r} has id {expected}, but {actual} when rebuilt")
+
+    def _find_special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        encoding = self._encoder.encode("a")
+        is_special = encoding.special_tokens_mask
+        num_before = is_special.index(0) if 0 in is_special else len(is_special)
+        num_all = num_before + len(self._encoder.encode("a", add_special_tokens=False).ids)
+        return tuple(encoding.ids[:num_before]), tuple(encoding.ids[num_all:])
+
+    @classmethod
+    def load(cls, folder: Path) -> "TextCodec":
+        """Reads the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint's.
+
+        The last one is kept while its folder's files stay as they are: whoever computes answers with the model comes
+        right after whoever made the prompts, and a second one would take a second and some sixty megabytes.
+
+        Raises:
+            ModelError: there is none, it cannot be read, or it has no fast (Rust) form.
+        """
+        return cls._load_once(folder, _file_stamps(folder))
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def _load_once(cls, folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> "TextCodec":
+        from transformers import AutoTokenizer  # seconds to import, and a night with nothing new needs none
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the loaders raise whatever a missing or damaged file leads them to
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ModelError(f"model {str(folder)!r}: its tokenizer cannot be read: {first_line}") from error
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise ModelError(
+                f"model {str(folder)!r}: tokenizer {type(tokenizer).__name__} has no fast form (tokenizer.json)"
+            )
+        return cls(backend, tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat is not None and bool(self._chat.chat_template)
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The chat template's text for these messages, with the beginning of the answer; not yet trusted.
+
+        Raises:
+            ModelError: the template refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._chat.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ModelError(f"the model's chat template refuses messages of roles {roles}: {error}") from error
+        return text
+
+    def trust(self, text: str) -> str:
+        """`text` with its control tokens in a form that `encode` gives their ids; other text stays as it is."""
+        return self._trusted_pattern.sub(lambda match: self._stand_ins[match.group()], text)
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text, computed in parallel.
+
+        Args:
+            texts: trusted parts went through `trust`, data did not.
+            add_special_tokens: put what the tokenizer puts around a plain text (its beginning-of-sequence token).
+        """
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without its special tokens."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+
+def _file_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What tells the files of a folder from others of their names; empty where there is no such folder."""
+    try:
+        files = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
+    except OSError:  # which the loader explains
+        return ()
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
+
+
+def _is_control(token: Mapping[str, Any]) -> bool:
+    """Special tokens, and added ones in the form of markup, as ``<think>``; not added words or runs of spaces."""
+    content = token["content"].strip()
+    return bool(token["special"]) or (len(content) > 2 and content[0] in "<[{|")
+
+
+def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
+    """Matches the longest control token at the first place where there is one."""
+    parts = [
+        rf"(?<!\w){re.escape(content)}(?!\w)" if control[content]["single_word"] else re.escape(content)
+        for content in sorted(control, key=len, reverse=True)
+    ]
+    return re.compile("|".join(parts) or r"(?!)")
+
+
+def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer of a serialized one in which the tokens of `names` are spelled otherwise and keep their ids."""
+    model = spec["model"]
+    added = [{**token, "content": names.get(token["content"], token["content"])} for token in spec["added_tokens"]]
+    if isinstance(model["vocab"], dict):
+        vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
+    else:  # Unigram: pairs of piece and score, the id is the position
+        vocab = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    changes = {"vocab": vocab}
+    if model.get("unk_token") in names:
+        changes["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        prefix = model.get("continuing_subword_prefix") or ""
+        changes["merges"] = [
+            (left, right)
+            for left, right in model["merges"]
+            if not {left, right, left + right.removeprefix(prefix)} & names.keys()
+        ]
+    rebuilt = {**spec, "added_tokens": added, "model": {**model, **changes}, "truncation": None, "padding": None}
+    try:
+        return Tokenizer.from_str(json.dumps(rebuilt))
+    except Exception as error:  # the Rust library raises plain Exception
+        raise ModelError(f"tokenizer: cannot be rebuilt with renamed control tokens: {error}") from error

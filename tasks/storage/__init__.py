@@ -1,0 +1,1 @@
+"""Files of a run: Arrow artifacts, spilled rows, external sorting."""

@@ -1,0 +1,142 @@
+"""Files between tasks: Parquet, whole or absent, named by a reference with a digest."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from engine.errors import ArtifactError
+from tasks.database.disk_space import describe_write_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactRef:
+    """What travels between tasks instead of a table.
+
+    Attributes:
+        path: of the Parquet file.
+        num_rows: in it.
+        digest: sha256 of the file's bytes, hexadecimal.
+    """
+
+    path: str
+    num_rows: int
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values; `from_json` is its inverse."""
+        return {"path": self.path, "num_rows": self.num_rows, "digest": self.digest}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "ArtifactRef":
+        """Raises `ArtifactError` where a field is missing or of another type."""
+        path, num_rows, digest = value.get("path"), value.get("num_rows"), value.get("digest")
+        if not (isinstance(path, str) and isinstance(num_rows, int) and isinstance(digest, str)):
+            raise ArtifactError(f"an artifact reference needs path, num_rows and digest, got {dict(value)!r}")
+        return cls(path=path, num_rows=num_rows, digest=digest)
+
+
+@contextmanager
+def replace_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file that appears under `path` only when the block ends well: whole or absent, also after a power loss.
+
+    Written under a temporary name beside `path` (mode 0600), fsynced, renamed, and the folder fsynced. An exception in
+    the block removes the temporary file and leaves what was at `path` before.
+
+    Raises:
+        ArtifactError: the file cannot be written; the message says how much is free where the disk is full.
+    """
+    target = Path(path)
+    try:
+        with _written_beside(target) as file:
+            yield file
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(describe_write_error(target, error)) from error
+
+
+@contextmanager
+def _written_beside(target: Path) -> Iterator[BinaryIO]:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
+    """Write batches of `schema`, one in memory at a time, and return the reference; no batch gives an empty file.
+
+    Raises:
+        ArtifactError: the folder cannot be written, or a batch has another schema.
+    """
+    num_rows = 0
+    try:
+        with replace_file(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+    except (pa.ArrowException, ValueError) as error:
+        raise ArtifactError(f"{path}: the batches do not fit the schema: {error}") from error
+    return ArtifactRef(path=str(path), num_rows=num_rows, digest=_digest(path))
+
+
+def open_parquet(ref: ArtifactRef) -> pq.ParquetFile:
+    """Open an artifact for reading, after checking that it is the file its reference means.
+
+    Use it as a context manager, or close it. Raises `ArtifactError` where the file is missing, damaged, or has another
+    digest or row count than `ref`.
+    """
+    digest = _digest(ref.path)
+    if digest != ref.digest:
+        raise ArtifactError(f"{ref.path} has sha256 {digest}, expected {ref.digest}: it was changed or damaged")
+    file = _open(ref.path)
+    if file.metadata.num_rows != ref.num_rows:
+        num_rows = file.metadata.num_rows
+        file.close()
+        raise ArtifactError(f"{ref.path} has {num_rows} rows, expected {ref.num_rows}")
+    return file
+
+
+def describe_parquet(path: str | Path) -> ArtifactRef:
+    """The reference of a file found on disk; `ArtifactError` where it is missing or not a whole Parquet file."""
+    with _open(path) as file:
+        num_rows = file.metadata.num_rows
+    return ArtifactRef(path=str(path), num_rows=num_rows, digest=_digest(path))
+
+
+def _open(path: str | Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, pre_buffer=False)  # else what was read stays in memory until the file is closed
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} is missing") from error
+    except (pa.ArrowException, OSError) as error:
+        raise ArtifactError(f"{path} is not a whole Parquet file: {error}") from error
+
+
+def _digest(path: str | Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} is missing") from error
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""Engine processes beside this one."""

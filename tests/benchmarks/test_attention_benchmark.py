@@ -1,0 +1,228 @@
+"""The kernel benchmark without a GPU: its gate works, and it prints no figure."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import attention
+from benchmarks.kernels.attention_batches import make_batch
+from benchmarks.kernels.attention_implementations import compiled
+from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Case, Step, check_cases
+from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, captured
+from benchmarks.kernels.relay_model import equation_10
+from engine.kernels.reference import paged_attention_ref
+from engine.kernels.triton.tuned import ARCHITECTURES, load_tuned
+from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.attention", *arguments],
+        cwd=ROOT, env=os.environ | hidden | environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_implementation_passes_the_gate() -> None:
+    """On the case that the interpreter is through with in seconds."""
+    done = run("--check", "--cases", "*prefix-40 *", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.endswith(": agrees with float64")]
+    assert {line.split(":")[0] for line in lines} >= {"fused", "relay", "paged", "sdpa", "flex"}
+    assert "us" not in done.stdout.split()
+
+
+def work_lists(architecture: str, case: Case) -> Iterator[tuple[str, WorkList]]:
+    """What each policy makes of a case on a device like the one its configuration was written for."""
+    num_q_heads, num_kv_heads, head_dim = HEADS[case.model]
+    batch, _ = make_batch(case.groups(), BLOCK_SIZE)
+    tuned = load_tuned(architecture, element_bits=16, head_dim=head_dim)
+    for policy in ("cost", "always", "never"):
+        yield (
+            policy,
+            build_work_list(
+                batch, tuned, group_size=num_q_heads // num_kv_heads, num_kv_heads=num_kv_heads,
+                num_processors=tuned.num_processors, policy=policy, launches=tuned.launches,
+            ),
+        )  # fmt: skip
+
+
+def kinds(work_list: WorkList) -> Iterator[tuple[str, str, str]]:
+    """Of each tile: the launch, the shape, and whose KV it reads."""
+    for tile in work_list.tiles:
+        is_prefix = tile[TileField.FIRST_ROW_ID] >= len(work_list.rows)
+        is_own = tile[TileField.KV_BEGIN] >= tile[TileField.PREFIX_LEN] > 0
+        shape = "wide" if tile[TileField.IS_WIDE] else "narrow"
+        yield work_list.launch.name, shape, "prefix" if is_prefix else "own" if is_own else "plain"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_check_s_cases_take_every_kind_of_tile(architecture: str) -> None:
+    """A gate that no wide tile and no merge goes through would let a wrong kernel be measured."""
+    found = set()
+    most_parts = {"cost": 0, "always": 0, "never": 0}
+    for case in check_cases():
+        for policy, work_list in work_lists(architecture, case):
+            found |= set(kinds(work_list))
+            num_parts = int(work_list.rows[:, RowField.NUM_PARTS].max())
+            most_parts[policy] = max(most_parts[policy], num_parts)
+    shapes = [("decode", "narrow"), ("mixed", "narrow"), ("mixed", "wide")]
+    assert found == {(*shape, kind) for shape in shapes for kind in ("prefix", "own", "plain")}
+    if architecture != "interpreter":  # whose few processors take few splits
+        assert min(most_parts.values()) >= 7
+
+
+def test_without_a_gpu_there_is_no_figure(tmp_path: Path) -> None:
+    done = run("--out", str(tmp_path / "result.json"))
+    assert done.returncode == 1
+    assert "no GPU is at hand, so nothing was measured" in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_grid_is_fig_8_s() -> None:
+    cases = list(attention.grid())
+    assert len(cases) == len(set(cases)) == 2 * 3 * 27
+    assert {(case.num_decode, case.num_prefill) for case in cases} == {(32, 0), (256, 0), (256, 7)}
+    for case in cases:
+        groups = case.groups()
+        assert sum(len(group.members) for group in groups) == case.num_decode + case.num_prefill
+
+
+def test_equation_10() -> None:
+    """RelayAttention Fig. 6: no gain for one request, and towards (s + c) / (s / b + c) for long prompts."""
+    assert equation_10(1, 4096, 128) < 1
+    assert equation_10(32, 4096, 128) == pytest.approx(4226 / 263)
+
+
+SMALL = Case(
+    model="Qwen2-7B", prefix_len=16, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
+)  # fmt: skip
+HERE = GpuRun(device=torch.device("cpu"), hardware="none", versions="1", commit="abc", num_processors=1)
+
+
+def right(step: Step) -> torch.Tensor:
+    return paged_attention_ref(step.query, step.k_cache, step.v_cache, step.batch, scale=step.scale)
+
+
+def fail(_: object) -> torch.Tensor:
+    raise RuntimeError("out of everything\nand more lines")
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Step], torch.Tensor]]:
+    """Implementations to compare, instead of the real ones; "timed" on the CPU."""
+    found: dict[str, Callable[[Step], torch.Tensor]] = {"fused": right, "relay": right, "paged": right}
+
+    def implementations(step: Step) -> Iterator[tuple[str, Callable[[], attention.Attend]]]:
+        for name, attend in found.items():
+            yield name, lambda attend=attend: partial(attend, step)
+
+    monkeypatch.setattr(attention, "implementations", implementations)
+    monkeypatch.setattr(attention, "device_time", lambda _: DeviceTime(us=2.0, not_captured=""))
+    monkeypatch.setattr(attention, "measure_ceilings", lambda _: Ceilings(memory_gb_s=1.0, matrix_tflops=1.0))
+    return found
+
+
+def test_a_wrong_result_of_ours_ends_the_run(offered: dict[str, Callable[[Step], torch.Tensor]]) -> None:
+    offered.clear()
+    offered["flex"] = lambda step: torch.zeros_like(step.query)
+    offered["fused"] = lambda step: torch.full_like(step.query, torch.nan)
+    gate = attention.gated(Step.make(SMALL, torch.device("cpu")), lambda _: "agrees")
+    name, found = next(gate)
+    assert name == "flex"
+    assert "no time: differs from float64" in found
+    with pytest.raises(SystemExit, match="fused is wrong by nan on Qwen2-7B prefix-16"):
+        next(gate)
+
+
+def test_another_s_failure_is_its_result_and_ours_ends_the_run(
+    offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path
+) -> None:
+    """What was measured before stays in the file."""
+    offered["flex"] = fail
+    file = tmp_path / "results" / "attention.json"
+    other = Case(
+        model="Qwen2-7B", prefix_len=32, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
+    )  # fmt: skip
+    attention.measure_all([SMALL], HERE, file, seconds=60)
+    offered["relay"] = fail
+    with pytest.raises(RuntimeError, match="out of everything") as raised:
+        attention.measure_all([SMALL, other], HERE, file, seconds=60)
+    assert raised.value.__notes__ == [f"relay on {other.name}"]
+    document = json.loads(file.read_text())
+    (case,) = document["cases"]
+    assert case["name"] == SMALL.name
+    assert case["us"] == {"fused": 2, "relay": 2, "paged": 2, "flex": "no time: RuntimeError: out of everything"}
+    assert set(case["speedup_of_fused"]) == {"fused", "relay", "paged"}
+    assert document["summary"]["worst over paged"] == 1
+
+
+def test_a_run_fills_in_what_the_file_lacks(
+    offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "attention.json"
+    first, second, third = [
+        Case(model="Qwen2-7B", prefix_len=length, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1)
+        for length in (16, 17, 18)
+    ]
+    attention.measure_all([second], HERE, file, seconds=60)
+    attention.measure_all([first, second, third], HERE, file, seconds=0)
+    assert f"2 of 3 cases not measured; the same command goes on with {first.name}" in capsys.readouterr().out
+    attention.measure_all([first, second, third], HERE, file, seconds=60)
+    assert "not measured" not in capsys.readouterr().out
+    names = [case["name"] for case in json.loads(file.read_text())["cases"]]
+    assert names == [second.name, first.name, third.name]
+
+
+def test_figures_of_two_commits_do_not_mix(offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path) -> None:
+    file = tmp_path / "attention.json"
+    attention.measure_all([SMALL], HERE, file, seconds=60)
+    later = GpuRun(device=HERE.device, hardware="none", versions="1", commit="def", num_processors=1)
+    with pytest.raises(SystemExit, match="commit 'abc', this would be 'def'"):
+        attention.measure_all([SMALL], later, file, seconds=60)
+
+
+def test_cases_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        attention.main(["--cases", "Llama-4*"])
+    assert "--cases 'Llama-4*' fits none; the first is 'Llama-3-8B prefix-256" in capsys.readouterr().err
+    assert len({case.name for case in attention.grid()}) == 162
+
+
+def test_a_function_is_compiled_however_many_variants_came_before() -> None:
+    """torch gives up after eight, and FlexAttention then has all scores in memory."""
+
+    def probe(values: torch.Tensor) -> torch.Tensor:
+        return values + int(torch.compiler.is_compiling())
+
+    for size in range(2, 14):
+        assert int(compiled(probe, backend="eager")(torch.zeros(size)).sum()) == size
+
+
+def test_what_cannot_be_captured_is_timed_as_it_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call() -> None:
+        calls.append(1)
+
+    def no_graph() -> None:
+        try:
+            raise RuntimeError("no device")
+        finally:
+            raise ValueError("nothing was captured")
+
+    calls: list[int] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
+    timed, reason = captured(call)
+    assert timed is call
+    assert reason == "RuntimeError: no device"
+    assert calls == [1]

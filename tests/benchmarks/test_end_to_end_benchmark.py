@@ -1,0 +1,261 @@
+"""The end-to-end benchmark as a whole, on a tiny random model: who is measured, who is refused, who is skipped."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import end_to_end, render
+from benchmarks.measuring import engine_session
+from benchmarks.measuring.batch import random_groups
+from benchmarks.measuring.machine import commit
+from benchmarks.measuring.timed_runs import Timed, measure_batch
+from benchmarks.measuring.workloads import MICRO_DEGREES, MICRO_LENGTHS, Sizes, make_batches, workload_names
+from benchmarks.peers.catalog import PEERS, Peer, available, find_python
+from benchmarks.peers.process import PeerError, PeerProcess
+from benchmarks.peers.protocol import Answers, LoadSettings, Work
+from benchmarks.random_model import SHAPES, write_checkpoint
+
+WRONG_ENGINE = """
+from benchmarks.peers.protocol import Answers, Loaded, serve
+
+class WrongEngine:
+    def load(self, settings):
+        return Loaded(versions={})
+
+    def run(self, work):
+        return Answers(token_ids=[[3] * work.num_output_tokens for _ in work.token_ids], seconds=1e-6)
+
+serve(WrongEngine())
+"""
+
+
+@pytest.fixture
+def wrong_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An engine in the catalog that is very fast and always says the same."""
+    (tmp_path / "wrong_engine.py").write_text(WRONG_ENGINE)
+    launcher = tmp_path / "python"
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/wrong_engine.py"\n')
+    launcher.chmod(0o700)
+    wrong = Peer(name="wrong", module="wrong_engine", package="torch")
+    absent = Peer(name="absent", module="absent_engine", package="no_such_package", environment="no-such-folder")
+    monkeypatch.setattr(end_to_end, "PEERS", (*PEERS, wrong, absent))
+    return launcher
+
+
+@pytest.mark.slow
+def test_a_right_engine_is_timed_a_wrong_one_is_not(
+    tmp_path: Path, wrong_engine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes, protocol, referee, rounds, JSON, tables and plot, with the real engines."""
+    monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    out = tmp_path / "results" / "end_to_end_tiny.json"
+    engines = ["batchloom", "transformers-padded", "wrong", "absent"]
+    exit_code = end_to_end.main(
+        [
+            *("--model", str(tmp_path / "model"), "--out", str(out), "--engines", *engines),
+            *("--workloads", "case-1", "scoring", "squad", "--orders", "shuffled", "grouped", "--scale", "0.02"),
+            *("--tokens", "150", "--kv-tokens", "128", "--repeats", "2", "--threads", "1", "--dtype", "float32"),
+            "--python",
+            f"wrong={wrong_engine}",
+        ]
+    )
+    printed = capfd.readouterr().out
+    found = json.loads(out.read_text())
+
+    assert exit_code == 0
+    assert set(found["skipped"]) == {"absent", "squad"}
+    assert "absent                   skipped: not installed" in printed
+    assert not found["correctness"]["wrong"]["is_right"]
+    assert found["correctness"]["wrong"]["first_wrong"]["workload"] == "case-1"
+    assert "wrong                    float32: wrong: case-1, request 0, position" in printed
+    assert set(found["engines"]) == {"batchloom", "transformers-padded"}
+    for name in found["engines"]:
+        verdict = found["correctness"][name]
+        assert verdict["num_greedy"] + verdict["num_near_ties"] == verdict["num_answers"] == 10
+    assert [(w["name"], w["order"]) for w in found["workloads"]] == [
+        (name, order) for name in ("case-1", "scoring") for order in ("shuffled", "grouped")
+    ]
+    for workload in found["workloads"]:
+        assert set(workload["engines"]) == set(found["engines"])  # and nowhere a speed of the wrong one
+        ours = workload["engines"]["batchloom"]
+        assert len(ours["seconds"]) == 2
+        assert ours["requests_per_second"] > 0
+        num_least = workload["num_distinct_tokens"] + max(0, workload["num_output_tokens"] - workload["num_requests"])
+        assert ours["num_computed_tokens"] >= num_least
+        assert set(workload["batchloom_over"]) == {"transformers-padded"}
+
+    document = tmp_path / "measurements.md"
+    document.write_text("# Before\n<!-- end-to-end: generated -->\nold\n<!-- end-to-end: end -->\nAfter\n")
+    render.render(out.parent, document)
+    text = document.read_text()
+    assert text.startswith("# Before\n")
+    assert text.endswith("\nAfter\n")
+    assert "old" not in text
+    assert "wrong or failed, so no speed" in text
+    assert "| absent | | | skipped" in text
+    assert (tmp_path / "end_to_end_tiny.svg").read_text().count("<rect") > 4 * len(found["engines"])
+
+
+def test_batchloom_itself_is_refused_a_speed_when_wrong(
+    tmp_path: Path, wrong_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    out = tmp_path / "result.json"
+    arguments = [
+        "--model",
+        str(tmp_path / "model"),
+        "--engines",
+        "batchloom",
+        "--workloads",
+        "case-1",
+        "--out",
+        str(out),
+    ]
+    arguments += ["--scale", "0.02", "--tokens", "150", "--kv-tokens", "128", "--threads", "1"]
+    with pytest.raises(SystemExit, match="no figures: batchloom: wrong: case-1, request 0, position 0"):
+        end_to_end.main([*arguments, "--python", f"batchloom={wrong_engine}"])
+    assert not out.exists()
+
+
+def test_a_failing_engine_says_why_and_its_process_ends(tmp_path: Path) -> None:
+    settings = LoadSettings(
+        model=str(tmp_path), dtype="float32", device="cpu", kv_tokens=128, kv_bytes=1, chunk_tokens=64,
+        max_model_len=64, num_threads=1, scratch=str(tmp_path),
+    )  # fmt: skip
+    peer = PEERS[0]
+    log = tmp_path / "log"
+    with (
+        PeerProcess(peer.name, Path(sys.executable), peer.module, (), log=log, threads=1) as process,
+        pytest.raises(PeerError, match=r"batchloom: load: ModelError: .*config\.json"),
+    ):
+        process.load(settings, 60)
+    assert "Traceback" in log.read_text()
+
+
+def test_an_engine_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeper.chmod(0o700)
+    with (
+        PeerProcess("sleeper", sleeper, "unused", (), log=tmp_path / "log", threads=1) as process,
+        pytest.raises(PeerError, match=r"sleeper: run took more than 0 s"),
+    ):
+        process.run(Work(token_ids=[[1]], num_output_tokens=1), 0.2)
+
+
+def test_an_engine_that_is_not_installed_has_no_python() -> None:
+    absent = Peer(name="absent", module="absent_engine", package="no_such_package", environment="no-such-folder")
+    assert find_python(absent, {}) is None
+    assert find_python(absent, {"absent": Path("/usr/bin/python3")}) == Path("/usr/bin/python3")
+    assert find_python(PEERS[0], {}) == Path(sys.executable)
+
+
+def test_where_the_others_run_on_a_gpu_engines_for_the_cpu_are_skipped_by_name() -> None:
+    chosen = {peer.name: Path("/usr/bin/python3") for peer in PEERS}
+    absent = Peer(name="absent", module="absent_engine", package="no_such_package", environment="no-such-folder")
+    pythons, skipped = available([*PEERS, absent], chosen, "cuda")
+    cpu_only = {"batchloom-torch", "openvino", "llama.cpp"}
+    assert skipped == dict.fromkeys(cpu_only, "runs on the CPU only") | {"absent": "not installed (make bench-peers)"}
+    assert pythons.keys() == chosen.keys() - cpu_only
+    assert available(PEERS, chosen, "cpu") == (chosen, {})
+
+
+class CountingEngine:
+    """Takes as many seconds as it has run before."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[list[int]]] = []
+
+    def run(self, work: Work, timeout_seconds: float) -> tuple[Answers, dict[str, int]]:
+        self.prompts.append(work.token_ids)
+        return Answers(token_ids=[], seconds=len(self.prompts)), {"host_bytes": 0, "device_bytes": 0}
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", [2, 3, 4]), ("cuda", [3, 4, 5])])
+def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, expected: list[float]) -> None:
+    """The first run of a step's size computes it, the second one captures it."""
+    session = engine_session.Session(
+        model=tmp_path, device=device, num_threads=1, chunk_tokens=64, options={}, pythons={}, logs=tmp_path,
+        run_seconds=1.0,
+    )  # fmt: skip
+    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
+    engine = CountingEngine()
+    found = measure_batch(
+        {"batchloom": engine}, batch, "shuffled", num_unmeasured=session.num_unmeasured, num_repeats=3, run_seconds=1
+    )
+    timed = found["batchloom"]
+    assert isinstance(timed, Timed)
+    assert timed.seconds == expected
+    assert len({tuple(map(tuple, prompts)) for prompts in engine.prompts}) == len(engine.prompts)
+
+
+def test_a_machine_without_git_has_an_unknown_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() == "unknown"
+
+
+def test_workloads_have_the_papers_shape() -> None:
+    """Lengths by the scale, degrees kept, prefixes larger than the KV memory, rows shuffled but the same rows."""
+    sizes = Sizes(scale=0.1, num_tokens=20_000, kv_tokens=1024, article_tokens=500, vocab_size=1000)
+    random = [name for name in workload_names() if not name.startswith(("squad", "ranking"))]
+    batches = {
+        batch.name: batch for batch in make_batches(random, sizes, tokenizer=Path("unused"), squad=None, ranking=None)
+    }
+    assert set(batches) == set(random)
+    for prefix, own in MICRO_LENGTHS:
+        for degree in MICRO_DEGREES:
+            batch = batches[f"micro-{prefix}-{own}-{degree}"]
+            assert {len(group.prefix) for group in batch.groups} == {prefix // 10}
+            assert {len(tokens) for group in batch.groups for tokens in group.own} == {own // 10}
+            assert {len(group.own) for group in batch.groups} == {degree}
+    for name, prefix, own, degree in (("case-1", 110, 40, 7.0), ("case-2", 77, 97.8, 11.36), ("control", 110, 40, 1.0)):
+        batch = batches[name]
+        assert np.mean([len(group.prefix) for group in batch.groups]) == pytest.approx(prefix, rel=0.1)
+        assert np.mean([len(t) for group in batch.groups for t in group.own]) == pytest.approx(own, rel=0.1)
+        assert batch.num_requests / len(batch.groups) == pytest.approx(degree, rel=0.05)
+        assert batch.num_prefix_tokens > sizes.kv_tokens
+    shuffled, grouped = (batches["case-1"].work(order) for order in ("shuffled", "grouped"))
+    assert shuffled.token_ids != grouped.token_ids
+    assert sorted(shuffled.token_ids) == sorted(grouped.token_ids)
+
+
+def test_two_rounds_share_no_beginning_but_the_same_sharing() -> None:
+    sizes = Sizes(scale=0.02, num_tokens=500, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
+    first, second = (batch.work("shuffled", round_number=number).token_ids for number in (1, 2))
+    assert all(a[0] != b[0] and a[1:] == b[1:] for a, b in zip(first, second, strict=True))
+    assert len({tuple(prompt[:10]) for prompt in first}) == len({tuple(prompt[:10]) for prompt in second})
+
+
+def test_random_groups_share_their_prefix_and_no_token_more() -> None:
+    groups = random_groups(np.random.default_rng(0), [(5, [3] * 40)] * 3, vocab_size=50)
+    for group in groups:
+        assert len({own[0] for own in group.own}) > 20
+        assert all(prompt[:5] == group.prefix for prompt in group.prompts)
+
+
+def test_texts_become_documents_with_their_questions(tiny_llama: Path, tmp_path: Path) -> None:
+    """SQuAD's and TREC's forms, with a real tokenizer."""
+    paragraph = {"context": "The watchman walks.", "qas": [{"question": "Who?"}, {"question": "What does he do?"}]}
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps({"data": [{"title": "Night", "paragraphs": [paragraph] * 3}]}))
+    (tmp_path / "queries.tsv").write_text("q1\twatchman\nq2\thouse\n")
+    (tmp_path / "corpus.tsv").write_text("p1\tA watchman.\np2\tA house.\n")
+    (tmp_path / "qrels.txt").write_text("q1 0 p1 2\nq1 0 p2 0\nq2 0 p2 1\n")
+    sizes = Sizes(scale=1, num_tokens=10_000, kv_tokens=128, article_tokens=10_000, vocab_size=512)
+    squads, articles, ranking = make_batches(
+        ["squad", "squad-articles", "ranking"], sizes, tokenizer=tiny_llama / "tokenizer.json", squad=squad,
+        ranking=tmp_path,
+    )  # fmt: skip
+    assert [len(group.own) for group in squads.groups] == [2, 2, 2]
+    assert [len(group.own) for group in articles.groups] == [6]
+    assert [len(group.own) for group in ranking.groups] == [2, 1]
+    assert len(ranking.labels) == 2
+    assert ranking.num_output_tokens == 1
+    assert len(articles.groups[0].prefix) > len(squads.groups[0].prefix)

@@ -1,0 +1,140 @@
+"""Every kernel and every shipped configuration, compiled for every target without a driver."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks import resources
+from benchmarks.cross_compile import TARGETS
+from engine.kernels.triton.tuned import load_tuned
+
+ROOT = Path(__file__).parents[2]
+RUNS = [
+    *((architecture, "shipped") for architecture in TARGETS),
+    *((architecture, every) for every in ("default", "variants") for architecture in ("sm_90", "gfx90a")),
+]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict]]:
+    """What `python -m benchmarks.resources` reads from the machine code; two processes at a time."""
+    folder = tmp_path_factory.mktemp("resources")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+    def run(architecture: str, every: str) -> list[dict]:
+        path = folder / f"{architecture}-{every}.json"
+        command = [sys.executable, "-W", "error", "-m", "benchmarks.resources", "--architecture", architecture]
+        done = subprocess.run(
+            [*command, "--every", every, "--json", path],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert path.exists(), done.stderr[-4000:]
+        return json.loads(path.read_text())
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(RUNS, pool.map(lambda pair: run(*pair), RUNS), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS, ids="-".join)
+def test_fits_without_spills(reports: dict[tuple[str, str], list[dict]], run: tuple[str, str]) -> None:
+    architecture, every = run
+    found = {report["kernel"]: resources.Resources(**report) for report in reports[run]}
+    if every != "variants":
+        configuration = architecture if every == "shipped" else every
+        expected = {name for name, *_ in resources.shipped_launches(configuration)} | {"merge", "write_kv"}
+        assert found.keys() == expected
+    for name, report in found.items():
+        assert report.violations() == [], name
+        assert report.registers > 0
+        # A shipped launch keeps AMD's scalar registers apart too; a variant may park a few in lanes of a vector one.
+        assert report.sgpr_lanes <= (32 if every == "variants" else 0), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_configurations_count_the_programs_that_fit(
+    reports: dict[tuple[str, str], list[dict]], architecture: str
+) -> None:
+    fitting = {report["kernel"]: report["programs_per_processor"] for report in reports[architecture, "shipped"]}
+    for name, _, _, launch in resources.shipped_launches(architecture):
+        # Other compiler versions allocate registers a little differently.
+        assert launch.programs_per_processor <= fitting[name] + 1, name
+
+
+@pytest.mark.slow
+def test_products_run_on_matrix_units(reports: dict[tuple[str, str], list[dict]]) -> None:
+    for architecture, unit in (
+        ("sm_80", "mma.sync"),
+        ("sm_90", "mma.sync"),
+        ("gfx90a", "v_mfma"),
+        ("gfx942", "v_mfma"),
+    ):
+        for report in reports[architecture, "shipped"]:
+            if "16-bit" in report["kernel"]:
+                assert report["matrix_instructions"][unit] > 0, report["kernel"]
+    for report in reports["sm_90", "shipped"]:
+        if "16-bit" in report["kernel"] and "mixed" in report["kernel"]:
+            assert report["matrix_instructions"]["wgmma.mma_async"] > 0, report["kernel"]
+
+
+class TestMergeInsideTheLaunch:
+    """What the interpreter cannot show: that partial results are there before they are counted, on real memory."""
+
+    @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+    def test_nvidia_counts_behind_a_barrier(self, architecture: str, tmp_path: Path) -> None:
+        steps = self._steps(
+            tmp_path, architecture, "ptx", r"st\.global|bar\.sync|barrier\.sync|atom\.\S+|ld\.global\.cg"
+        )
+        count = next(i for i, step in enumerate(steps) if step.startswith("atom"))
+        assert re.match(r"atom\.(global\.gpu\.acq_rel|acq_rel\.gpu\.global)\.add", steps[count])
+        assert "bar" in steps[count - 1]
+        assert "st.global" in "".join(steps[:count])
+        behind = steps[count + 1 :]
+        assert "bar" in " ".join(behind[: behind.index("ld.global.cg")])
+
+    @pytest.mark.parametrize("architecture", ["gfx90a", "gfx942"])
+    def test_amd_waits_for_every_wave_s_stores(self, architecture: str, tmp_path: Path) -> None:
+        pattern = r"global_store\S*|s_barrier|s_waitcnt vmcnt\(0\)|global_atomic_add|buffer_(?:wbl2|inv|wbinvl1)\S*"
+        steps = self._steps(tmp_path, architecture, "amdgcn", pattern)
+        count = steps.index("global_atomic_add")
+        last_store = max(i for i in range(count) if steps[i].startswith("global_store"))
+        barrier = last_store + 1 + steps[last_store + 1 :].index("s_barrier")
+        assert barrier < count
+        assert "s_waitcnt vmcnt(0)" in steps[last_store:barrier]
+        behind = steps[count + 1 :]
+        assert any(step.startswith("buffer_") for step in behind[: behind.index("s_barrier")])
+
+    @staticmethod
+    def _steps(cache: Path, architecture: str, kind: str, pattern: str) -> list[str]:
+        program = (
+            "import sys; from benchmarks.cross_compile import compile_attention; "
+            "from engine.kernels.triton.tuned import load_tuned; "
+            "launch = load_tuned(sys.argv[1], element_bits=16, head_dim=64).launches[0]; "
+            "print(compile_attention(sys.argv[1], launch, head_dim=64).asm[sys.argv[2]])"
+        )
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        environment["TRITON_CACHE_DIR"] = str(cache)
+        run = subprocess.run(
+            [sys.executable, "-c", program, architecture, kind],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return re.findall(pattern, run.stdout)
+
+
+def test_the_default_configuration_fits_the_smallest_memory() -> None:
+    for bits in (16, 32):
+        for head_dim in (64, 128, 256):
+            for launch in load_tuned("default", element_bits=bits, head_dim=head_dim).launches:
+                step_bytes = 2 * launch.narrow.tokens * head_dim * bits // 8
+                assert step_bytes * max(launch.num_stages - 1, 1) <= 64 * 1024

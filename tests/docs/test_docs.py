@@ -1,0 +1,107 @@
+"""Documentation under test: links lead somewhere, commands exist, SQL runs and gives the columns that are shown."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.nightly import nightly
+from tasks.database.connection import connect
+from tasks.database.demo_database import build_demo_database, read_demo_contents
+from tasks.database.schema import create_schema
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def read_blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page whose info string is `language`."""
+    return re.findall(
+        rf"^```{re.escape(language)}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith("https://"):
+            assert (page.parent / target.partition("#")[0]).exists(), f"{name_of(page)} links to {target}"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in PAGES:
+        assert page.name in index, f"docs/README.md does not mention {name_of(page)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE):
+        assert target in targets, f"{name_of(page)}: make {target}"
+    for module in re.findall(r"python -m ([\w.]+)", text):
+        assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
+    with pytest.raises(SystemExit):
+        main(nightly, ["--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    for options in re.findall(r"python -m flows\.nightly([^\n`]*)", text):
+        assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: flows.nightly{options}"
+
+
+def test_the_readme_counts_what_the_demo_asks() -> None:
+    contents = read_demo_contents()
+    num_questions = sum(len(questions) for questions in contents.questions.values())
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert f"{num_questions} questions" in text
+    assert f"documents of {len(contents.searches)} searches" in text
+
+
+def test_the_readmes_queries_run_and_give_the_columns_it_shows(tmp_path: Path) -> None:
+    queries, outputs = read_blocks(README, "sql"), read_blocks(README, "text")
+    assert len(queries) == len(outputs) == 5
+    path = tmp_path / "demo.duckdb"
+    build_demo_database(path, read_demo_contents())
+    with connect(path, read_only=True) as connection:
+        for query, output in zip(queries, outputs, strict=True):
+            shown = [cell.strip() for cell in output.splitlines()[1].strip("│").split("│")]
+            assert connection.sql(query).columns == shown, query
+
+
+def test_views_of_tables_that_are_there_serve_as_inputs(tmp_path: Path) -> None:
+    (setup,) = read_blocks(README, "sql setup")
+    with connect(tmp_path / "mails.duckdb", create=True) as connection:
+        connection.execute("create table mails (id text, subject text, text text)")
+        connection.execute("insert into mails values ('m1', 'Hello', 'I would like my money back.')")
+        connection.execute(setup)
+        create_schema(connection)
+        assert connection.execute("select doc_id, query_id from snippet_requests").fetchall() == [("m1", "q1")]
+        assert connection.execute("select count(*) from latest_snippets").fetchone() == (0,)
+
+
+def test_the_readme_names_every_folder() -> None:
+    text = README.read_text(encoding="utf-8")
+    for package in ROOT.glob("*/"):
+        if (
+            not package.name.startswith((".", "__"))
+            and any(package.glob("*.*"))
+            and package.suffix not in (".egg-info", ".runs")
+        ):
+            assert f"`{package.name}/`" in text, package.name
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2}", heading) for heading in headings[1:])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds

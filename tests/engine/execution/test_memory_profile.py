@@ -1,0 +1,124 @@
+"""The KV budget of a GPU: what a full step and everything else need is measured, a share of the rest is taken."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from engine import Engine, EngineConfig
+from engine.device.placement import kv_budget_bytes, swap_budget_bytes
+from engine.errors import CapacityError
+from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
+from engine.kv.kv_cache import KVCache, KVShape
+
+PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
+
+
+@pytest.mark.parametrize(("memory_fraction", "budget"), [(1.0, 400), (0.8, 320), (0.25, 100)])
+def test_a_share_of_what_is_left_is_for_kv(memory_fraction: float, budget: int) -> None:
+    assert PROFILE.kv_budget_bytes(memory_fraction) == budget
+
+
+def test_a_process_beside_this_one_needs_as_much_and_gets_as_much() -> None:
+    profile = replace(PROFILE, total=2000)
+    assert profile.kv_budget_bytes(0.5, num_processes=2) == (2000 - 100 - 2 * 500) // 4
+    with pytest.raises(CapacityError, match=r"weights 0\.60,"):
+        replace(profile, total=10**9, elsewhere=0, resident=3 * 10**8, step=2 * 10**8, graphs=0).kv_budget_bytes(
+            0.5, num_processes=2
+        )
+
+
+@pytest.mark.parametrize("resident", [700, 5000])
+def test_nothing_left_is_refused_with_the_figures(resident: int) -> None:
+    profile = MemoryProfile(
+        total=80 * 10**9, elsewhere=4 * 10**9, resident=resident * 10**8, step=5 * 10**9, graphs=10**9
+    )
+    with pytest.raises(CapacityError) as refused:
+        profile.kv_budget_bytes(0.9)
+    assert str(refused.value) == (
+        f"no memory is left for KV: of 80.00 GB, weights {resident / 10:.2f}, a full step 5.00, CUDA graphs 1.00, "
+        "other use of the device 4.00 GB; a smaller chunk_tokens makes a step smaller"
+    )
+
+
+class Device:
+    """Counters of a device on which nothing but the profiling step happens."""
+
+    def __init__(self, *, resident: int, other: int, peak: int, kept: int) -> None:
+        self._resident, self._other, self._peak, self._kept = resident, other, peak, kept
+        self.log: list[str] = []
+
+    def reset_peak(self) -> None:
+        self.log.append("reset")
+
+    def read(self) -> MemoryReading:
+        self.log.append("read")
+        is_first = self.log.count("read") == 1
+        reserved = self._resident if is_first else self._kept
+        return MemoryReading(
+            total_bytes=10**9,
+            free_bytes=10**9 - reserved - self._other,
+            reserved_bytes=reserved,
+            peak_bytes=reserved if is_first else self._peak,
+        )
+
+
+@pytest.mark.parametrize("chunk_tokens", [17, 700])
+def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, chunk_tokens: int) -> None:
+    config = EngineConfig(dtype="float32", device="cpu", attention="torch", chunk_tokens=chunk_tokens, block_size=16)
+    engine = Engine.load(tiny_llama, replace(config, kv_memory_bytes=1 << 20))
+    device = Device(resident=10**6, other=5 * 10**6, peak=10**8, kept=2 * 10**7)
+    rows: list[tuple[str, int]] = []
+
+    def watch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            rows.append(("layers", args[0].numel()))
+        elif module is engine._model._head:
+            rows.append(("output layer", len(args[0])))
+
+    with register_module_forward_pre_hook(watch):
+        profile = measure_memory(
+            engine._model, engine._runner.attention, config, device, graph_share=0.25, graph_bytes=1000
+        )
+    (name, num_rows), *output_rows = rows
+    assert (name, num_rows) == ("layers", chunk_tokens)
+    most_rows = min(chunk_tokens, 256)
+    drawn, scored = output_rows[:-1], output_rows[-1]
+    assert sum(num_rows for _, num_rows in drawn) == most_rows, "all are drawn from, a part at a time"
+    assert scored == ("output layer", most_rows)
+    assert device.log == ["reset", "read", "read", "reset"], "the peak counts from before the step"
+    kv_bytes = -(-chunk_tokens // 16) * 16 * engine._model.kv_shape.bytes_per_token
+    step = 10**8 - 10**6 - kv_bytes
+    assert profile == MemoryProfile(
+        total=10**9, elsewhere=5 * 10**6, resident=10**6, step=step, graphs=step // 4 + 1000
+    )
+
+
+def test_only_a_budget_of_auto_on_a_gpu_is_measured() -> None:
+    def measured() -> MemoryProfile:
+        return PROFILE
+
+    def unwanted() -> MemoryProfile:
+        raise AssertionError("measured")
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert kv_budget_bytes(EngineConfig(memory_fraction=0.5), gpu, measured) == 200
+    assert kv_budget_bytes(EngineConfig(kv_memory_bytes=77), gpu, unwanted) == 77
+    assert kv_budget_bytes(EngineConfig(), cpu, unwanted) > 0
+
+
+def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
+    cache = KVCache(
+        KVShape(num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float32),
+        block_size=16,
+        budget_bytes=1 << 20,
+        device=torch.device("cpu"),
+    )
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for setting, held in ((5000, 5000), ("auto", cache.num_blocks * cache.block_bytes)):
+        config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
+        assert swap_budget_bytes(config, cache, cpu) == held
+        assert swap_budget_bytes(config, cache, gpu) == held // 2
+    assert swap_budget_bytes(EngineConfig(), cache, gpu) == 0

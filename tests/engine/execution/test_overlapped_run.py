@@ -1,0 +1,185 @@
+"""A step launched before the one before it is booked: under all policies the same answers, from the same KV."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import EngineConfig, Request, plan_prefix_groups
+from engine.execution.output import OutputProcessor
+from engine.execution.run_steps import overlaps_steps, run_here
+from engine.model.model import fill_in
+from engine.scheduling.admission import make_pool
+from engine.scheduling.policies.preemption import SwapSpace
+from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.token_batch import TokenBatch
+from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
+from tests.engine.hash_model import HashMemory, answer_without_end
+
+VOCAB_SIZE = 50
+EOS = 2
+
+
+class HashModel(HashMemory):
+    """KV memory and model in one; it computes steps in the order in which they are launched, as a stream does."""
+
+    eos_token_ids = frozenset([EOS])
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.num_steps = self.num_late_tokens = 0
+
+    def forward(self, batch: TokenBatch, late_ids: torch.Tensor | None) -> torch.Tensor:
+        self.num_steps += 1
+        input_ids = torch.from_numpy(batch.input_ids)
+        if batch.has_late_tokens:
+            assert late_ids is not None
+            self.num_late_tokens += int((input_ids < 0).sum())
+            input_ids = fill_in(input_ids, late_ids)
+        return self.compute(batch, input_ids.numpy())
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """As good as certain of one token, and each other one unlikely in a way of its own."""
+        scattered = (states[:, None] * 31 + torch.arange(VOCAB_SIZE) * 7) % 13
+        certain = torch.nn.functional.one_hot(next_token(states), VOCAB_SIZE)
+        return certain * 20.0 - scattered / 10
+
+    def most_likely(self, states: torch.Tensor) -> torch.Tensor:
+        return next_token(states)
+
+    def label_logits(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.logits(states)[:, token_ids]
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        return self.blocks[block_ids]
+
+    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: npt.NDArray[np.int64]) -> None:
+        self.blocks[block_ids] = kv
+
+
+def next_token(state: Any) -> Any:
+    return EOS + state % (VOCAB_SIZE - EOS)
+
+
+def spell(token_ids: Sequence[int]) -> str:
+    return "".join(chr(ord("a") + token % 26) for token in token_ids)
+
+
+def answer(request: Request) -> list[int]:
+    """What the hash model says, greedily, straight away."""
+    said: list[int] = []
+    for token in islice(answer_without_end(request.token_ids.tolist(), next_token), request.max_new_tokens):
+        said.append(token)
+        if (token == EOS and not request.ignore_eos) or any(stop in spell(said) for stop in request.stop):
+            break
+    return said
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Request]:
+    """Greedy and drawn answers that end by their length, an end token or a stop string; labels of many lengths."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    instruction = [3] * draw(st.integers(0, 9))
+    documents = [[rng.randrange(3, 6) for _ in range(rng.randrange(12))] for _ in range(draw(st.integers(1, 3)))]
+    requests = []
+    for index in range(draw(st.integers(2, 12))):
+        prompt = instruction + rng.choice(documents) + [rng.randrange(3, 9) for _ in range(rng.randrange(1, 8))]
+        settings: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 25), "ignore_eos": rng.random() < 0.5}
+        kind = rng.randrange(4)
+        if kind == 1:
+            settings |= {"temperature": 5.0, "seed": index}
+        elif kind == 2:
+            settings |= {"stop": (rng.choice("abcdefgh"), "xyz")}
+        elif kind == 3:
+            settings = {"mode": "score", "labels": rng.choice([((5,), (6, 7), (6, 8, 9, 10)), ((4,), (5,))])}
+        requests.append(Request(request_id=str(index), token_ids=prompt, **settings))
+    return requests
+
+
+CONFIGS = engine_configs(("path", "group", "none"))
+"""What overlaps: all policies but those that need every token at once."""
+
+
+@dataclasses.dataclass
+class Run:
+    """Answers by request, as they were given, and how the steps followed each other."""
+
+    answers: dict[int, Any]
+    killed: set[int]
+    most_under_way: int
+    num_late_tokens: int
+
+
+def run(requests: list[Request], config: EngineConfig, num_blocks: int, num_swap_blocks: int, overlaps: bool) -> Run:
+    pool, model = make_pool(config, num_blocks), HashModel(num_blocks)
+    groups = schedule_groups(
+        requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
+    )
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
+    scheduler = Scheduler(groups, pool=pool, config=config, swap=swap)
+    outputs = OutputProcessor(requests, model, scheduler, spell)  # type: ignore[arg-type]
+    found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
+    steps = run_here(scheduler, model.forward, outputs.submit, BLOCK_SIZE, overlaps=overlaps)
+    for num_booked, (scheduled, said) in enumerate(steps):
+        found.most_under_way = max(found.most_under_way, model.num_steps - num_booked)
+        assert pool.num_used <= pool.num_blocks
+        late = {sequence for sequence, _ in scheduled.owners if sequence.is_answered}
+        for answered in outputs.collect(said):
+            assert answered.sequence not in late, "answered twice"
+            assert overlaps or not answered.has_late_row
+            scores = answered.sequence.label_scores.tolist()
+            tokens = answered.sequence.output_token_ids
+            for owner in answered.sequence.owners:
+                assert owner not in found.answers
+                found.answers[owner] = (answered.reason, scores if answered.reason == "scored" else tokens)
+        found.killed |= {owner for sequence in scheduled.step.killed for owner in sequence.owners}
+    assert sorted([*found.answers, *found.killed]) == list(range(len(requests)))
+    assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
+    found.num_late_tokens = model.num_late_tokens
+    return found
+
+
+@given(workloads(), CONFIGS, st.integers(0, 12), st.integers(0, 8))
+def test_answers_do_not_depend_on_when_steps_are_booked(
+    requests: list[Request], config: EngineConfig, num_spare_blocks: int, num_swap_blocks: int
+) -> None:
+    alone = [len(r.token_ids) + (r.max_new_tokens if r.mode == "generate" else 4) for r in requests]
+    num_blocks = max(-(-num_tokens // BLOCK_SIZE) + 1 for num_tokens in alone) + num_spare_blocks
+    in_turn = run(requests, config, num_blocks, num_swap_blocks, overlaps=False)
+    overlapped = run(requests, config, num_blocks, num_swap_blocks, overlaps=True)
+    assert in_turn.most_under_way == 1
+    assert in_turn.num_late_tokens == 0
+    for owner, request in enumerate(requests):
+        said = [run.answers[owner] for run in (in_turn, overlapped) if owner in run.answers]
+        assert len(said) < 2 or said[0] == said[1]
+        if request.mode == "generate" and request.temperature == 0:
+            assert all(tokens == answer(request) for _, tokens in said)
+
+
+def test_a_step_is_launched_before_the_one_before_is_booked() -> None:
+    """Two steps are under way at most, tokens go on from step to step on the device, and an early end wastes a row."""
+    prompts = [[3, 4, 5 + i] for i in range(6)]
+    requests = [Request(request_id=str(i), token_ids=prompt, max_new_tokens=40) for i, prompt in enumerate(prompts)]
+    found = run(requests, EngineConfig(block_size=BLOCK_SIZE, chunk_tokens=64), 200, 0, overlaps=True)
+    assert found.most_under_way == 2
+    assert {reason for reason, _ in found.answers.values()} == {"eos", "length"}
+    # Each token but the last of an answer is computed once as a token that the host did not know; so is one that ends
+    # an answer early.
+    lengths = [(len(tokens), reason) for reason, tokens in found.answers.values()]
+    assert found.num_late_tokens == sum(length - (reason == "length") for length, reason in lengths)
+
+
+def test_who_must_know_every_token_at_once_does_not_overlap() -> None:
+    gpu = torch.device("cuda")
+    assert overlaps_steps(EngineConfig(), gpu)
+    assert not overlaps_steps(EngineConfig(), torch.device("cpu"))
+    assert not overlaps_steps(EngineConfig(sharing="lru"), gpu)
+    assert not overlaps_steps(EngineConfig(disaggregation="processes"), gpu)

@@ -1,0 +1,71 @@
+"""Draws follow the distribution that temperature, top-k and top-p leave, and depend on nothing but their own row."""
+
+import pytest
+import torch
+
+from engine import Request
+from engine.execution.sampler import sample
+
+VOCAB = 12
+
+
+class Identity:
+    """An output layer for hidden states that are logits already."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.argmax(dim=-1)
+
+
+def request(**parameters: float) -> Request:
+    return Request(request_id="a", token_ids=[1], **parameters)
+
+
+def draws(logits: torch.Tensor, count: int, **parameters: float) -> torch.Tensor:
+    """How often each token was drawn, over `count` seeds."""
+    requests = [request(seed=seed, **parameters) for seed in range(count)]
+    tokens = sample(logits.expand(count, -1), Identity(), requests, [0] * count)
+    return torch.bincount(tokens, minlength=logits.shape[-1]) / count
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 3.0, 3.0, 1.0]])
+    assert sample(logits, Identity(), [request(), request()], [0, 0]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_follow_the_softmax(temperature: float) -> None:
+    logits = torch.linspace(-2, 2, VOCAB)[torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))]
+    expected = (logits / temperature).softmax(-1)
+    assert (draws(logits, 4000, temperature=temperature) - expected).abs().max() < 0.03
+
+
+def test_top_k_and_top_p_cut_the_tail() -> None:
+    probabilities = torch.tensor([0.05, 0.5, 0.15, 0.3])
+    logits = probabilities.log()
+    by_k = draws(logits, 2000, temperature=1.0, top_k=2)
+    assert (by_k - torch.tensor([0, 0.625, 0, 0.375])).abs().max() < 0.04
+    # 0.5 alone does not reach 0.6, 0.5 + 0.3 does: the smallest such set is two tokens.
+    by_p = draws(logits, 2000, temperature=1.0, top_p=0.6)
+    assert (by_p - torch.tensor([0, 0.625, 0, 0.375])).abs().max() < 0.04
+    assert draws(logits, 50, temperature=1.0, top_p=1e-6).tolist() == [0, 1, 0, 0]
+    assert draws(logits, 50, temperature=1.0, top_k=1).tolist() == [0, 1, 0, 0]
+
+
+def test_a_draw_does_not_depend_on_the_other_rows() -> None:
+    logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(2))
+    requests = [request(seed=i, temperature=i % 4 * 0.7, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
+    positions = [i % 9 for i in range(300)]
+    together = sample(logits, Identity(), requests, positions)
+    alone = [
+        sample(logits[i : i + 1], Identity(), requests[i : i + 1], positions[i : i + 1]).item() for i in range(300)
+    ]
+    assert together.tolist() == alone
+
+
+def test_positions_draw_from_one_stream_each_its_own_number() -> None:
+    logits = torch.zeros(64, 1000)
+    tokens = sample(logits, Identity(), [request(seed=5, temperature=1.0)] * 64, list(range(64)))
+    assert len(set(tokens.tolist())) > 55

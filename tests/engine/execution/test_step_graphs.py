@@ -1,0 +1,53 @@
+"""The room that a graph reserves for attention: decode steps of any shape fit, so that hardly one runs without."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.kernels.attention_batches import GroupSize, make_batch
+from engine.execution.step_graphs import BUCKETS, work_capacity
+from engine.kernels.triton.device_work import WorkCapacity
+from engine.kernels.triton.tuned import load_tuned
+from engine.kernels.triton.work_list import build_work_list
+
+BLOCK_SIZE = 32
+
+
+def decode_step(num_rows: int, rng: random.Random) -> list[GroupSize]:
+    """Groups of any size, on prefixes and own parts from a token to tens of thousands."""
+    groups = []
+    while num_rows:
+        size = min(num_rows, rng.choice([1, 1, 3, 20, 300]))
+        prefix_len = rng.choice([0, 40, 900, 30_000])
+        members = [(rng.choice([1, 50, 700, rng.randrange(1, 20_000)]), 1) for _ in range(size)]
+        groups.append(GroupSize(prefix_len=prefix_len, members=members))
+        num_rows -= size
+    return groups
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "gfx90a", "gfx942", "default"])
+@pytest.mark.parametrize(("group_size", "num_kv_heads"), [(1, 8), (4, 8), (8, 1)])
+def test_decode_steps_fit_into_their_bucket(architecture: str, group_size: int, num_kv_heads: int) -> None:
+    tuned = load_tuned(architecture, element_bits=16, head_dim=128)
+    backend = SimpleNamespace(
+        tuned=tuned, num_processors=tuned.num_processors, num_kv_heads=num_kv_heads, group_size=group_size
+    )
+    rng = random.Random(3)
+    for num_rows in (1, 2, 7, 64, 100, 511):
+        batch, num_blocks = make_batch(decode_step(num_rows, rng), BLOCK_SIZE)
+        work_list = build_work_list(
+            batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=tuned.num_processors,
+            policy="cost", launches=tuned.launches,
+        )  # fmt: skip
+        bucket = next(size for size in BUCKETS if size >= num_rows)
+        capacity = work_capacity(backend, bucket, most_blocks=50_000 // BLOCK_SIZE + 1, num_kv_blocks=num_blocks)  # type: ignore[arg-type]
+        assert capacity.holds(WorkCapacity.of(work_list)), (capacity, WorkCapacity.of(work_list))
+
+
+def test_buckets_are_few_and_less_than_half_of_one_is_padding() -> None:
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+    assert len(BUCKETS) <= 24
+    for num_rows in range(1, BUCKETS[-1] + 1):
+        bucket = next(size for size in BUCKETS if size >= num_rows)
+        assert num_rows <= bucket < 2 * num_rows

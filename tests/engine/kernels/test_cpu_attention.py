@@ -1,0 +1,365 @@
+"""The CPU backends against plain softmax attention in float64, on ragged batches of every shape they treat apart."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.cpu.native import NativeKernels
+from engine.kernels.cpu.native_build import NativeBuildError, load_library
+from engine.kernels.cpu.torch_attention import LONGEST_BUCKETED_CHUNK, CpuAttention
+
+BLOCK_SIZE = 8
+NUM_BLOCKS = 300
+
+
+class Layout:
+    """Builds an AttentionBatch from (prefix length, [(rows, own tokens), ...]) groups."""
+
+    def __init__(
+        self, groups: list[tuple[int, list[tuple[int, int]]]], block_ids: list[int], block_size: int = BLOCK_SIZE
+    ) -> None:
+        self.block_size = block_size
+        free = list(block_ids)
+        starts: dict[str, list[int]] = {"query": [0], "own": [0], "group": [0], "prefix": [0]}
+        self.own_tables: list[list[int]] = []
+        self.prefix_tables: list[list[int]] = []
+        own_lens, prefix_lens = [], []
+
+        def take(num_tokens: int) -> list[int]:
+            count = -(-num_tokens // block_size)
+            table, free[:] = free[:count], free[count:]
+            assert len(table) == count
+            return table
+
+        for prefix_len, sequences in groups:
+            self.prefix_tables.append(take(prefix_len))
+            prefix_lens.append(prefix_len)
+            for num_rows, own_len in sequences:
+                self.own_tables.append(take(own_len))
+                own_lens.append(own_len)
+                starts["query"].append(starts["query"][-1] + num_rows)
+                starts["own"].append(starts["own"][-1] + len(self.own_tables[-1]))
+            starts["group"].append(len(own_lens))
+            starts["prefix"].append(starts["prefix"][-1] + len(self.prefix_tables[-1]))
+
+        def int32(values: list[int]) -> np.ndarray:
+            return np.array(values, dtype=np.int32)
+
+        self.batch = AttentionBatch(
+            query_starts=int32(starts["query"]),
+            own_lens=int32(own_lens),
+            own_block_starts=int32(starts["own"]),
+            own_block_ids=int32([block for table in self.own_tables for block in table]),
+            group_starts=int32(starts["group"]),
+            prefix_lens=int32(prefix_lens),
+            prefix_block_starts=int32(starts["prefix"]),
+            prefix_block_ids=int32([block for table in self.prefix_tables for block in table]),
+            slot_mapping=np.arange(starts["query"][-1], dtype=np.int64),
+            block_size=block_size,
+        )
+
+    def expected(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+        """Row by row, in float64."""
+        batch, out = self.batch, torch.empty_like(query, dtype=torch.float64)
+        repeat = query.shape[1] // keys.shape[2]
+        for group in range(batch.num_groups):
+            prefix = self.slots(self.prefix_tables[group], int(batch.prefix_lens[group]))
+            for sequence in range(batch.group_starts[group], batch.group_starts[group + 1]):
+                first, last = batch.query_starts[sequence : sequence + 2]
+                own = self.slots(self.own_tables[sequence], int(batch.own_lens[sequence]))
+                for row in range(first, last):
+                    seen = prefix + own[: len(own) - (last - first) + (row - first) + 1]
+                    key = keys.flatten(0, 1)[seen].double().repeat_interleave(repeat, 1)
+                    value = values.flatten(0, 1)[seen].double().repeat_interleave(repeat, 1)
+                    weight = (torch.einsum("hd,thd->ht", query[row].double(), key) * scale).softmax(-1)
+                    out[row] = torch.einsum("ht,thd->hd", weight, value)
+        return out
+
+    def slots(self, table: list[int], length: int) -> list[int]:
+        return [table[token // self.block_size] * self.block_size + token % self.block_size for token in range(length)]
+
+    def used_slots(self) -> list[int]:
+        """Those that anybody's KV is in."""
+        tables = [
+            *zip(self.own_tables, self.batch.own_lens, strict=True),
+            *zip(self.prefix_tables, self.batch.prefix_lens, strict=True),
+        ]
+        return [slot for table, length in tables for slot in self.slots(table, int(length))]
+
+
+LONG = LONGEST_BUCKETED_CHUNK + 5
+BATCHES = {
+    "one decode token": [(0, [(1, 1)])],
+    "decode only, uneven": [(0, [(1, n) for n in (1, 7, 8, 9, 40, 41)])],
+    "prefix of one token": [(1, [(1, 1), (1, 20)])],
+    "prefix at block ends": [(p, [(1, 3), (1, 9)]) for p in (BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1)],
+    "short chunks": [(10, [(1, 1), (2, 2), (3, 11), (7, 7), (LONGEST_BUCKETED_CHUNK, LONGEST_BUCKETED_CHUNK)])],
+    "long chunk, whole": [(0, [(LONG, LONG)])],
+    "long chunk, continued": [(0, [(LONG, LONG + n) for n in (1, 8, 13)])],
+    "long chunk below a prefix": [(30, [(LONG, LONG), (LONG, LONG + 21), (1, 4)])],
+    "everything": [
+        (50, [(1, 5), (1, 30), (4, 4), (LONG, LONG)]),
+        (0, [(1, 12), (6, 9)]),
+        (17, [(1, 1)] * 7),
+        (0, [(LONG, LONG + 40)]),
+    ],
+}
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (7, 1)], ids=lambda heads: f"{heads[0]}q{heads[1]}kv")
+@pytest.mark.parametrize("is_scattered", [False, True], ids=["contiguous", "scattered"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_every_row_attends_to_its_prefix_and_its_own_past(
+    name: str, is_scattered: bool, heads: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(len(name))
+    num_q_heads, num_kv_heads = heads
+    block_ids = torch.randperm(NUM_BLOCKS, generator=generator).tolist() if is_scattered else list(range(NUM_BLOCKS))
+    layout = Layout(BATCHES[name], block_ids)
+    cache_shape = (NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, 16)
+    keys, values = (torch.randn(cache_shape, generator=generator) for _ in range(2))
+    # A strided query, as the model's projection gives it.
+    query = torch.randn(num_q_heads, layout.batch.num_rows, 16, generator=generator).transpose(0, 1)
+    backend = CpuAttention(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=16, dtype=torch.float32)
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.3)
+    assert out.shape == query.shape
+    assert (out - layout.expected(query, keys, values, 0.3)).abs().max() < 5e-6
+
+
+def test_bfloat16_stays_within_its_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layout = Layout(BATCHES["everything"], list(range(NUM_BLOCKS)))
+    keys, values = (torch.randn(NUM_BLOCKS, BLOCK_SIZE, 2, 64, generator=generator).bfloat16() for _ in range(2))
+    query = torch.randn(layout.batch.num_rows, 6, 64, generator=generator).bfloat16()
+    backend = CpuAttention(num_q_heads=6, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.125)
+    assert (out.double() - layout.expected(query, keys, values, 0.125)).abs().max() < 2e-2
+
+
+def test_unused_blocks_are_never_read_into_an_answer() -> None:
+    """Blocks of nobody, and slots beyond a sequence's end, hold values that would swamp any answer."""
+    layout = Layout(BATCHES["everything"], list(range(NUM_BLOCKS)))
+    used = layout.used_slots()
+    generator = torch.Generator().manual_seed(3)
+    keys, values = (torch.full((NUM_BLOCKS, BLOCK_SIZE, 2, 16), 1e6) for _ in range(2))
+    for cache in (keys, values):
+        cache.flatten(0, 1)[used] = torch.randn(len(used), 2, 16, generator=generator)
+    query = torch.randn(layout.batch.num_rows, 4, 16, generator=generator)
+    backend = CpuAttention(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32)
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.25)
+    assert (out - layout.expected(query, keys, values, 0.25)).abs().max() < 5e-6
+
+
+def test_written_rows_land_in_their_slots() -> None:
+    layout = Layout([(0, [(3, 3)])], [0])
+    keys, values = (torch.zeros(4, BLOCK_SIZE, 2, 16) for _ in range(2))
+    new_keys, new_values = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
+    backend = CpuAttention(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32)
+    backend.write_kv(new_keys, new_values, keys, values, backend.prepare(layout.batch))
+    assert torch.equal(keys.flatten(0, 1)[:3], new_keys)
+    assert torch.equal(values.flatten(0, 1)[:3], new_values)
+    assert keys.flatten(0, 1)[3:].abs().max() == 0
+
+
+NATIVE_BLOCK_SIZE = 64
+NUM_NATIVE_BLOCKS = 100
+NATIVE_BATCHES = BATCHES | {
+    "at sub-block ends": [(p, [(1, n) for n in (31, 32, 33)] + [(40, 63), (40, 64), (40, 65)]) for p in (0, 32, 65)],
+    "beyond a chunk of scores": [(300, [(1, 257)] * 3 + [(70, 300)])],
+    "one member alone with its prefix": [(40, [(2, 9)]), (33, [(1, 1)])],
+}
+
+
+CPU_FLAGS = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
+UNITS = {"best": ""}
+"""Compiler flags that leave out what this CPU has, so that what serves lesser ones is tested here as well."""
+if "amx_bf16" in CPU_FLAGS:
+    UNITS["vectors"] = "-DNO_TILES"
+if "avx512_bf16" in CPU_FLAGS:
+    UNITS["plain"] = "-DNO_TILES -DNO_VECTORS"
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the kernels lie, compiled for each of `UNITS`."""
+    folders = {units: tmp_path_factory.mktemp(units) for units in UNITS}
+    for units, folder in folders.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CXXFLAGS", UNITS[units])
+            load_library(folder)
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((1, 1), 64), ((9, 3), 64), ((7, 1), 96), ((16, 1), 128), ((4, 4), 256), ((6, 2), 16)]
+)
+@pytest.mark.parametrize(
+    ("dtype", "most_error", "units"),
+    [(torch.float32, 6e-6, "best"), *((torch.bfloat16, 2e-2, units) for units in UNITS)],
+)
+@pytest.mark.parametrize("name", NATIVE_BATCHES)
+def test_native_rows_attend_to_their_prefix_and_their_own_past(
+    name: str,
+    dtype: torch.dtype,
+    most_error: float,
+    units: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    folders: dict[str, Path],
+) -> None:
+    """Blocks are scattered; those of nobody, and slots beyond an end, hold values that would swamp any answer."""
+    generator = torch.Generator().manual_seed(len(name))
+    num_q_heads, num_kv_heads = heads
+    block_ids = torch.randperm(NUM_NATIVE_BLOCKS, generator=generator).tolist()
+    layout = Layout(NATIVE_BATCHES[name], block_ids, NATIVE_BLOCK_SIZE)
+    kernels = NativeKernels(
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        block_size=NATIVE_BLOCK_SIZE,
+        folder=folders[units],
+    )
+    work = kernels.prepare(layout.batch)
+    shape = (NUM_NATIVE_BLOCKS, NATIVE_BLOCK_SIZE, num_kv_heads, head_dim)
+    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    used = layout.used_slots()
+    k_cache, v_cache = (torch.full(shape, 1e4, dtype=dtype) for _ in range(2))
+    rows = torch.cat(
+        [
+            torch.zeros(len(used), num_q_heads * head_dim, dtype=dtype),
+            *(kv.flatten(0, 1)[used].flatten(1) for kv in (keys, values)),
+        ],
+        dim=1,
+    )
+    unturned = torch.ones(len(used), head_dim), torch.zeros(len(used), head_dim)
+    kernels.rotate_and_store(rows, *unturned, k_cache, v_cache, replace(work, slots=np.array(used)))
+    # A strided query, as the fused projection gives it.
+    qkv = torch.randn(layout.batch.num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype)
+    query = qkv[:, : num_q_heads * head_dim].reshape(-1, num_q_heads, head_dim)
+    out = kernels.attend(qkv, k_cache, v_cache, work, scale=0.2).view(query.shape)
+    assert (out.double() - layout.expected(query, keys, values, 0.2)).abs().max() < most_error
+
+
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("num_rows", [1, 5, 12, 13, 31, 32, 33, 300, 437])
+def test_native_products_and_what_is_between_them(num_rows: int, units: str, folders: dict[str, Path]) -> None:
+    """Against float64, in both formats; where this CPU does not multiply bf16, products are torch's."""
+    generator = torch.Generator().manual_seed(num_rows)
+    for dtype, most_error in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
+        kernels = NativeKernels(
+            num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
+        )
+        x, gate, up, weight, residual = (
+            torch.randn(shape, generator=generator).to(dtype) / shape[1] ** 0.5
+            for shape in ((num_rows, 96), (160, 96), (160, 96), (64, 96), (num_rows, 64))
+        )
+        norm, bias = (torch.randn(size, generator=generator).to(dtype) for size in (96, 64))
+        normed = kernels.rms_norm(x, norm, 1e-5)
+        wide = x.double()
+        expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.double()
+        assert (normed.double() - expected).abs().max() < most_error * expected.abs().max()
+        gates, ups = normed.double() @ gate.double().T, normed.double() @ up.double().T
+        expected = torch.nn.functional.silu(gates) * ups
+        both = torch.cat([gate, up])
+        assert (kernels.swiglu(normed @ both.T).double() - expected).abs().max() < most_error * expected.abs().max()
+        packed, packed_gated = kernels.pack(weight, bias), kernels.pack_gated(gate, up)
+        assert (packed is not None) == (packed_gated is not None) == kernels.has_products
+        is_here = dtype == torch.bfloat16 and units != "plain" and "avx512_bf16" in CPU_FLAGS
+        assert kernels.has_products == is_here
+        if packed is not None and packed_gated is not None:
+            gated = kernels.project(normed, packed_gated)
+            assert (gated.double() - expected).abs().max() < most_error * expected.abs().max()
+            expected = normed.double() @ weight.double().T + bias.double() + residual.double()
+            out = kernels.project(normed, packed, residual)
+            assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
+            assert torch.equal(packed.columns(torch.tensor([63, 0, 17, 17])), weight[[63, 0, 17, 17]])
+
+
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("num_rows", [0, 1, 12, 33, 300])
+def test_the_largest_column_is_found_without_the_product(num_rows: int, units: str, folders: dict[str, Path]) -> None:
+    kernels = NativeKernels(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.bfloat16, block_size=32, folder=folders[units]
+    )
+    generator = torch.Generator().manual_seed(num_rows)
+    weight, bias = torch.randn(992, 64, generator=generator).bfloat16(), torch.randn(992, generator=generator)
+    weight[700:800] = weight[100:200]  # of equals, the first one counts
+    bias[700:800] = bias[100:200]
+    some = torch.randperm(2 * num_rows, generator=generator)[:num_rows]
+    for addend in (None, bias.bfloat16()):
+        packed = kernels.pack(weight, addend)
+        if packed is None:
+            assert not kernels.has_products
+            continue
+        x = torch.randn(2 * num_rows, 64, generator=generator).bfloat16()
+        rows = kernels.copy_rows(x, some)
+        assert torch.equal(rows, x[some])
+        assert torch.equal(kernels.copy_rows(rows), rows)
+        expected = rows.double() @ weight.double().T + (0 if addend is None else addend.double())
+        found = kernels.largest_column(rows, packed)
+        assert found.shape == (num_rows,)
+        assert not ((found >= 700) & (found < 800)).any()
+        assert torch.allclose(expected[torch.arange(num_rows), found], expected.amax(-1), rtol=1e-5, atol=1e-5)
+        assert kernels.project(rows, packed).shape == (num_rows, 992)
+
+
+def test_head_norms_and_rotation_are_those_of_transformers(folders: dict[str, Path]) -> None:
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+    kernels = NativeKernels(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32, block_size=32, folder=folders["best"]
+    )
+    generator = torch.Generator().manual_seed(1)
+    heads = torch.randn(5, 8, 32, generator=generator)
+    q_norm, k_norm = (torch.randn(32, generator=generator) for _ in range(2))
+    angles = torch.randn(5, 16, generator=generator).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+    query, key = norm(heads[:, :4], q_norm), norm(heads[:, 4:6], k_norm)
+    query, key = apply_rotary_pos_emb(query, key, cos, sin)
+    layout = Layout([(0, [(5, 5)])], [0], 32)
+    caches = torch.zeros(2, 1, 32, 2, 32)
+    qkv = heads.reshape(5, -1).contiguous()
+    work = kernels.prepare(layout.batch)
+    kernels.rotate_and_store(qkv, cos, sin, *caches, work, q_norm=q_norm, k_norm=k_norm, epsilon=1e-6)
+    assert (qkv.view(5, 8, 32)[:, :4] - query).abs().max() < 1e-5
+    assert (qkv.view(5, 8, 32)[:, 4:6] - key).abs().max() < 1e-5
+    assert torch.equal(qkv.view(5, 8, 32)[:, 6:], heads[:, 6:])
+    # Keys come back as the scores of unit queries: sub-blocks of 32 tokens hold 16 tokens' pairs side by side.
+    stored = caches[0].view(2, 2, 16, 16, 2).permute(1, 3, 0, 2, 4).reshape(32, 2, 32)
+    assert (stored[:5] - key).abs().max() < 1e-5
+
+
+def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiler, reason in (("no-such-compiler", "no-such-compiler"), ("false", "cannot compile native.cpp")):
+        load_library.cache_clear()
+        monkeypatch.setenv("CXX", compiler)
+        with pytest.raises(NativeBuildError, match=reason):
+            NativeKernels(
+                num_q_heads=1, num_kv_heads=1, head_dim=32, dtype=torch.float32, block_size=32, folder=tmp_path
+            )
+    load_library.cache_clear()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block_size": 16}, "block_size 16 is not a multiple of 32"),
+        ({"head_dim": 40}, "head dim 40 is not a multiple of 16"),
+        ({"dtype": torch.float16}, "element type torch.float16"),
+        ({"num_q_heads": 33}, "33 query heads a KV head"),
+    ],
+)
+def test_what_native_kernels_do_not_cover_is_refused(change: dict[str, object], reason: str, tmp_path: Path) -> None:
+    shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 32, "dtype": torch.float32, "block_size": 32}
+    with pytest.raises(ValueError, match=reason):
+        NativeKernels(**(shape | change), folder=tmp_path)

@@ -1,0 +1,43 @@
+"""A real checkpoint: SmolLM2-135M from its GGUF file, on real prompts, against transformers' generate."""
+
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine import Engine, EngineConfig, Request
+from engine.model.checkpoint import resolve_checkpoint
+
+QUESTIONS = ("What is it for?", "Which keyword is used?", "Give one example.", "What happens on an error?")
+
+
+@pytest.mark.slow
+def test_greedy_ids_equal_generate_on_real_prompts(smollm2_gguf: Path) -> None:
+    folder = resolve_checkpoint(smollm2_gguf)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"Answer in one sentence.\n\n{topics[name][:700]}\n\n{question}"}],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        for name in ("assert", "class", "del", "for", "import", "lambda", "try", "with")
+        for question in QUESTIONS
+    ]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
+        )
+        expected.append(out[0, len(prompt) :].tolist())
+    engine = Engine.load(folder, EngineConfig(dtype="float32", device="cpu"))
+    completions = engine.generate(
+        [Request(request_id=str(i), token_ids=prompt, max_new_tokens=24) for i, prompt in enumerate(prompts)]
+    )
+    assert len(prompts) == 32
+    assert [list(completion.token_ids) for completion in completions] == expected
+    assert sum(completion.num_cached_tokens for completion in completions) > 0.5 * sum(map(len, prompts))

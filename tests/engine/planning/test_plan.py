@@ -1,0 +1,243 @@
+"""Plans of prompts made by hand: what is shared, where the two methods differ, and what is refused."""
+
+import time
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engine.errors import ConfigError, RequestError
+from engine.planning.plan import PlanMethod, PrefixGroup, SharingStats, plan_prefix_groups, plan_token_table
+from engine.planning.sharing_stats import measure_sharing
+
+both_methods = pytest.mark.parametrize("method", ["exact", "paper"])
+
+
+class Spelling:
+    """Spells prompts node by node: a named node is the same tokens wherever it appears, a leaf is unlike any other."""
+
+    def __init__(self, **num_node_tokens: int) -> None:
+        self._next_token = count()
+        self._nodes = {name: self._fresh(num_tokens) for name, num_tokens in num_node_tokens.items()}
+
+    def _fresh(self, num_tokens: int) -> list[int]:
+        return [next(self._next_token) for _ in range(num_tokens)]
+
+    def prompts(self, path: str, *, num_leaves: int = 1, num_leaf_tokens: int = 2) -> list[list[int]]:
+        shared = [token for name in path for token in self._nodes[name]]
+        return [shared + self._fresh(num_leaf_tokens) for _ in range(num_leaves)]
+
+
+def sharing_of(groups: Sequence[PrefixGroup]) -> set[tuple[int, frozenset[int]]]:
+    """(prefix tokens, requests) of each group."""
+    return {
+        (len(group.prefix), frozenset(index for member in group.members for index in member.request_indices))
+        for group in groups
+    }
+
+
+@both_methods
+def test_documents_with_several_queries_each(method: PlanMethod) -> None:
+    spell = Spelling(a=50, b=40)
+    prompts = [*spell.prompts("a", num_leaves=3), *spell.prompts("b", num_leaves=2), *spell.prompts("")]
+    groups = plan_prefix_groups(prompts, method=method)
+    assert sharing_of(groups) == {(50, frozenset({0, 1, 2})), (40, frozenset({3, 4})), (0, frozenset({5}))}
+
+
+def test_paper_reproduces_its_figure_4() -> None:
+    """Six prompts: 'b' (1 token) begins five of them, and prompts 4 and 5 have 8 tokens in common. Level by level, r is
+    merged with its parent l, then both with b; sharing b alone would save 4 tokens."""
+    spell = Spelling(a=3, b=1, l=2, r=5)
+    prompts = [
+        *spell.prompts("a"),
+        *spell.prompts("b"),
+        *spell.prompts("bl"),
+        *spell.prompts("blr", num_leaves=2),
+        *spell.prompts("b"),
+    ]
+    groups = plan_prefix_groups(prompts, method="paper")
+    assert sharing_of(groups) == {(0, frozenset({0})), (1, frozenset({1, 2, 5})), (8, frozenset({3, 4}))}
+    sharing = measure_sharing(groups)
+    assert sharing.num_logical_tokens - sharing.num_processed_tokens == 8 + 2
+
+
+def test_paper_forks_only_where_the_gain_exceeds_the_penalty() -> None:
+    spell = Spelling(a=10, b=10, c=11)
+    prompts = [
+        *spell.prompts("a", num_leaves=2),
+        *spell.prompts("ab", num_leaves=2),
+        *spell.prompts("ac", num_leaves=2),
+    ]
+    groups = plan_prefix_groups(prompts, method="paper")
+    assert sharing_of(groups) == {(10, frozenset({0, 1, 2, 3})), (21, frozenset({4, 5}))}
+
+
+def test_paper_leaves_that_stay_behind_share_nothing_deeper() -> None:
+    """w is forked off u (10 > 3) but stays in p (13 <= 20), whereas u leaves p (7 * 3 > 20): w's leaves share p's 20
+    tokens, although u's 23 would fit them."""
+    spell = Spelling(p=20, u=3, w=10)
+    prompts = [*spell.prompts("p"), *spell.prompts("pu", num_leaves=8), *spell.prompts("puw", num_leaves=2)]
+    groups = plan_prefix_groups(prompts, method="paper")
+    assert sharing_of(groups) == {(20, frozenset({0, 9, 10})), (23, frozenset(range(1, 9)))}
+
+
+def test_exact_sees_what_comparing_two_levels_cannot() -> None:
+    """Neither b nor c is worth a second copy of a (6 <= 10), but both together leave a without users."""
+    spell = Spelling(a=10, b=6, c=6)
+    prompts = [*spell.prompts("ab", num_leaves=2), *spell.prompts("ac", num_leaves=2)]
+    exact, paper = (plan_prefix_groups(prompts, method=method) for method in ("exact", "paper"))
+    assert sharing_of(paper) == {(10, frozenset({0, 1, 2, 3}))}
+    assert sharing_of(exact) == {(16, frozenset({0, 1})), (16, frozenset({2, 3}))}
+    assert measure_sharing(exact).num_processed_tokens == measure_sharing(paper).num_processed_tokens - 2
+
+
+@both_methods
+def test_identical_prompts_are_one_member(method: PlanMethod) -> None:
+    (group,) = plan_prefix_groups([[5, 6, 7]] * 3, method=method)
+    assert len(group.prefix) == 0
+    (member,) = group.members
+    assert member.request_indices == (0, 1, 2)
+    assert member.suffix.tolist() == [5, 6, 7]
+
+
+def test_identical_prompts_do_not_count_as_sharers_of_a_prefix() -> None:
+    """Three copies of one prompt below 'b' are one leaf: with two leaves b saves 6, less than a's 10."""
+    spell = Spelling(a=10, b=6)
+    one, other, top = spell.prompts("ab") + spell.prompts("ab") + spell.prompts("a")
+    groups = plan_prefix_groups([one, one, one, other, top])
+    assert sharing_of(groups) == {(10, frozenset(range(5)))}
+    assert measure_sharing(groups).num_processed_tokens == 10 + 8 + 8 + 2
+
+
+@both_methods
+def test_a_prompt_that_begins_another_keeps_its_last_token(method: PlanMethod) -> None:
+    (group,) = plan_prefix_groups([[1, 2, 3], [1, 2, 3, 4, 5]], method=method)
+    assert group.prefix.tolist() == [1, 2]
+    assert [member.suffix.tolist() for member in group.members] == [[3], [3, 4, 5]]
+
+
+@both_methods
+def test_no_prompt_and_one_prompt(method: PlanMethod) -> None:
+    assert plan_prefix_groups([], method=method) == []
+    (group,) = plan_prefix_groups([[9]], method=method)
+    assert (len(group.prefix), group.members[0].suffix.tolist()) == (0, [9])
+
+
+@both_methods
+def test_prompts_that_share_nothing_are_groups_of_one(method: PlanMethod) -> None:
+    groups = plan_prefix_groups([[1, 2], [3, 4], [5]], method=method)
+    assert sharing_of(groups) == {(0, frozenset({i})) for i in range(3)}
+
+
+@pytest.mark.parametrize(
+    "as_type",
+    [
+        list,
+        tuple,
+        lambda tokens: np.array(tokens, dtype=np.int32),
+        lambda tokens: np.array(tokens, dtype=np.int64),
+        lambda tokens: np.array(tokens, dtype=np.uint16),
+        lambda tokens: np.repeat(np.array(tokens, dtype=np.int32), 2)[::2],
+        lambda tokens: [np.int64(token) for token in tokens],
+        lambda tokens: range(tokens[0], tokens[-1] + 1),
+    ],
+    ids=["list", "tuple", "int32", "int64", "uint16", "strided", "numpy integers", "range"],
+)
+def test_any_sequence_of_integers_is_a_prompt(as_type: type[list[int]]) -> None:
+    (group,) = plan_prefix_groups([as_type([1, 2, 3]), as_type([1, 2, 3, 4])])
+    assert group.prefix.dtype == group.members[0].suffix.dtype == np.int32
+    assert group.prefix.tolist() == [1, 2]
+    assert [member.suffix.tolist() for member in group.members] == [[3], [3, 4]]
+
+
+def test_int32_arrays_are_used_where_they_lie() -> None:
+    prompts = [np.array([1, 2, 3], dtype=np.int32), np.array([1, 2, 4], dtype=np.int32)]
+    (group,) = plan_prefix_groups(prompts)
+    assert any(np.shares_memory(group.prefix, prompt) for prompt in prompts)
+    assert np.shares_memory(group.members[0].suffix, prompts[group.members[0].request_indices[0]])
+
+
+@pytest.mark.parametrize(
+    ("sequence", "why"),
+    [
+        ([], "at least one token, got none"),
+        (np.empty(0, dtype=np.int32), "at least one token, got none"),
+        ([1, 2.5], "not an integer"),
+        (["a"], "not an integer"),
+        ([1, 2**31], "fit int32"),
+        (np.array([1, 2**31]), "from 1 to 2147483648"),
+        (np.array([2**32 - 1], dtype=np.uint32), "from 4294967295 to 4294967295"),
+        (np.array([1.0]), "array of float64"),
+        (np.array([[1], [2]]), r"shape \(2, 1\)"),
+        (None, "NoneType"),
+        (7, "int"),
+    ],
+)
+def test_a_sequence_that_is_no_prompt_is_named(sequence: object, why: str) -> None:
+    with pytest.raises(RequestError, match=f"sequence 1: .*{why}"):
+        plan_prefix_groups([[1], sequence])  # type: ignore[list-item]
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one of 'exact', 'paper', got 'greedy'"):
+        plan_prefix_groups([[1]], method="greedy")  # type: ignore[arg-type]
+
+
+@both_methods
+def test_a_table_has_the_rows_of_its_input(method: PlanMethod) -> None:
+    values = np.array([99, 1, 2, 3, 7, 7, 1, 2, 4, 1, 2, 3], dtype=np.int32)
+    table = plan_token_table(values, np.array([1, 4, 6, 9, 12]), method=method)
+    assert table.num_groups == 2
+    assert table.group_id.tolist() == [0, 1, 0, 0]
+    assert table.member_id.tolist() == [0, 0, 1, 0]
+    assert table.num_prefix_tokens.tolist() == [2, 0, 2, 2]
+    assert table.group_id.dtype == table.member_id.dtype == np.int64
+    assert table.num_prefix_tokens.dtype == np.int32
+    assert table.sharing == SharingStats(num_logical_tokens=11, num_processed_tokens=6, num_best_tokens=6)
+    assert table.sharing.token_saving_ratio == pytest.approx(5 / 11)
+
+
+def test_the_table_of_no_prompts() -> None:
+    table = plan_token_table(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
+    assert (table.num_groups, len(table.group_id)) == (0, 0)
+    assert table.sharing.token_saving_ratio == table.sharing.best_token_saving_ratio == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "offsets", "why"),
+    [
+        (np.arange(4, dtype=np.int32), [0, 2, 2, 4], "row 1: .*offsets 2 to 2"),
+        (np.arange(4, dtype=np.int32), [0, 3, 2], "row 1: .*offsets 3 to 2"),
+        (np.arange(4, dtype=np.int32), [0, 5], "from 0 to 5, expected within 0 to 4"),
+        (np.arange(4, dtype=np.int32), [-1, 4], "from -1 to 4"),
+        (np.arange(4, dtype=np.int32), [], "num_rows . 1 integers"),
+        (np.arange(4, dtype=np.int64), [0, 4], "int32 .*got int64"),
+        (np.arange(8, dtype=np.int32)[::2], [0, 4], "contiguous"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(values: npt.NDArray[np.int32], offsets: list[int], why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        plan_token_table(values, np.array(offsets, dtype=np.int64))
+
+
+@both_methods
+def test_a_chain_of_two_thousand_nodes(method: PlanMethod) -> None:
+    """Prompt i leaves the common beginning after i tokens: no recursion limit, no time that grows with depth squared
+    per node. The least cost of a chain follows from choosing its cut points from the deepest on."""
+    num_prompts = 2000
+    prompts = [np.append(np.zeros(i, dtype=np.int32), np.int32(1)) for i in range(num_prompts)]
+    started = time.perf_counter()
+    groups = plan_prefix_groups(prompts, method=method)
+    assert time.perf_counter() - started < 10
+    sharing = measure_sharing(groups)
+    saved = np.zeros(num_prompts + 1, dtype=np.int64)  # most tokens saved from a cut at depth d on down
+    for depth in range(num_prompts - 1, -1, -1):
+        ends = np.arange(depth + 1, num_prompts + 1)
+        saved[depth] = (depth * (ends - depth - 1) + saved[ends]).max()
+    least = sharing.num_logical_tokens - int(saved[0])
+    if method == "exact":
+        assert sharing.num_processed_tokens == least
+    else:
+        assert least <= sharing.num_processed_tokens < sharing.num_logical_tokens

@@ -1,0 +1,197 @@
+"""The scheduler without a model: under all policies, prompts, limits and lengths of answers, promises are kept."""
+
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import EngineConfig, Request, plan_prefix_groups
+from engine.kv.block_pool import BlockPool
+from engine.scheduling.admission import make_pool
+from engine.scheduling.policies.packing import PADDED_PACKINGS
+from engine.scheduling.policies.preemption import SwapSpace
+from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.prefix_node import PrefixNode
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
+from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
+
+
+class CountedStore:
+    """KV memory that holds nothing but remembers how many blocks a copy has."""
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> int:
+        return len(block_ids)
+
+    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: int) -> None:
+        assert len(block_ids) == kv
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Request]:
+    """Prompts below a few documents below an instruction, with lengths that straddle blocks; some twice."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    instruction = [1] * draw(st.integers(0, 9))
+    documents = [[rng.randrange(2, 5) for _ in range(rng.randrange(12))] for _ in range(draw(st.integers(1, 4)))]
+    prompts = [
+        instruction + rng.choice(documents) + [rng.randrange(2, 9) for _ in range(rng.randrange(1, 8))]
+        for _ in range(draw(st.integers(1, 14)))
+    ]
+    prompts += rng.choices(prompts, k=2)
+    return [
+        Request(
+            request_id=str(i),
+            token_ids=prompt,
+            max_new_tokens=rng.randrange(1, 25),
+            priority=rng.randrange(3),
+            expected_output_tokens=rng.choice([None, 1, 4, 20]),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@given(
+    workloads(),
+    engine_configs(),
+    st.integers(0, 9),
+    st.integers(0, 8),
+    st.sampled_from(["exact", "paper"]),
+    st.randoms(use_true_random=False),
+)
+def test_a_run_ends_within_its_limits_and_leaks_nothing(
+    requests: list[Request],
+    config: EngineConfig,
+    num_spare_blocks: int,
+    num_swap_blocks: int,
+    method: Any,
+    rng: random.Random,
+) -> None:
+    alone = [-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests]
+    pool = make_pool(config, max(alone) + num_spare_blocks)
+    swap = SwapSpace(CountedStore(), num_swap_blocks if config.preemption == "swap" else 0)
+    groups = plan_prefix_groups([r.token_ids for r in requests], method=method)
+    scheduled = schedule_groups(requests, groups, (), BLOCK_SIZE, config.sharing)
+    sequences = [sequence for group in scheduled for sequence in group.sequences]
+    lengths = {s: rng.randint(1, s.request.max_new_tokens) for s in sequences}
+    scheduler = Scheduler(scheduled, pool=pool, config=config, swap=swap)
+    batches = BatchWatch(config)
+    answered: list[int] = []
+    killed: list[int] = []
+    while not (step := scheduler.next_step()).is_empty:
+        check_limits(step, config)
+        check_memory(step, pool)
+        batches.check(step)
+        assert swap.num_used <= swap.num_blocks
+        assert scheduler.num_prefix_blocks + scheduler.num_request_blocks == pool.num_used <= pool.num_blocks
+        batch, outputs = step.lay_out(BLOCK_SIZE)
+        counts = [count for _, count in (*step.decodes, *step.suffixes)] + list(step.prefixes.values())
+        assert batch.attention.num_rows == sum(counts) + step.num_padding_tokens
+        scheduler.complete_step(step)
+        for sequence, _ in outputs:
+            sequence.append(7)
+            if sequence.num_output_tokens == lengths[sequence]:
+                scheduler.finish(sequence)
+                batches.leave(sequence)
+                answered += sequence.owners
+            else:
+                scheduler.continue_decoding(sequence)
+        killed += [owner for sequence in step.killed for owner in sequence.owners]
+        assert config.preemption == "kill" or not step.killed
+    assert sorted(answered + killed) == list(range(len(requests)))
+    assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
+    assert sorted(pool.allocate(pool.num_blocks).tolist()) == list(range(pool.num_blocks))
+
+
+class BatchWatch:
+    """Who runs, as the steps show it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._running: set[Sequence] = set()
+        self._may_join = True
+
+    def check(self, step: Step) -> None:
+        """The cap is respected, and nobody joins a batch that has begun to decode."""
+        work = {sequence for sequence, _ in (*step.decodes, *step.suffixes)}
+        self._running = {sequence for sequence in self._running if sequence.holds_kv}  # else preempted
+        self._may_join |= not self._running
+        joined = work - self._running
+        self._running |= work
+        if self._config.max_running_requests != "memory":
+            assert len(self._running) <= self._config.max_running_requests
+        if self._config.batching != "continuous":
+            assert not (step.decodes and (step.suffixes or step.prefixes))
+            assert self._may_join or not joined
+            self._may_join = not step.decodes
+
+    def leave(self, sequence: Sequence) -> None:
+        self._running.discard(sequence)
+        self._may_join |= not self._running
+
+
+def check_limits(step: Step, config: EngineConfig) -> None:
+    pieces = [(s.length - s.num_computed, count) for s, count in step.suffixes]
+    pieces += [(len(node.token_ids) - node.num_computed, count) for node, count in step.prefixes.items()]
+    counts = [count for _, count in (*pieces, *step.decodes)]
+    num_rows = sum(counts) + step.num_padding_tokens
+    assert min(counts) > 0
+    assert num_rows <= config.chunk_tokens or (config.prefill == "whole" and len(pieces) == len(counts) == 1)
+    assert step.room == max(0, config.chunk_tokens - sum(counts))
+    if config.prefill == "whole":
+        assert all(num_left == count for num_left, count in pieces), "a prompt was cut"
+        assert not (pieces and step.decodes)
+    if config.packing in PADDED_PACKINGS and pieces:
+        assert num_rows == len(pieces) * max(counts)
+    else:
+        assert step.num_padding_tokens == 0
+
+
+def check_memory(step: Step, pool: BlockPool) -> None:
+    """Whoever computes has room for it, on a whole prefix that nobody else writes to."""
+    written: list[int] = []
+    nodes: set[PrefixNode] = set(step.prefixes)
+    for sequence, count in (*step.decodes, *step.suffixes):
+        assert len(sequence.block_ids) * BLOCK_SIZE >= sequence.num_computed + count
+        written += sequence.block_ids[sequence.num_computed // BLOCK_SIZE :].tolist()
+        if sequence.node is not None:
+            assert step.completes(sequence.node), "a suffix started before the step that completes its prefix"
+            nodes.add(sequence.node)
+    nodes |= {above for node in nodes for above in node.chain()}
+    for node in nodes:
+        assert len(node.block_ids) * BLOCK_SIZE >= len(node.token_ids)
+        written += node.block_ids.tolist()
+    read = {block for s, _ in (*step.decodes, *step.suffixes) for block in s.block_ids[: s.num_computed // BLOCK_SIZE]}
+    assert len(written) == len(set(written))
+    assert not read & set(written)
+    assert pool.num_blocks not in read | set(written), "the pad block holds something"
+
+
+@given(workloads(), engine_configs())
+def test_every_token_is_computed_once_when_memory_is_ample(requests: list[Request], config: EngineConfig) -> None:
+    groups = plan_prefix_groups([r.token_ids for r in requests])
+    scheduled = schedule_groups(requests, groups, (), BLOCK_SIZE, config.sharing)
+    sequences = [sequence for group in scheduled for sequence in group.sequences]
+    nodes = {n for g in scheduled if g.node is not None for n in g.node.chain()}
+    num_planned = sum(len(n.token_ids) for n in nodes) + sum(s.num_suffix for s in sequences)
+    scheduler = Scheduler(scheduled, pool=make_pool(config, 4000), config=config, swap=SwapSpace(CountedStore(), 0))
+    num_computed = 0
+    while not (step := scheduler.next_step()).is_empty:
+        num_computed += sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
+        _, outputs = step.lay_out(BLOCK_SIZE)
+        scheduler.complete_step(step)
+        for sequence, _ in outputs:
+            sequence.append(7)
+            scheduler.finish(sequence)
+    num_cached = sum(s.num_cached_tokens for s in sequences)
+    assert num_computed == sum(len(s.request.token_ids) for s in sequences) - num_cached
+    if config.sharing == "none":
+        assert num_cached == 0
+    if config.sharing != "lru":
+        assert num_computed == num_planned
+    # Blocks shared along a path can only save on top of one prefix a group.
+    ends = [g.node.end if g.node is not None else 0 for g in scheduled]
+    assert num_planned <= sum(ends) + sum(s.num_suffix for s in sequences)

@@ -1,0 +1,253 @@
+"""Workers that do not see the run's folder: they get their work and hand it in through a store."""
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ArtifactError, ConfigError, ModelError
+from engine.model.checkpoint import checkpoint_digest
+from flows.cli import main
+from flows.nightly import nightly
+from flows.settings import FailureSettings, WorkerSettings
+from tasks.infer import infer_partition
+from tasks.partitions.engine_host import PROCESS_HOST
+from tasks.plan_prefix import plan_prefix
+from tasks.read import read_requests
+from tasks.runs.infer_job import InferJob
+from tasks.runs.object_store import DamagedObjectError, ObjectStore
+from tasks.runs.progress import read_counts
+from tasks.runs.run import Run, recover_runs
+from tasks.runs.run_copy import PREFIX, PROCESS_COPY, run_at_hand
+from tasks.runs.run_folder import list_finished_parts, list_finished_steps
+from tasks.runs.shared_run import SharedRun, name_exchange
+from tasks.runs.stop_request import StopRequest
+from tasks.tokenize import read_max_model_len, tokenize
+from tasks.workloads.failure_policy import FailurePolicy
+from tasks.workloads.workload import load_workload
+from tests.flows.distributed.object_server import ObjectServer, serve_objects
+from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
+
+ROOT = Path(__file__).parents[3]
+AT_ONCE = FailureSettings(retry_delay_seconds=0.01)
+
+
+@pytest.fixture
+def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """A store that knows neither folders nor renames; its address and token are in the environment."""
+    from fsspec.config import conf, set_conf_env
+
+    with serve_objects() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        set_conf_env(conf)  # as at the start of a process
+        yield server
+        conf.pop("jupyter")
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where workers have their copies: nothing of them may stay."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    PROCESS_COPY.remove()
+    assert not [*folder.glob(f"*{PREFIX}*")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_workers_answer_through_a_folder_and_the_death_of_one_is_survived(
+    nights: Any, tmp_path: Path, temporary_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nights.run("snippets", partition_tokens=1)
+    undisturbed = nights.answers()
+    store = tmp_path / "store"
+
+    def kill() -> None:
+        """In mid-partition: an attempt is noted in the store, and its part is not there."""
+        wait_until(lambda: [*store.glob("*/attempts/part-*")])
+        assert [folder.stat().st_mode & 0o077 for folder in store.iterdir()] == [0]
+        os.kill(find_workers(os.getpid())[0], signal.SIGKILL)
+
+    machines = WorkerSettings(workers=2, exchange=store.as_uri())
+    with caplog.at_level(logging.INFO, "batchloom"), meanwhile(kill):
+        (summary,) = nights.run("snippets", full=True, machines=machines, partition_tokens=1, failures=AT_ONCE)
+    assert (summary.num_ok, summary.num_errors) == (12, 0)
+    assert nights.answers() == undisturbed
+    assert any("is handed out again" in message for message in caplog.messages)
+    assert [*store.iterdir()] == [], "the run's folder there goes when the answers are written"
+    for folder in temporary_folder.glob(f"{PREFIX}*"):  # of the one that was killed; its place was taken at once
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_workers_answer_a_workload_of_ones_own_through_an_object_store(
+    nights: Any, objects: ObjectServer, tmp_path: Path
+) -> None:
+    nights.run("ranking")
+    scores = "select query_id, doc_id, score, label from latest_rankings order by all"
+    undisturbed = nights.sql(scores)
+    (tmp_path / "ranking.toml").write_text((ROOT / "workloads" / "ranking.toml").read_text())
+    machines = WorkerSettings(exchange="jupyter://team/nights/")
+    objects.num_refusals = 2
+    (summary,) = nights.run(str(tmp_path / "ranking.toml"), full=True, machines=machines, partition_tokens=1)
+    assert (summary.num_ok, summary.num_errors) == (6, 0)
+    assert nights.sql(scores) == undisturbed
+    assert objects.objects == {}
+    steps = "select count(*), count(distinct (partition, step)) from steps where run_id = ?"
+    ((num_steps, num_distinct),) = nights.sql(steps, [summary.run_id])
+    assert num_steps == num_distinct > 0
+
+
+class Shared:
+    """A run that has put its work into a store, and a worker of it in this process."""
+
+    def __init__(self, nights: Any, folder: Path, url: str) -> None:
+        workload = load_workload("snippets")
+        self.run = Run.begin(nights.path, workload, "tiny", "digest", {})
+        requests = read_requests(nights.path, workload, "digest", self.run.folder).requests
+        model_len = read_max_model_len(nights.model, "auto")
+        tokens = tokenize.fn(requests, str(folder / "tokens.parquet"), "snippets", str(nights.model), model_len)
+        self.run.note({"requests": requests, "tokens": tokens})
+        self.job = InferJob(
+            run_folder=self.run.folder,
+            plan=plan_prefix.fn(tokens, str(folder / "plan.parquet"), "exact", 1, 48),
+            workload=workload,
+            checkpoint="/nowhere",
+            model_digest=checkpoint_digest(nights.model),
+            engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
+            failures=FailurePolicy(),
+            expected_output_tokens=None,
+            exchange=name_exchange(url, self.run.folder, str(nights.model)),
+        )
+        assert self.job.exchange is not None
+        self.end = SharedRun(self.run.folder, self.job.exchange.url)
+        self.end.offer(self.job.plan)
+        self.store = ObjectStore(self.job.exchange.url)
+
+    def answer(self, partition: int) -> Any:
+        with run_at_hand(partition, self.job) as (here, publish):
+            return infer_partition(partition, here, publish)
+
+
+@pytest.fixture
+def shared(nights: Any, objects: ObjectServer, tmp_path: Path, prefect_server: str) -> Iterator[Shared]:
+    yield Shared(nights, tmp_path, "jupyter://nights")
+    PROCESS_HOST.release()
+
+
+def test_what_workers_finished_for_a_run_that_died_is_taken_by_the_next(
+    nights: Any, shared: Shared, objects: ObjectServer
+) -> None:
+    (part,) = shared.answer(1)
+    assert list_finished_parts(shared.run.folder) == [], "its process has not looked since"
+    name = f"{Path(shared.run.folder).name}/parts/part-00000.parquet"
+    objects.objects[f"nights/{name}"] = dict(next(iter(objects.objects.values())), content="aGFsZg==")  # half of one
+    recover_runs(nights.path)
+    assert nights.sql("select status, num_ok, num_unanswered from runs") == [
+        ("interrupted", part.num_rows, 12 - part.num_rows)
+    ]
+    assert nights.sql("select count(*) > 0 from steps") == [(True,)]
+    assert objects.objects == {}
+    (rest,) = nights.run("snippets")
+    assert (rest.num_rows, rest.num_ok) == (12, 12), "the run that died knew another model"
+
+
+def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared, temporary_folder: Path) -> None:
+    parts = shared.answer(0)
+    PROCESS_COPY.remove()  # another host
+    without_model = replace(shared.job, engine=EngineConfig(device="cuda:99"))
+    with run_at_hand(0, without_model) as (here, publish):
+        taken_over = infer_partition(0, here, publish)
+    assert [part.digest for part in taken_over or []] == [part.digest for part in parts]
+    shared.end.take()
+    found = shared.end.find(parts)
+    assert found == list_finished_parts(shared.run.folder)
+    assert len(list_finished_steps(shared.run.folder)) == 1
+    assert read_counts(shared.run.folder).num_rows == found[0].num_rows
+
+
+def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
+    with shared.end.taking(), run_at_hand(0, shared.job) as (here, _):
+        StopRequest(shared.run.folder).make()
+        wait_until(lambda: StopRequest(here.run_folder).is_made)
+    assert shared.answer(0) is None
+    shared.end.drop()
+    shared.end.offer(shared.job.plan)
+    PROCESS_COPY.remove()
+    spoiled = replace(shared.job, plan=replace(shared.job.plan, digest="0" * 64))
+    with pytest.raises(ArtifactError, match="changed or damaged"), run_at_hand(0, spoiled) as (here, publish):
+        infer_partition(0, here, publish)
+    assert shared.store.has("stop"), "the others of the run need not go on"
+
+
+def test_what_is_missing_damaged_or_another_is_named(
+    shared: Shared, objects: ObjectServer, tiny_checkpoint: Any, tmp_path: Path
+) -> None:
+    exchange = shared.job.exchange
+    assert exchange is not None
+    for model, error in ((tiny_checkpoint("qwen2"), "is another one on"), (tmp_path / "gone", "no such file")):
+        elsewhere = replace(shared.job, exchange=replace(exchange, model=str(model)))
+        with pytest.raises(ModelError, match=error), run_at_hand(0, elsewhere):
+            pass
+    parts = shared.answer(0)
+    place = f"nights/{Path(shared.run.folder).name}"
+    stored = objects.objects[f"{place}/parts/part-00000.parquet"]
+    objects.objects[f"{place}/parts/part-00000.parquet"] = {**stored, "content": stored["content"][:-8]}
+    with pytest.raises(DamagedObjectError, match=r"parts/part-00000\.parquet has another sha256"):
+        shared.end.find(parts)
+    shared.end.drop()
+    with pytest.raises(ArtifactError, match=r"jupyter://nights/.*/parts/part-00000\.parquet is missing"):
+        shared.end.find(parts)
+    PROCESS_COPY.remove()
+    with pytest.raises(ArtifactError, match=r"plan\.parquet is missing"), run_at_hand(0, shared.job):
+        pass
+
+
+def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
+    nights: Any,
+    prefect_server: str,
+    objects: ObjectServer,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.runs.object_store.PATIENCE_SECONDS", 0.0)
+    command = [*nights.inputs, "--workload", "ranking"]
+    night = partial(main, nightly)
+    for secret in ("sftp://me:hunter2@host/nights", "simplecache::sftp://me:hunter2@host/", "http://host/?sig=hunter2"):
+        assert night([*command, "--exchange", secret]) == 2
+        error = capfd.readouterr().err
+        assert "credentials belong into the environment" in error
+        assert "hunter2" not in error
+    with pytest.raises(ValueError, match="exchange") as refused:
+        WorkerSettings(exchange="sftp://me:hunter2@host/nights")
+    assert "hunter2" not in str(refused.value)
+    assert night([*command, "--exchange", "nights"]) == 2
+    assert "must be a URL such as s3://bucket/folder" in capfd.readouterr().err
+    assert night([*command, "--exchange", "tape://nights"]) == 1
+    assert "exchange 'tape://nights/" in (error := capfd.readouterr().err)
+    assert "Protocol not known: tape" in error
+    objects.num_refusals = 10**6
+    assert night([*command, "--exchange", "jupyter://nights"]) == 1
+    assert "cannot be reached: HTTPError: 503" in capfd.readouterr().err
+    assert nights.sql("select count(*) from runs") == [(0,)]
+
+
+@pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_a_store_whose_package_is_not_installed_names_it() -> None:
+    with pytest.raises(ConfigError, match="Install s3fs to access S3"):
+        ObjectStore("s3://bucket/nights")

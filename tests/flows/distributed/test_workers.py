@@ -1,0 +1,160 @@
+"""Several engines on one host: real processes, killed and stopped in the middle of their partitions."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ArtifactError, ConfigError, WorkerError
+from flows.cli import main
+from flows.nightly import nightly
+from flows.settings import FailureSettings, WorkerSettings
+from tasks.infer_elsewhere import name_device
+from tasks.runs.infer_job import InferJob
+from tasks.storage.artifact import ArtifactRef
+from tasks.workers.worker_layout import WorkerLayout, lay_out_workers
+from tasks.workers.worker_pool import WorkerPool
+from tasks.workloads.workload import load_workload
+from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
+
+ROOT = Path(__file__).parents[3]
+TWO = WorkerSettings(workers=2)
+AT_ONCE = FailureSettings(retry_delay_seconds=0.01)
+STEPS = "select partition, step, num_prefix_tokens, num_suffix_tokens, num_decode_tokens from steps where run_id = ?"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
+    nights: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (alone,) = nights.run("snippets", partition_tokens=1)
+    undisturbed, steps_alone = nights.answers(), sorted(nights.sql(STEPS, [alone.run_id]))
+    killed: list[int] = []
+
+    def kill() -> None:
+        """In mid-partition: an attempt has begun, and its part is not there."""
+        started = wait_until(lambda: [*nights.runs.glob("*/attempts/part-*")])
+        (victim, *_) = find_workers(os.getpid())
+        os.kill(victim, signal.SIGKILL)
+        killed.append(victim)
+        assert started
+
+    with caplog.at_level(logging.INFO, "batchloom"), meanwhile(kill):
+        snippets, ranking = nights.run(full=True, machines=TWO, partition_tokens=1, failures=AT_ONCE)
+    assert (snippets.num_ok, snippets.num_errors, ranking.num_ok) == (12, 0, 6)
+    assert nights.answers() == undisturbed
+    (again,) = [message for message in caplog.messages if "is handed out again" in message]
+    assert again.endswith(f"its process {killed[0]} was ended by signal 9")
+    steps = nights.sql(STEPS, [snippets.run_id])
+    assert len({step[:2] for step in steps}) == len(steps)
+    assert {step[0] for step in steps} == {step[0] for step in steps_alone}
+    assert find_workers(os.getpid()) == [], "they end with the night"
+    ((machines,),) = nights.sql("select config->'machines' from runs where run_id = ?", [snippets.run_id])
+    assert json.loads(machines) == {"workers": 2, "runner": "local", "ray_address": "auto", "exchange": ""}
+
+
+def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
+    """The command line with two workers, in a process group of its own, once both are at work."""
+    options = ["--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128", "--partition-tokens", "400"]
+    inputs = [*nights.inputs, "--workload", "snippets"]
+    night = subprocess.Popen(
+        [sys.executable, "-m", "flows.nightly", *inputs, *options, "--workers", "2"],
+        cwd=ROOT,
+        env={**os.environ, "PREFECT_API_URL": prefect_server},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    num_before = len([*nights.runs.glob("*/steps/part-*")])
+
+    def is_at_work() -> bool:
+        assert night.poll() is None
+        return len([*nights.runs.glob("*/steps/part-*")]) > num_before and len(find_workers(night.pid)) == 2
+
+    wait_until(is_at_work)
+    return night
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_night_however_it_ends(nights: Any, prefect_server: str) -> None:
+    nights.add_towers(60)
+    interrupted = start_night(nights, prefect_server)
+    workers = find_workers(interrupted.pid)
+    os.killpg(interrupted.pid, signal.SIGINT)
+    assert interrupted.wait(60) == 130
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    ((status, num_ok, num_unanswered),) = nights.sql("select status, num_ok, num_unanswered from runs")
+    assert (status, num_ok + num_unanswered) == ("interrupted", 192)
+    assert 0 < num_ok < 192
+
+    killed = start_night(nights, prefect_server)
+    workers = find_workers(killed.pid)
+    killed.kill()
+    killed.wait()
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 10.0)
+
+    (rest,) = nights.run("snippets")
+    assert num_ok <= rest.num_already_done < 192
+    assert nights.sql("select count(*), count(distinct (doc_id, query_id)), count(error) from snippets") == [
+        (192, 192, 0)
+    ]
+
+
+def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_error(tmp_path: Path) -> None:
+    job = InferJob(
+        run_folder=str(tmp_path),
+        plan=ArtifactRef(path=str(tmp_path / "none.parquet"), num_rows=1, digest=""),
+        workload=load_workload("snippets"),
+        checkpoint=str(tmp_path),
+        model_digest="",
+        engine=EngineConfig(),
+        failures=FailureSettings().to_policy(),
+        expected_output_tokens=None,
+    )
+    sound, broken = WorkerPool([{}]), WorkerPool([{"PYTHONHASHSEED": "no number"}])
+    with closing(sound), pytest.raises(ArtifactError, match=r"none\.parquet cannot be read"):
+        sound.answer(0, job)
+    (tmp_path / "stop").unlink()
+    with closing(broken), pytest.raises(WorkerError, match="partition 1: 4 processes in a row ended before"):
+        broken.answer(1, job)
+
+
+def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(device="cpu", kv_memory_bytes=64 << 20, num_threads=4)
+    assert lay_out_workers("auto", config) == WorkerLayout(environments=({},), engine=config)
+    both = lay_out_workers(2, config)
+    assert both.environments == ({}, {})
+    assert (both.engine.kv_memory_bytes, both.engine.num_threads) == (32 << 20, 2)
+    by_share = lay_out_workers(2, EngineConfig(device="cpu", memory_fraction=0.5)).engine
+    assert (by_share.memory_fraction, by_share.kv_memory_bytes) == (0.25, "auto")
+    assert by_share.num_threads == max(1, torch.get_num_threads() // 2)
+    with pytest.raises(ConfigError, match="2 workers need a GPU each, and device is 'cuda:1'"):
+        lay_out_workers(2, replace(config, device="cuda:1"))
+    assert lay_out_workers("auto", replace(config, device="cuda:1")).environments == ({},)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for visible, expected in ((None, ("0", "1")), ("3, GPU-5a", ("3", "GPU-5a"))):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        layout = lay_out_workers("auto", EngineConfig(num_threads=3))
+        assert layout.environments == tuple({"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected)
+        assert layout.engine == EngineConfig(num_threads=3), "a GPU has its own memory"
+    with pytest.raises(ConfigError, match="3 workers need a GPU each, and 2 are visible"):
+        lay_out_workers(3, EngineConfig())
+    assert [name_device("3", None), name_device("GPU-5a", "3, GPU-5a")] == ["cuda:3", "cuda:1"]
+
+
+def test_a_cluster_decides_how_many_workers_it_has(nights: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(nightly, [*nights.inputs, "--runner", "ray", "--workers", "2"]) == 2
+    assert "leave workers at auto" in capfd.readouterr().err

@@ -1,0 +1,102 @@
+"""From requests to tokens: the order of the rows, their limits and errors."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from engine.errors import ModelError
+from tasks.prompts.prompt import build_prompt_format
+from tasks.prompts.text_codec import TextCodec
+from tasks.tokenize import TOKENS_SCHEMA, read_max_model_len, tokenize_requests
+from tasks.workloads.workload import Prompt
+
+
+@pytest.fixture(scope="module")
+def codec(tiny_llama: Path) -> TextCodec:
+    return TextCodec.load(tiny_llama)
+
+
+def tokenize_table(table: pa.Table, codec: TextCodec, folder: Path, **limits: int) -> list[dict[str, Any]]:
+    """The rows of tokens.parquet for requests in row groups of 300."""
+    pq.write_table(table, folder / "requests.parquet", row_group_size=300)
+    form = build_prompt_format(Prompt(system="", template="{body} {title}", chat=False, may_be_empty=()), codec)
+    with pq.ParquetFile(folder / "requests.parquet") as file:
+        batches = list(tokenize_requests(file, form, codec, **({"max_model_len": 64, "num_answer_tokens": 8} | limits)))
+    return pa.Table.from_batches(batches, TOKENS_SCHEMA).to_pylist()
+
+
+def requests_table(bodies: Sequence[str | None], errors: Sequence[str | None] | None = None) -> pa.Table:
+    count = len(bodies)
+    return pa.table(
+        {
+            "row_id": pa.array(range(count), pa.int64()),
+            "body": pa.array(bodies, pa.large_string()),
+            "title": pa.array(["t"] * count, pa.large_string()),
+            "error": pa.array(errors or [None] * count, pa.large_string()),
+            "row_priority": pa.array([0] * count, pa.int64()),
+        }
+    )
+
+
+def test_a_tokenizer_is_read_once_while_its_folder_stays_as_it_is(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    first = TextCodec.load(folder)
+    assert TextCodec.load(folder) is first
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    second = TextCodec.load(folder)
+    assert second.render_chat([{"role": "user", "content": "go"}]) == "go!"
+    assert TextCodec.load(tiny_llama) not in (first, second)
+
+
+def test_rows_stream_in_order(codec: TextCodec, tmp_path: Path) -> None:
+    bodies = [f"row {i} walks" for i in range(1500)]
+    rows = tokenize_table(requests_table(bodies), codec, tmp_path)
+    assert [row["row_id"] for row in rows] == list(range(1500))
+    expected = codec.encode([f"{body} t" for body in bodies], add_special_tokens=True)
+    assert [row["token_ids"] for row in rows] == expected
+    assert not any(row["error"] for row in rows)
+
+
+def test_a_row_with_an_error_keeps_it_and_has_no_tokens(codec: TextCodec, tmp_path: Path) -> None:
+    rows = tokenize_table(requests_table(["one", None, "three"], [None, "body is NULL", None]), codec, tmp_path)
+    assert [row["error"] for row in rows] == [None, "body is NULL", None]
+    assert [bool(row["token_ids"]) for row in rows] == [True, False, True]
+
+
+def test_the_limit_leaves_room_for_the_answer(codec: TextCodec, tmp_path: Path) -> None:
+    (row,) = tokenize_table(requests_table(["a watchman"]), codec, tmp_path)
+    num_tokens = len(row["token_ids"])
+    (fits,) = tokenize_table(requests_table(["a watchman"]), codec, tmp_path, max_model_len=num_tokens + 8)
+    assert fits == row
+    (too_long,) = tokenize_table(requests_table(["a watchman"]), codec, tmp_path, max_model_len=num_tokens + 7)
+    assert too_long["token_ids"] == []
+    limit = f"the limit is {num_tokens - 1}: {num_tokens + 7} of the model less 8 for the answer"
+    assert too_long["error"] == f"the prompt has {num_tokens} tokens, {limit}"
+
+
+def test_bytes_that_are_no_text_are_an_error_of_their_row(codec: TextCodec, tmp_path: Path) -> None:
+    table = requests_table(["x", "y", "z"])
+    blobs = pa.array([b"fine", b"ab\xff", "caf\u00e9".encode()], pa.binary())
+    rows = tokenize_table(table.set_column(1, "body", blobs), codec, tmp_path)
+    assert [row["error"] for row in rows] == [None, "body holds bytes that are not UTF-8, the first at byte 2", None]
+    assert rows[2]["token_ids"] == codec.encode(["caf\u00e9 t"], add_special_tokens=True)[0]
+
+
+def test_no_requests_are_no_tokens(codec: TextCodec, tmp_path: Path) -> None:
+    assert tokenize_table(requests_table([]), codec, tmp_path) == []
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("auto", 1024), (100, 100), (5000, 1024)])
+def test_the_model_length_is_the_lower_of_two(tiny_llama: Path, setting: Any, expected: int) -> None:
+    assert read_max_model_len(tiny_llama, setting) == expected
+
+
+def test_a_model_without_a_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(ModelError, match=r"config\.json: cannot read max_position_embeddings"):
+        read_max_model_len(tmp_path, "auto")
