@@ -36,6 +36,7 @@ from benchmarks.peers.catalog import PEERS, Peer, available
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Loaded
 from engine.errors import BatchloomError
+from engine.kernels import cdiv
 from engine.model.checkpoint import resolve_checkpoint
 
 LOAD_SECONDS = 900.0
@@ -48,7 +49,7 @@ def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Bat
     """Every engine's float32 answers to a small part of each workload, in KV memory that does not hold all of it."""
     parts = [batch.first(GATE_GROUPS, GATE_MEMBERS) for batch in batches]
     longest = max(part.longest_request for part in parts)
-    kv_tokens = -(-3 * longest // (2 * BLOCK_TOKENS)) * BLOCK_TOKENS
+    kv_tokens = cdiv(3 * longest, 2 * BLOCK_TOKENS) * BLOCK_TOKENS
     verdicts = {peer.name: Verdict() for peer in peers}
     with session.start("referee", "benchmarks.peers.judge_engine") as process:
         process.load(session.settings("referee", "float32", kv_tokens, longest), LOAD_SECONDS)
@@ -178,7 +179,15 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         "model": f"{model.name}, {arguments.dtype}",
         "settings": {
             name: getattr(arguments, name)
-            for name in ("scale", "tokens", "kv_tokens", "article_tokens", "chunk_tokens", "threads", "repeats")
+            for name in (
+                "scale",
+                "tokens",
+                "kv_tokens",
+                "article_tokens",
+                "max_num_batched_tokens",
+                "threads",
+                "repeats",
+            )
         }
         | {"options": arguments.options},
         "skipped": skipped | not_asked,
@@ -188,7 +197,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
             model=model.resolve(),
             device=arguments.device,
             num_threads=arguments.threads,
-            chunk_tokens=arguments.chunk_tokens,
+            max_num_batched_tokens=arguments.max_num_batched_tokens,
             options=arguments.options,
             pythons=pythons,
             logs=arguments.logs or Path(folder),
@@ -230,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=20_000, help="distinct prompt tokens of a workload, about")
     parser.add_argument("--kv-tokens", type=int, default=4096, help="KV memory of every engine; a multiple of 128")
     parser.add_argument("--article-tokens", type=int, default=1500, help="of an article as a document, at most")
-    parser.add_argument("--chunk-tokens", type=int, default=2048, help="most tokens in one step of the model")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="most tokens in one step of the model")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="that is timed")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for engines that run there")
     parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
@@ -238,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run-seconds", type=float, default=600.0, help="longest run of one engine on one workload")
     parser.add_argument(
         "--options", type=json.loads, default={}, metavar="JSON",
-        help='engines\' own settings, such as {"batchloom": {"chunk_tokens": 2048}}',
+        help='engines\' own settings, such as {"batchloom": {"max_num_batched_tokens": 2048}}',
     )  # fmt: skip
     parser.add_argument(
         "--python", dest="pythons", type=_named_path, action="append", default=[], metavar="ENGINE=PATH",

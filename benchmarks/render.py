@@ -25,7 +25,7 @@ def render_comparison(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     settings = found["settings"]
     yield (
         f"{settings['threads']} threads, KV memory for {settings['kv_tokens']:,} tokens in every engine, at most "
-        f"{settings['chunk_tokens']:,} tokens a step, lengths of the paper times {settings['scale']}, "
+        f"{settings['max_num_batched_tokens']:,} tokens a step, lengths of the paper times {settings['scale']}, "
         f"{settings['repeats']} rounds. Requests per second, median; in brackets how many times as fast batchloom is."
     )
     yield ""

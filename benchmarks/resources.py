@@ -22,6 +22,7 @@ from typing import Any
 import triton
 
 from benchmarks.cross_compile import TARGETS, compile_attention, compile_merge, compile_write_kv
+from engine.kernels import cdiv
 from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch, load_tuned
 
 
@@ -103,13 +104,13 @@ def resources_of(name: str, architecture: str, compiled: Any) -> Resources:
     if architecture.startswith("sm_"):
         usage = _cubin_usage(compiled.asm["cubin"])
         registers, spilled_bytes, sgpr_lanes = usage["REG"], usage["STACK"] + usage["LOCAL"], 0
-        registers_of_program = -(-registers // 8) * 8 * 32 * num_warps
+        registers_of_program = cdiv(registers, 8) * 8 * 32 * num_warps
         text, patterns = compiled.asm["ptx"], (r"wgmma\.mma_async", r"mma\.sync", r"cp\.async\.c[ag]")
     else:
         text = compiled.asm["amdgcn"]
         registers, sgpr_lanes = _amd_figure(text, "vgpr_count"), _amd_figure(text, "sgpr_spill_count")
         spilled_bytes = _amd_figure(text, "private_segment_fixed_size") + 4 * _amd_figure(text, "vgpr_spill_count")
-        registers_of_program = -(-registers // 8) * 8 * 64 * num_warps
+        registers_of_program = cdiv(registers, 8) * 8 * 64 * num_warps
         patterns = (r"v_mfma",)
     by_shared = limits.shared_bytes // max(shared_bytes + limits.reserved_shared_bytes, 1)
     return Resources(

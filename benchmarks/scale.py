@@ -35,6 +35,7 @@ from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import write_result
 from benchmarks.measuring.wrong_answer import WrongAnswerError
+from engine.kernels import cdiv
 from engine.model.checkpoint import resolve_checkpoint
 from flows.demo import find_demo_model
 from tasks.database.connection import connect
@@ -88,7 +89,7 @@ def make_database(path: Path, num_requests: int, codec: TextCodec) -> None:
             connection.execute(f"insert into {table} by name from batch")
             connection.unregister("batch")
 
-        num_documents = -(-num_requests // SHARE_DEGREE)
+        num_documents = cdiv(num_requests, SHARE_DEGREE)
         for first in range(0, num_documents, BATCH_ROWS):
             numbers = range(first, min(first + BATCH_ROWS, num_documents))
             bodies = list(maker.texts(len(numbers), PREFIX_TOKENS, seed=first + 1))
@@ -134,7 +135,7 @@ def run_stage(stage: str, folder: Path, checkpoint: Path) -> dict[str, float]:
 def gather(folder: Path) -> None:
     plan = describe_parquet(folder / "plan.parquet")
     summary = read_plan_summary(plan)
-    num_rows = sum(len(read_partition(plan, partition).row_ids) for partition in summary.handing_order)
+    num_rows = sum(len(read_partition(plan, partition).row_ids) for partition in summary.dispatch_order)
     if num_rows != summary.num_rows:
         raise WrongAnswerError(f"partitions hold {num_rows} rows, the plan {summary.num_rows}")
 
@@ -155,7 +156,7 @@ def check(folder: Path, num_requests: int) -> dict[str, Any]:
                     raise WrongAnswerError(f"row {row_id}: the partition's prompt is not the tokenized one")
     if wanted:
         raise WrongAnswerError(f"rows {sorted(wanted)} are in the plan only")
-    num_documents = -(-num_requests // SHARE_DEGREE)
+    num_documents = cdiv(num_requests, SHARE_DEGREE)
     sharing = summary.sharing
     num_saved = sharing.num_logical_tokens - sharing.num_processed_tokens
     expected = (num_requests - num_documents) * PREFIX_TOKENS

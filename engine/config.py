@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 from engine.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Attention = Literal["auto", "native", "torch", "plain", "relay", "fused"]
+Attention = Literal["auto", "native", "torch", "paged", "relay", "fused"]
 Compile = Literal["auto", "always", "never"]
 Order = Literal["ratio", "fcfs", "sjf", "priority"]
 Sharing = Literal["path", "group", "lru", "none"]
@@ -38,10 +38,10 @@ class EngineConfig:
         dtype: of weights and KV; "auto" is bfloat16 where the device computes it natively, else float32.
         device: "auto" is the first GPU, else the CPU.
         attention: on the CPU "native" (compiled on first use; "auto" where there is a C++ compiler) or "torch"; on a
-            GPU the Triton kernel "fused", which "auto" means there; "plain" (paged) and "relay" (three launches) are
+            GPU the Triton kernel "fused", which "auto" means there; "paged" and "relay" (three launches) are
             there to compare with.
         block_size: tokens in a KV block; "native" attention takes multiples of 32.
-        chunk_tokens: most tokens in one token batch (S_chunk of BatchLLM section 4.3.3).
+        max_num_batched_tokens: most tokens in one token batch (S_chunk of BatchLLM section 4.3.3).
         kv_memory_bytes: KV budget (M_threshold); "auto" takes `memory_fraction` of what is left: on the CPU, of what is
             free after loading; on a GPU, of what weights, a full step, CUDA graphs and other processes do not need,
             measured with a step when the engine is loaded.
@@ -55,7 +55,7 @@ class EngineConfig:
         batching: policy; when requests may start (`scheduling.policies.batching`).
         prefill: policy; "chunked" cuts prompts to fill each step and mixes them with decode tokens. "whole" computes
             a prompt (its prefix and its own part each) in one step, in steps of prompts alone, before anything decodes;
-            a prompt longer than chunk_tokens has a step of its own.
+            a prompt longer than max_num_batched_tokens has a step of its own.
         packing: policy; which whole prompts share a step, padded or not (`scheduling.policies.packing`).
         preemption: policy; what becomes of a request that loses its KV memory (`scheduling.policies.preemption`).
         swap_memory_bytes: host memory for preemption "swap"; "auto" is as much as the KV budget, at most half of the
@@ -68,7 +68,7 @@ class EngineConfig:
             has it fused already. "auto" does so in 16-bit formats where a C++ compiler is installed and the plan is
             long enough to pay for the seconds it takes.
         cuda_graphs: on a GPU, whether steps of decode tokens alone are launched as CUDA graphs, captured as they are
-            first needed; "auto" does so where attention is "fused" or "plain".
+            first needed; "auto" does so where attention is "fused" or "paged".
         num_threads: of the CPU, in each process; 0 leaves torch's setting.
     """
 
@@ -76,7 +76,7 @@ class EngineConfig:
     device: str = "auto"
     attention: Attention = "auto"
     block_size: int = 32
-    chunk_tokens: int = 2048
+    max_num_batched_tokens: int = 2048
     kv_memory_bytes: int | Literal["auto"] = "auto"
     memory_fraction: float = 0.8
     max_model_len: int | Literal["auto"] = "auto"
@@ -97,7 +97,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check_choice(field.name, field.type, getattr(self, field.name))
-        for name in ("block_size", "chunk_tokens"):
+        for name in ("block_size", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 < self.memory_fraction <= 1.0:

@@ -16,12 +16,12 @@ from engine.disaggregation.prefill_client import PrefillClient, open_prefill_cli
 from engine.errors import ConfigError, RequestError
 from engine.execution.output import Answered, Decoder, OutputProcessor
 from engine.execution.run_steps import DisaggregatedRun, SubmittedSteps, overlaps_steps, run_here
-from engine.execution.step_books import StepBooks
+from engine.execution.step_metrics import StepMetrics
 from engine.execution.step_record import StepRecord
 from engine.execution.step_runner import StepRunner
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
-from engine.model.compiling import pays_to_compile
+from engine.model.compiling import should_compile
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup, plan_prefix_groups
 from engine.request import Completion, Mode, Request
@@ -148,10 +148,10 @@ class Engine:
             config=self.config,
             swap=SwapSpace(self._cache, self._num_swap_blocks),
         )
-        if pays_to_compile(self.config.compile, self._model.dtype, sum(group.num_tokens for group in groups)):
+        if should_compile(self.config.compile, self._model.dtype, sum(group.num_tokens for group in groups)):
             self._model.compile_layers()
         outputs = OutputProcessor(requests, self._model, scheduler, decode)
-        books = StepBooks(scheduler)
+        books = StepMetrics(scheduler)
         late: list[Answered] = []
         with closing(self._run(scheduler, outputs)) as submitted:
             for scheduled, said in submitted:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.kernels import cdiv
 from engine.request import Request
 from engine.scheduling.sequence import most_extra_tokens
 
@@ -16,7 +17,7 @@ def most_blocks(request: Request, block_size: int) -> int:
 
     A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
     """
-    return -(-most_tokens(request) // block_size) + 1
+    return cdiv(most_tokens(request), block_size) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ from tasks.plan_prefix import plan_prefix_once
 from tasks.publish import check_target
 from tasks.read import read
 from tasks.runs.artifact_cache import protect_result_storage, prune_cache
+from tasks.runs.crash_isolation import guard, is_guarded
 from tasks.runs.database_lock import hold_database
-from tasks.runs.engine_guard import guard, is_guarded
 from tasks.runs.infer_job import InferJob
 from tasks.runs.night_artifacts import show_summaries
 from tasks.runs.run import Run, recover_runs
@@ -213,7 +213,7 @@ def answer_requests(night: Night, run: Run, requests: ArtifactRef) -> None:
         exchange=name_exchange(url, run.folder, night.model) if (url := night.machines.exchange) else None,
     )
     with run.measure("infer"):
-        parts = night.workers.infer_partitions(job, summary.handing_order, workload.name, summary.num_rows)
+        parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, summary.num_rows)
     reasons = count_reasons(parts)
     guard(night.database, workload.name, is_needed=ENDED.reason in reasons)
     night.failures.check(reasons, sum(part.num_rows for part in parts))

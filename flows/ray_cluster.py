@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.kernels import cdiv
 
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
@@ -21,7 +22,7 @@ SEE_ALL_GPUS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
 }
-"""Ray hides the GPUs that a task did not get. See `tasks.infer_elsewhere.name_device` for why it may not."""
+"""Ray hides the GPUs that a task did not get. See `tasks.infer_remote.name_device` for why it may not."""
 
 CONNECT_SECONDS = 10.0
 
@@ -90,4 +91,4 @@ def count_workers(options: Mapping[str, Any]) -> tuple[int, int]:
     kind, amount = ("GPU", options["num_gpus"]) if "num_gpus" in options else ("CPU", options["num_cpus"])
     num_workers = max(1, int(ray.cluster_resources().get(kind, 0) / amount))
     num_hosts = sum(node["Alive"] for node in ray.nodes())
-    return num_workers, -(-num_workers // max(1, num_hosts))
+    return num_workers, cdiv(num_workers, max(1, num_hosts))

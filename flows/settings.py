@@ -36,8 +36,8 @@ class EngineSettings(BaseModel):
     memory_fraction: Annotated[float, Field(gt=0, le=1, description="used where kv_memory is auto")] = (
         _DEFAULT.memory_fraction
     )
-    chunk_tokens: Annotated[int, Field(ge=1, description="most tokens in one step of the model")] = (
-        _DEFAULT.chunk_tokens
+    max_num_batched_tokens: Annotated[int, Field(ge=1, description="most tokens in one step of the model")] = (
+        _DEFAULT.max_num_batched_tokens
     )
     block_size: Annotated[int, Field(ge=1, description="tokens in one block of KV")] = _DEFAULT.block_size
     max_model_len: Annotated[

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from flows.ray_cluster import count_workers, join_cluster, worker_options
 from flows.settings import WorkerSettings
 from tasks.infer import infer
-from tasks.infer_elsewhere import infer_in_pool, infer_on_ray
+from tasks.infer_remote import infer_in_pool, infer_on_ray
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.night_artifacts import start_progress
@@ -41,7 +41,7 @@ class Workers:
     workload, until `close`.
 
     Args:
-        is_guarded: no engine in this process, which rows may end; see `tasks.runs.engine_guard`.
+        is_guarded: no engine in this process, which rows may end; see `tasks.runs.crash_isolation`.
     """
 
     __slots__ = ("_cluster", "_is_guarded", "_layout", "_pool", "_resources", "_settings")
@@ -55,7 +55,7 @@ class Workers:
         self._cluster: RayTaskRunner[Any] | None = None
 
     def infer_partitions(
-        self, job: InferJob, handing_order: Sequence[int], title: str, num_rows: int
+        self, job: InferJob, dispatch_order: Sequence[int], title: str, num_rows: int
     ) -> list[ArtifactRef]:
         """Map `infer` over the partitions, each to the next engine that is free; returns the parts of all.
 
@@ -70,7 +70,7 @@ class Workers:
         with (
             watch_progress(job.run_folder, title, num_rows, show=show),
             shared.taking() if shared is not None else nullcontext(),
-            on_whom(job, handing_order) as futures,
+            on_whom(job, dispatch_order) as futures,
         ):
             found = futures.result()
             if None in found:
@@ -100,7 +100,7 @@ class Workers:
         PROCESS_HOST.release()
 
     @contextmanager
-    def _on_host(self, job: InferJob, handing_order: Sequence[int]) -> Iterator[Futures]:
+    def _on_host(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
         """Partitions by the engine of this process, in their order, or by one process for each engine."""
         layout = self._lay_out(job.engine)
         is_elsewhere = self._is_guarded or job.exchange is not None or len(layout.environments) > 1
@@ -111,20 +111,20 @@ class Workers:
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(layout.environments))
         with runner as threads, _stopping_on_error(job):
             if self._pool is None:
-                yield threads.map(infer, {"partition": sorted(handing_order), "job": unmapped(job)})
+                yield threads.map(infer, {"partition": sorted(dispatch_order), "job": unmapped(job)})
             else:
-                given = {"partition": handing_order, "job": unmapped(job), "pool": unmapped(self._pool)}
+                given = {"partition": dispatch_order, "job": unmapped(job), "pool": unmapped(self._pool)}
                 yield threads.map(infer_in_pool, given)
 
     @contextmanager
-    def _on_cluster(self, job: InferJob, handing_order: Sequence[int]) -> Iterator[Futures]:
+    def _on_cluster(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
         """Partitions by whatever workers the cluster has room for."""
         from prefect_ray.context import remote_options
 
         cluster = self._join()
         job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
         with remote_options(**worker_options(job.engine)):
-            futures = cluster.map(infer_on_ray, {"partition": handing_order, "job": unmapped(job)})
+            futures = cluster.map(infer_on_ray, {"partition": dispatch_order, "job": unmapped(job)})
         try:
             with _stopping_on_error(job):
                 yield futures

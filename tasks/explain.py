@@ -98,7 +98,7 @@ def explain(
                 job.engine,
                 job.hardware,
                 answer,
-                handing_order=read_plan_summary(plan).handing_order,
+                dispatch_order=read_plan_summary(plan).dispatch_order,
                 num_engines=job.num_engines,
             )
         with watch.stage("simulate a cache"):

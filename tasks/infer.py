@@ -35,13 +35,13 @@ def infer(partition: int, job: InferJob) -> list[ArtifactRef] | None:
 
 
 def infer_partition(
-    partition: int, job: InferJob, publish: Callable[[Path], None] = lambda path: None
+    partition: int, job: InferJob, upload_file: Callable[[Path], None] = lambda path: None
 ) -> list[ArtifactRef] | None:
-    """`infer` without Prefect; `publish` is told of each file that has changed and that other processes need."""
+    """`infer` without Prefect; `upload_file` gets each changed file that other processes need."""
     with StopRequest(job.run_folder).make_on_error():  # else the next partition would begin before the flow hears of it
-        work = PartitionWork(job.run_folder, partition, publish)
+        work = PartitionWork(job.run_folder, partition, upload_file)
         try:
-            answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, publish))
+            answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
         except StoppedError:
             return None
     return work.parts

@@ -96,7 +96,7 @@ def write_plan(
             num_groups=len(placement.partitions),
             num_partitions=len(placement.costs),
             partition_costs=tuple(placement.costs.tolist()),
-            handing_order=tuple(placement.handing_order()),
+            dispatch_order=tuple(placement.dispatch_order()),
             sharing=totals.sharing,
         )
         batches = _place_rows(planned.read(), placement)

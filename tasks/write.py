@@ -122,7 +122,7 @@ def _replace_answers(
     }
     execute("write/insert_invalid_rows", errors=[ref.path for ref in (requests, tokens) if ref], **row)
     if parts:
-        execute(f"insert_answers_{workload.mode}", parts=[ref.path for ref in parts], **row)
+        execute(f"write/insert_answers_{workload.mode}", parts=[ref.path for ref in parts], **row)
     if output.rank_within:
         execute("write/rank_answers")
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 
 
@@ -28,24 +29,24 @@ def make_batch(groups: Sequence[GroupSize], block_size: int, *, seed: int = 0) -
     blocks belong to nobody.
     """
     members = [member for group in groups for member in group.members]
-    own_lens = np.array([own_len for own_len, _ in members], dtype=np.int64)
+    suffix_lens = np.array([own_len for own_len, _ in members], dtype=np.int64)
     num_rows = np.array([rows for _, rows in members], dtype=np.int64)
     prefix_lens = np.array([group.prefix_len for group in groups], dtype=np.int64)
-    own_blocks, prefix_blocks = -(-own_lens // block_size), -(-prefix_lens // block_size)
+    own_blocks, prefix_blocks = cdiv(suffix_lens, block_size), cdiv(prefix_lens, block_size)
     num_used = int(own_blocks.sum() + prefix_blocks.sum())
     num_blocks = num_used + num_used // 4 + 1
     block_ids = np.random.default_rng(seed).permutation(num_blocks)[:num_used].astype(np.int32)
     prefix_ids, own_ids = np.split(block_ids, [int(prefix_blocks.sum())])
-    own_starts, query_starts = _starts(own_blocks), _starts(num_rows)
+    own_starts, cu_seqlens_q = _starts(own_blocks), _starts(num_rows)
     row = np.arange(num_rows.sum())
     sequence = np.repeat(np.arange(len(members)), num_rows)
-    token = row - query_starts[sequence] + (own_lens - num_rows)[sequence]
+    token = row - cu_seqlens_q[sequence] + (suffix_lens - num_rows)[sequence]
     return (
         AttentionBatch(
-            query_starts=query_starts,
-            own_lens=own_lens.astype(np.int32),
-            own_block_starts=own_starts,
-            own_block_ids=own_ids,
+            cu_seqlens_q=cu_seqlens_q,
+            suffix_lens=suffix_lens.astype(np.int32),
+            suffix_block_starts=own_starts,
+            suffix_block_table=own_ids,
             group_starts=_starts(np.array([len(group.members) for group in groups])),
             prefix_lens=prefix_lens.astype(np.int32),
             prefix_block_starts=_starts(prefix_blocks),

@@ -45,7 +45,7 @@ def sdpa(step: Step) -> Attend:
     for first, last, rows in ((0, case.num_decode, 1), (case.num_decode, len(group), case.prefill_rows)):
         if first < last:
             key, value = (torch.stack(kv[first:last]).transpose(1, 2).contiguous() for kv in gathered)
-            query_rows = step.query[batch.query_starts[first] : batch.query_starts[last]]
+            query_rows = step.query[batch.cu_seqlens_q[first] : batch.cu_seqlens_q[last]]
             query = query_rows.unflatten(0, (last - first, rows)).transpose(1, 2)
             mask = causal_lower_right(rows, key.shape[2]) if rows > 1 else None
             if mask is not None and query.device.type == "cpu":
@@ -82,12 +82,12 @@ def flex(step: Step) -> Attend:
         torch.cat([*prefixes, *owns]).transpose(0, 1)[None]
         for prefixes, owns in (step.parts(step.k_cache), step.parts(step.v_cache))
     )
-    num_rows, members = np.diff(batch.query_starts), np.diff(batch.group_starts)
+    num_rows, members = np.diff(batch.cu_seqlens_q), np.diff(batch.group_starts)
     sequence = np.repeat(np.arange(batch.num_sequences), num_rows)
     group = np.repeat(np.arange(batch.num_groups), members)[sequence]
-    own_position = np.arange(batch.num_rows) - batch.query_starts[sequence] + (batch.own_lens - num_rows)[sequence]
+    own_position = np.arange(batch.num_rows) - batch.cu_seqlens_q[sequence] + (batch.suffix_lens - num_rows)[sequence]
     # Each packed token's owner: group g is g, sequence s is num_groups + s; and its place in the owner's KV.
-    lengths = np.concatenate([batch.prefix_lens, batch.own_lens])
+    lengths = np.concatenate([batch.prefix_lens, batch.suffix_lens])
     owner = np.repeat(np.arange(len(lengths)), lengths)
     place = np.arange(len(owner)) - (np.cumsum(lengths) - lengths)[owner]
     row_group, row_owner, row_place, kv_owner, kv_place = (
@@ -129,10 +129,10 @@ def flashinfer_cascade(step: Step) -> Attend:
     workspace = torch.empty(512 * 2**20, dtype=torch.uint8, device=device)
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
     wrapper.plan(
-        [moved(batch.query_starts[batch.group_starts]), moved(batch.query_starts)],
-        [moved(batch.prefix_block_starts), moved(batch.own_block_starts)],
-        [moved(batch.prefix_block_ids), moved(batch.own_block_ids)],
-        [last_page(batch.prefix_lens), last_page(batch.own_lens)],
+        [moved(batch.cu_seqlens_q[batch.group_starts]), moved(batch.cu_seqlens_q)],
+        [moved(batch.prefix_block_starts), moved(batch.suffix_block_starts)],
+        [moved(batch.prefix_block_ids), moved(batch.suffix_block_table)],
+        [last_page(batch.prefix_lens), last_page(batch.suffix_lens)],
         num_q_heads, num_kv_heads, head_dim, BLOCK_SIZE, causal=True, sm_scale=step.scale, q_data_type=torch.bfloat16,
     )  # fmt: skip
     cache = torch.stack([step.k_cache, step.v_cache], dim=1)

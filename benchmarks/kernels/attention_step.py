@@ -88,10 +88,10 @@ class Step:
         options = {"dtype": torch.bfloat16, "device": device}
         query = torch.randn(batch.num_rows, num_q_heads, head_dim, **options)
         caches = [torch.randn(num_blocks, BLOCK_SIZE, num_kv_heads, head_dim, **options) for _ in range(2)]
-        rows = np.diff(batch.query_starts).astype(np.int64)
+        rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
         prefixes = batch.prefix_lens[np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))]
-        seen = rows * (prefixes + batch.own_lens - rows) + rows * (rows + 1) // 2
-        num_kv_tokens = int(batch.own_lens.sum() + batch.prefix_lens.sum())
+        seen = rows * (prefixes + batch.suffix_lens - rows) + rows * (rows + 1) // 2
+        num_kv_tokens = int(batch.suffix_lens.sum() + batch.prefix_lens.sum())
         return cls(
             case=case, batch=batch, query=query, k_cache=caches[0], v_cache=caches[1],
             num_bytes=2 * query.nbytes + 2 * num_kv_tokens * num_kv_heads * head_dim * query.itemsize,
@@ -116,5 +116,5 @@ class Step:
         batch = self.batch
         return (
             self.tokens(cache, batch.prefix_block_ids, batch.prefix_block_starts, batch.prefix_lens),
-            self.tokens(cache, batch.own_block_ids, batch.own_block_starts, batch.own_lens),
+            self.tokens(cache, batch.suffix_block_table, batch.suffix_block_starts, batch.suffix_lens),
         )

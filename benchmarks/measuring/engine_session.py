@@ -10,6 +10,7 @@ from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.peers.catalog import PEERS_FOLDER, is_gpu
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.protocol import LoadSettings
+from engine.kernels import cdiv
 
 BLOCK_TOKENS = 128
 """KV memory is a multiple of every engine's block size."""
@@ -28,7 +29,7 @@ class Session:
     model: Path
     device: str
     num_threads: int
-    chunk_tokens: int
+    max_num_batched_tokens: int
     options: Mapping[str, dict[str, Any]]
     pythons: Mapping[str, Path]
     logs: Path
@@ -53,8 +54,8 @@ class Session:
             device=self.device,
             kv_tokens=kv_tokens,
             kv_bytes=kv_tokens * read_model_shape(self.model, dtype).kv_bytes_per_token,
-            chunk_tokens=self.chunk_tokens,
-            max_model_len=-(-(longest_request + 1) // BLOCK_TOKENS) * BLOCK_TOKENS,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=cdiv(longest_request + 1, BLOCK_TOKENS) * BLOCK_TOKENS,
             num_threads=self.num_threads,
             scratch=str(scratch),
             options=self.options.get(name, {}),

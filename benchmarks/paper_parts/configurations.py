@@ -10,7 +10,7 @@ Settings = Mapping[str, Any]
 SERVER: Settings = {"sharing": "none", "order": "fcfs", "max_running_requests": 256, "output_reserve": 0.0}
 """A server's policies: what arrives first starts first, 256 at most, admitted by the memory that is held now."""
 
-WHOLE: Settings = {"prefill": "whole", "chunk_tokens": 8192}
+WHOLE: Settings = {"prefill": "whole", "max_num_batched_tokens": 8192}
 """Prompts whole, several to a step: without chunks, servers allow larger steps."""
 
 SERVERS: Mapping[str, Settings] = {
@@ -32,4 +32,4 @@ def describe(settings: Settings) -> str:
 
 def simulated_config(settings: Settings) -> EngineConfig:
     """As servers on GPUs are run: blocks of 16 tokens, 2,048 tokens a step."""
-    return EngineConfig(**{"block_size": 16, "chunk_tokens": 2048, **settings})
+    return EngineConfig(**{"block_size": 16, "max_num_batched_tokens": 2048, **settings})

@@ -100,7 +100,7 @@ def measure_split(place: Place, num_prompt: int, num_answer: int) -> Split:
     ]  # fmt: skip
     chunked = place.run(requests, simulated_config(ALONE))
     whole = place.run(requests, simulated_config({**ALONE, **WHOLE}))
-    num_together = max(1, chunked.chunk_tokens // num_prompt)
+    num_together = max(1, chunked.max_num_batched_tokens // num_prompt)
     prefill = place.roofline.cost(
         StepWork(
             num_rows=num_together * num_prompt,

@@ -110,7 +110,7 @@ def _measured(lab: Lab, question: str, requests: Sequence[Request]) -> Iterator[
 
 def _scaled(settings: Settings) -> Settings:
     cap = {"max_running_requests": CAP} if "max_running_requests" in settings else {}
-    return {**settings, "chunk_tokens": CHUNK_TOKENS, **cap}
+    return {**settings, "max_num_batched_tokens": CHUNK_TOKENS, **cap}
 
 
 def _answers(requests: Sequence[Request]) -> str:

@@ -117,7 +117,7 @@ def _trials(prompts: Sequence[Request], batch_size: int) -> Iterator[tuple[str, 
         is_sorted = name == "length-ordered"
         limits = {
             "max_running_requests": batch_size,
-            "chunk_tokens": longest * (1 if name == "prepacked" else batch_size),
+            "max_num_batched_tokens": longest * (1 if name == "prepacked" else batch_size),
         }
         requests = sorted(prompts, key=lambda prompt: len(prompt.token_ids)) if is_sorted else prompts
         yield name, Trial(settings={**settings, **limits}, kv_tokens=2 * NUM_PROMPTS * longest, requests=requests)

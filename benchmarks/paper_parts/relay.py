@@ -44,13 +44,13 @@ class Step:
         )
         num_prefix_blocks = len(shared.prefix_block_ids)
         copies = num_blocks + np.arange(num_requests * num_prefix_blocks, dtype=np.int32).reshape(num_requests, -1)
-        own = [shared.own_block_ids[slice(*ends)] for ends in pairwise(shared.own_block_starts)]
+        own = [shared.suffix_block_table[slice(*ends)] for ends in pairwise(shared.suffix_block_starts)]
         tables = [np.concatenate([copy, blocks]) for copy, blocks in zip(copies, own, strict=True)]
         copied = replace(
             shared,
-            own_lens=shared.own_lens + prefix_tokens,
-            own_block_starts=np.cumsum([0, *map(len, tables)]).astype(np.int32),
-            own_block_ids=np.concatenate(tables),
+            suffix_lens=shared.suffix_lens + prefix_tokens,
+            suffix_block_starts=np.cumsum([0, *map(len, tables)]).astype(np.int32),
+            suffix_block_table=np.concatenate(tables),
             prefix_lens=np.zeros(1, np.int32),
             prefix_block_starts=np.zeros(2, np.int32),
             prefix_block_ids=np.zeros(0, np.int32),

@@ -63,7 +63,10 @@ class Place:
             )
         )
         return SimulatedRun(
-            requests=requests, steps=steps, summary=summarize_steps(steps), chunk_tokens=config.chunk_tokens
+            requests=requests,
+            steps=steps,
+            summary=summarize_steps(steps),
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
 
 
@@ -78,7 +81,7 @@ class SimulatedRun:
     requests: Sequence[Request]
     steps: Sequence[SimulatedStep]
     summary: SimulationSummary
-    chunk_tokens: int
+    max_num_batched_tokens: int
 
     @property
     def seconds(self) -> float:
@@ -113,7 +116,7 @@ class SimulatedRun:
     def valley_share(self) -> float:
         """Of the steps before the cool-down, those with less than half the tokens that a step may have."""
         warm = [step.record.num_tokens for step in self.steps if not step.is_cool_down]
-        return sum(count < self.chunk_tokens / 2 for count in warm) / max(1, len(warm))
+        return sum(count < self.max_num_batched_tokens / 2 for count in warm) / max(1, len(warm))
 
     @property
     def mean_completion_seconds(self) -> float:

@@ -57,7 +57,7 @@ def measured_throughput(lab: Lab) -> Table:
 
 def _scaled(settings: Settings) -> Settings:
     """Steps and the cap on requests in proportion to the lengths and to the memory."""
-    scaled = {**settings, "chunk_tokens": CHUNK_TOKENS * (4 if settings.get("prefill") == "whole" else 1)}
+    scaled = {**settings, "max_num_batched_tokens": CHUNK_TOKENS * (4 if settings.get("prefill") == "whole" else 1)}
     return scaled | ({"max_running_requests": 32} if "max_running_requests" in settings else {})
 
 

@@ -6,6 +6,7 @@ from benchmarks.paper_parts.case_workload import CASE_1
 from benchmarks.paper_parts.configurations import Settings, describe, simulated_config
 from benchmarks.paper_parts.simulated import A100, SimulatedRun
 from benchmarks.paper_parts.table import Cell, Plot, Table
+from engine.kernels import cdiv
 
 BASE: Settings = {"order": "fcfs", "max_running_requests": 256, "output_reserve": 0.0}
 STEPS: Sequence[tuple[str, Settings]] = (
@@ -62,7 +63,7 @@ def token_batching() -> Table:
 def _tokens_by_step(run: SimulatedRun) -> list[tuple[float, float]]:
     """Neighbouring steps as one point, as many as a picture can show."""
     tokens = [step.record.num_tokens for step in run.steps]
-    width = -(-len(tokens) // NUM_POINTS)
+    width = cdiv(len(tokens), NUM_POINTS)
     return [
         (start + len(part) / 2, round(sum(part) / len(part), 1))
         for start in range(0, len(tokens), width)

@@ -27,7 +27,7 @@ class BatchloomEngine:
             "dtype": settings.dtype,
             "device": settings.device,
             "attention": self._attention,
-            "chunk_tokens": settings.chunk_tokens,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
             "kv_memory_bytes": settings.kv_bytes,
             "num_threads": settings.num_threads,
         }

@@ -20,8 +20,8 @@ class LlamaCppContext:
             raise RuntimeError(f"llama.cpp cannot load {file}")
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = settings.kv_tokens
-        parameters.n_batch = settings.chunk_tokens
-        parameters.n_ubatch = min(512, settings.chunk_tokens)
+        parameters.n_batch = settings.max_num_batched_tokens
+        parameters.n_ubatch = min(512, settings.max_num_batched_tokens)
         parameters.n_seq_max = num_sequences
         parameters.n_threads = parameters.n_threads_batch = settings.num_threads
         # Of the 16-bit formats for KV, llama.cpp's own default; both take the same memory.
@@ -34,7 +34,7 @@ class LlamaCppContext:
         if not self._context:
             raise RuntimeError(f"llama.cpp cannot make a context of {settings.kv_tokens} tokens in {settings.dtype}")
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = llama_cpp.llama_batch_init(settings.chunk_tokens, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(settings.max_num_batched_tokens, 0, 1)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
 
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> dict[int, int]:

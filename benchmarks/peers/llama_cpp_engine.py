@@ -54,13 +54,13 @@ class Limits:
         num_parallel: sequences that are answered at a time.
         num_slots: sequences in all, with those that are only kept.
         num_cells: of the memory, one a token.
-        chunk_tokens: most rows in a batch.
+        max_num_batched_tokens: most rows in a batch.
     """
 
     num_parallel: int
     num_slots: int
     num_cells: int
-    chunk_tokens: int
+    max_num_batched_tokens: int
 
 
 class LlamaCppEngine:
@@ -72,7 +72,7 @@ class LlamaCppEngine:
             num_parallel=int(settings.options.get("max_parallel", 16)),
             num_slots=int(settings.options.get("max_sequences", 64)),
             num_cells=settings.kv_tokens,
-            chunk_tokens=settings.chunk_tokens,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
         )
         started = time.perf_counter()
         file = Path(settings.scratch) / f"{Path(settings.model).name}-{settings.dtype}.gguf"
@@ -177,7 +177,7 @@ class _Run:
         rows: list[tuple[int, int, int, bool]] = []
         owners: dict[int, Slot] = {}
         for slot in sorted(self._running(), key=lambda slot: (slot.is_reading, slot.last_used)):
-            last = min(len(slot.tokens), slot.num_computed + self._limits.chunk_tokens - len(rows))
+            last = min(len(slot.tokens), slot.num_computed + self._limits.max_num_batched_tokens - len(rows))
             for position in range(slot.num_computed, last):
                 is_last = position == len(slot.tokens) - 1
                 if is_last:

@@ -28,7 +28,7 @@ class OpenVinoEngine:
         scheduler.num_kv_blocks = settings.kv_tokens // BLOCK_SIZE
         scheduler.enable_prefix_caching = True
         scheduler.dynamic_split_fuse = True
-        scheduler.max_num_batched_tokens = settings.chunk_tokens
+        scheduler.max_num_batched_tokens = settings.max_num_batched_tokens
         precision = PRECISIONS[settings.dtype]
         properties = {
             "INFERENCE_PRECISION_HINT": precision,

@@ -25,7 +25,7 @@ class LoadSettings:
         dtype: "float32" or "bfloat16", of weights, arithmetic and KV.
         kv_tokens: tokens whose KV fits in the memory that every engine gets.
         kv_bytes: the same in bytes.
-        chunk_tokens: most tokens in one step of the model.
+        max_num_batched_tokens: most tokens in one step of the model.
         max_model_len: longest prompt plus answer that will be asked.
         scratch: folder for what an engine makes of the checkpoint; kept between runs.
         options: an engine's own settings, by name.
@@ -36,7 +36,7 @@ class LoadSettings:
     device: str
     kv_tokens: int
     kv_bytes: int
-    chunk_tokens: int
+    max_num_batched_tokens: int
     max_model_len: int
     num_threads: int
     scratch: str

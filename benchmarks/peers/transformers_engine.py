@@ -63,7 +63,7 @@ class ContinuousEngine(TransformersEngine):
         batching = transformers.ContinuousBatchingConfig(
             page_size=BLOCK_SIZE,
             num_blocks=settings.kv_tokens // BLOCK_SIZE,
-            max_batch_tokens=settings.chunk_tokens,
+            max_batch_tokens=settings.max_num_batched_tokens,
             allow_block_sharing=True,
             **settings.options,
         )

@@ -36,7 +36,7 @@ class VllmEngine:
             "block_size": BLOCK_SIZE,
             "num_gpu_blocks_override": settings.kv_tokens // BLOCK_SIZE,
             "max_model_len": settings.max_model_len,
-            "max_num_batched_tokens": settings.chunk_tokens,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
             "max_num_seqs": 256,
             "seed": 0,
         }

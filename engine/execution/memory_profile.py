@@ -9,6 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import CapacityError
 from engine.execution.sampler import ROWS_AT_ONCE, sample
+from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import AttentionBackend
@@ -101,8 +102,8 @@ class MemoryProfile:
             )
             spent = ", ".join(f"{name} {size / _GB:.2f}" for name, size in parts)
             raise CapacityError(
-                f"no memory is left for KV: of {self.total / _GB:.2f} GB, {spent} GB; a smaller chunk_tokens makes a "
-                "step smaller"
+                f"no memory is left for KV: of {self.total / _GB:.2f} GB, {spent} GB; a smaller "
+                "max_num_batched_tokens makes a step smaller"
             )
         return int(memory_fraction * left) // num_processes
 
@@ -140,7 +141,7 @@ def measure_memory(
 def _run_full_step(model: Model, backend: AttentionBackend | NativeKernels, config: EngineConfig) -> int:
     """As many rows as a step may have, and as many through the output layer; returns the bytes of KV it took."""
     batch = _full_batch(config, model.max_positions)
-    num_blocks = len(batch.attention.own_block_ids)
+    num_blocks = len(batch.attention.suffix_block_table)
     cache = KVCache(
         model.kv_shape,
         block_size=config.block_size,
@@ -148,7 +149,7 @@ def _run_full_step(model: Model, backend: AttentionBackend | NativeKernels, conf
         device=model.device,
     )
     # Rows that share a prefix have two partial results each; these rows share nothing.
-    shape = (2 * config.chunk_tokens, model.num_q_heads, model.kv_shape.head_dim + 1)
+    shape = (2 * config.max_num_batched_tokens, model.num_q_heads, model.kv_shape.head_dim + 1)
     partials = torch.empty(shape, dtype=torch.float32, device=model.device)
     hidden = model.forward(batch, cache, backend)
     del partials
@@ -161,8 +162,10 @@ def _run_full_step(model: Model, backend: AttentionBackend | NativeKernels, conf
 def _full_batch(config: EngineConfig, max_positions: int) -> TokenBatch:
     """Prompts of a few blocks that share nothing."""
     length = min(4 * config.block_size, max_positions)
-    lengths = [min(length, config.chunk_tokens - first) for first in range(0, config.chunk_tokens, length)]
-    num_blocks = -(-length // config.block_size)
+    lengths = [
+        min(length, config.max_num_batched_tokens - first) for first in range(0, config.max_num_batched_tokens, length)
+    ]
+    num_blocks = cdiv(length, config.block_size)
     chunks = [
         Chunk(
             token_ids=np.zeros(num_tokens, dtype=np.int32),

@@ -8,7 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.disaggregation.prefill_client import PrefillClient
-from engine.execution.held_blocks import HeldBlocks
+from engine.execution.kv_usage import KVUsage
 from engine.execution.output import StepOutputs
 from engine.kv.kv_cache import KVCache
 from engine.scheduling.scheduler import Scheduler
@@ -30,12 +30,12 @@ class ScheduledStep:
     step: Step
     batch: TokenBatch
     owners: list[tuple[Sequence, int]]
-    held: HeldBlocks
+    held: KVUsage
 
     @classmethod
     def of(cls, step: Step, scheduler: Scheduler, block_size: int) -> "ScheduledStep":
         batch, owners = step.lay_out(block_size)
-        return cls(step=step, batch=batch, owners=owners, held=HeldBlocks.of(scheduler))
+        return cls(step=step, batch=batch, owners=owners, held=KVUsage.of(scheduler))
 
 
 ComputedSteps = Generator[tuple[ScheduledStep, torch.Tensor], None, None]
@@ -72,8 +72,8 @@ def run_here(
         step = scheduler.next_step(is_settled=not under_way)
         if not step.is_empty:
             scheduled = ScheduledStep.of(step, scheduler, block_size)
-            late_ids = under_way[-1][1].token_ids if under_way else None
-            hidden = forward(scheduled.batch, late_ids)
+            pending_token_ids = under_way[-1][1].token_ids if under_way else None
+            hidden = forward(scheduled.batch, pending_token_ids)
             scheduler.complete_step(step)
             under_way.append((scheduled, submit(hidden, scheduled.owners)))
         elif not under_way:

@@ -1,13 +1,13 @@
 """From a step that is done to its record, whoever computed it: a model, or the arithmetic of a simulation."""
 
-from engine.execution.held_blocks import HeldBlocks
+from engine.execution.kv_usage import KVUsage
 from engine.execution.step_record import StepRecord
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
 
 def describe_step(
-    step: Step, *, number: int, held: HeldBlocks, scheduler: Scheduler, num_finished: int, duration_ms: float
+    step: Step, *, number: int, held: KVUsage, scheduler: Scheduler, num_finished: int, duration_ms: float
 ) -> StepRecord:
     """The record of a step that is done and booked.
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from engine.device.transfers import overwrite, to_device
+from engine.kernels import cdiv
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kv.kv_cache import KVCache
 from engine.model.model import AttentionStep, Model, fill_in
@@ -109,7 +110,7 @@ class StepGraphs:
         self._model = model
         self._cache = cache
         self._backend = backend
-        self._most_blocks = -(-max_model_len // cache.block_size) + 1
+        self._most_blocks = cdiv(max_model_len, cache.block_size) + 1
         self._make_graph = make_graph
         self._buckets: dict[tuple[int, str, bool], _Bucket] = {}
         self._has_failed = False
@@ -119,7 +120,7 @@ class StepGraphs:
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
 
     @torch.inference_mode()
-    def forward(self, batch: TokenBatch, late_ids: torch.Tensor | None) -> torch.Tensor | None:
+    def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None) -> torch.Tensor | None:
         """As `Model.forward`; None where no graph covers the step, and nothing is done then."""
         attention = batch.attention
         num_rows = attention.num_rows
@@ -137,7 +138,7 @@ class StepGraphs:
             step = AttentionStep(backend=self._backend, cache=self._cache, work=work)
             bucket = self._buckets[key] = _Bucket(num_rows=bucket_rows, step=step, work=work)
         bucket.work.fill(work_list, attention.slot_mapping)
-        self._fill_inputs(batch, bucket_rows, late_ids)
+        self._fill_inputs(batch, bucket_rows, pending_token_ids)
         self._run(bucket)
         output_rows = to_device(batch.output_rows, self._model.device)
         return self._hidden.index_select(0, output_rows)
@@ -165,16 +166,16 @@ class StepGraphs:
         hidden = self._model.compute(numbers[:num_rows], numbers[num_rows : 2 * num_rows], bucket.step)
         self._hidden[:num_rows].copy_(hidden)
 
-    def _fill_inputs(self, batch: TokenBatch, bucket_rows: int, late_ids: torch.Tensor | None) -> None:
+    def _fill_inputs(self, batch: TokenBatch, bucket_rows: int, pending_token_ids: torch.Tensor | None) -> None:
         """Token ids, then positions, of as many rows as the bucket has: one transfer."""
         numbers = np.zeros(2 * bucket_rows, dtype=np.int64)
         numbers[: len(batch.input_ids)] = batch.input_ids
         numbers[bucket_rows : bucket_rows + len(batch.positions)] = batch.positions
         overwrite(self._numbers[: 2 * bucket_rows], numbers)
-        if batch.has_late_tokens:
-            assert late_ids is not None, "a token is missing that no step has sampled"
+        if batch.has_pending_tokens:
+            assert pending_token_ids is not None, "a token is missing that no step has sampled"
             input_ids = self._numbers[:bucket_rows]
-            input_ids.copy_(fill_in(input_ids, late_ids))
+            input_ids.copy_(fill_in(input_ids, pending_token_ids))
 
     def _capacity(self, num_rows: int) -> WorkCapacity:
         """Room for any step of so many rows, but for a rare one that is computed without a graph."""

@@ -61,16 +61,16 @@ class StepRunner:
                 model, self.cache, graphable, max_model_len=max_model_len, make_graph=device_graphs()
             )
 
-    def forward(self, batch: TokenBatch, late_ids: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Launches a step, which writes its KV; on a GPU the result is there when the device gets so far.
 
         Args:
-            late_ids: int64, what the step before has sampled, where the batch has tokens that only the device knows.
+            pending_token_ids: int64, tokens sampled by the previous step, where only the device knows them yet.
         Returns:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
-        hidden = None if self.graphs is None else self.graphs.forward(batch, late_ids)
-        return self.model.forward(batch, self.cache, self.attention, late_ids) if hidden is None else hidden
+        hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)
+        return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
 
     def _graphable_attention(self) -> "TritonAttention | None":
         """The attention backend, where CUDA graphs can be made of what it launches."""
@@ -85,6 +85,6 @@ class StepRunner:
             self.attention,
             config,
             TorchCounters(self.model.device),
-            graph_share=0.0 if graphable is None else min(1.0, BUCKETS[-1] / config.chunk_tokens),
+            graph_share=0.0 if graphable is None else min(1.0, BUCKETS[-1] / config.max_num_batched_tokens),
             graph_bytes=0 if graphable is None else graph_bytes(graphable),
         )

@@ -12,14 +12,14 @@ class AttentionBatch:
 
     The batch has T query rows (tokens), in S sequences, in G groups. Rows of a sequence are consecutive, and so
     are the sequences of a group. A row attends to all of its group's prefix (full mask) and to its sequence's own
-    KV up to and including itself (causal: row i of the n rows of sequence s sees own_lens[s] - n + i + 1 own tokens).
+    KV up to and including itself (causal: row i of n of sequence s sees suffix_lens[s] - n + i + 1 own tokens).
     A prefix being computed is a sequence too: of a group whose prefix is empty or an ancestor's.
 
     Attributes:
-        query_starts: int32 ``[S + 1]``, first row of each sequence; the last entry is T. Every sequence has a row.
-        own_lens: int32 ``[S]``, own KV tokens, those written in this step included; at least the number of rows.
-        own_block_starts: int32 ``[S + 1]`` into own_block_ids.
-        own_block_ids: int32, block table entries of all sequences, concatenated.
+        cu_seqlens_q: int32 ``[S + 1]``, first row of each sequence; the last entry is T. Every sequence has a row.
+        suffix_lens: int32 ``[S]``, own KV tokens, those written in this step included; at least the number of rows.
+        suffix_block_starts: int32 ``[S + 1]`` into suffix_block_table.
+        suffix_block_table: int32, block table entries of all sequences, concatenated.
         group_starts: int32 ``[G + 1]``, first sequence of each group; the last entry is S.
         prefix_lens: int32 ``[G]``, prefix KV tokens; 0 where nothing is shared.
         prefix_block_starts: int32 ``[G + 1]`` into prefix_block_ids.
@@ -28,10 +28,10 @@ class AttentionBatch:
         block_size: tokens in a KV block.
     """
 
-    query_starts: npt.NDArray[np.int32]
-    own_lens: npt.NDArray[np.int32]
-    own_block_starts: npt.NDArray[np.int32]
-    own_block_ids: npt.NDArray[np.int32]
+    cu_seqlens_q: npt.NDArray[np.int32]
+    suffix_lens: npt.NDArray[np.int32]
+    suffix_block_starts: npt.NDArray[np.int32]
+    suffix_block_table: npt.NDArray[np.int32]
     group_starts: npt.NDArray[np.int32]
     prefix_lens: npt.NDArray[np.int32]
     prefix_block_starts: npt.NDArray[np.int32]
@@ -41,11 +41,11 @@ class AttentionBatch:
 
     @property
     def num_rows(self) -> int:
-        return int(self.query_starts[-1])
+        return int(self.cu_seqlens_q[-1])
 
     @property
     def num_sequences(self) -> int:
-        return len(self.own_lens)
+        return len(self.suffix_lens)
 
     @property
     def num_groups(self) -> int:

@@ -160,8 +160,8 @@ def write_kv_ref(
 
 def _rows(batch: AttentionBatch, group: int, sequence: int, device: torch.device) -> tuple[slice, torch.Tensor]:
     """A sequence's rows and their positions."""
-    first, last = batch.query_starts[sequence : sequence + 2].tolist()
-    end = int(batch.prefix_lens[group] + batch.own_lens[sequence])
+    first, last = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
+    end = int(batch.prefix_lens[group] + batch.suffix_lens[sequence])
     return slice(first, last), torch.arange(end - (last - first), end, device=device)
 
 
@@ -186,8 +186,8 @@ def _prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int) -> to
 
 
 def _own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int) -> torch.Tensor:
-    table = batch.own_block_ids[slice(*batch.own_block_starts[sequence : sequence + 2])]
-    return _tokens(cache, table)[: batch.own_lens[sequence]]
+    table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
+    return _tokens(cache, table)[: batch.suffix_lens[sequence]]
 
 
 def _tokens(cache: torch.Tensor, table: npt.NDArray[np.int32]) -> torch.Tensor:

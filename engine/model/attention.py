@@ -41,7 +41,7 @@ def make_attention(
     """The named backend for a model's shape on a device.
 
     Args:
-        name: "native" (compiled C++, which computes the rest of a layer as well) and "torch" run on the CPU; "plain"
+        name: "native" (compiled C++, which computes the rest of a layer as well) and "torch" run on the CPU; "paged"
             (paged), "relay" (three launches) and "fused" (one launch) are Triton kernels. "auto" is "fused" on a GPU;
             on the CPU it is "native" where that can be had, else "torch".
     Raises:
@@ -74,7 +74,7 @@ def make_attention(
     except ImportError as error:
         raise ConfigError(f"attention {name!r} needs Triton: {error}") from error
     kernels: dict[str, Callable[..., AttentionBackend]] = {
-        "plain": PagedAttention,
+        "paged": PagedAttention,
         "relay": RelayAttention,
         "fused": FusedAttention,
     }

@@ -9,7 +9,7 @@ TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 """Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
 
 
-def pays_to_compile(setting: Compile, dtype: torch.dtype, num_tokens: int) -> bool:
+def should_compile(setting: Compile, dtype: torch.dtype, num_tokens: int) -> bool:
     """As `EngineConfig.compile` says, for a plan that computes num_tokens prompt tokens."""
     if setting != "auto":
         return setting == "always"

@@ -184,12 +184,12 @@ class Model:
         batch: TokenBatch,
         cache: KVCache,
         backend: AttentionBackend | NativeKernels,
-        late_ids: torch.Tensor | None = None,
+        pending_token_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs one token batch and writes its KV.
 
         Args:
-            late_ids: int64, tokens that the step before has sampled and only the device knows (`TokenBatch.input_ids`).
+            pending_token_ids: int64, tokens sampled by the previous step that only the device knows.
         Returns:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
@@ -197,9 +197,9 @@ class Model:
         num_rows = len(batch.input_ids)
         input_ids, positions = numbers[:num_rows], numbers[num_rows : 2 * num_rows]
         output_rows = numbers[2 * num_rows :]
-        if batch.has_late_tokens:
-            assert late_ids is not None, "a token is missing that no step has sampled"
-            input_ids = fill_in(input_ids, late_ids)
+        if batch.has_pending_tokens:
+            assert pending_token_ids is not None, "a token is missing that no step has sampled"
+            input_ids = fill_in(input_ids, pending_token_ids)
         if isinstance(backend, NativeKernels):
             native = NativeStep(cache=cache, work=backend.prepare(batch.attention), output_rows=output_rows)
             return self.compute(input_ids, positions, native)
@@ -257,10 +257,10 @@ class Model:
         return nn.functional.linear(hidden.double(), weights.double(), bias).float()
 
 
-def fill_in(input_ids: torch.Tensor, late_ids: torch.Tensor) -> torch.Tensor:
-    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by late_ids[row]."""
+def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row]."""
     is_late = input_ids < 0
-    return torch.where(is_late, late_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
+    return torch.where(is_late, pending_token_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
 
 
 def _eos_token_ids(language_model: transformers.PreTrainedModel) -> frozenset[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels import cdiv
 from engine.planning.plan import PlanTable
 from engine.planning.prefix_tree import IndexArray
 
@@ -54,7 +55,7 @@ class Placement:
     costs: IndexArray
     priorities: IndexArray
 
-    def handing_order(self) -> list[int]:
+    def dispatch_order(self) -> list[int]:
         """The order in which workers should take partitions so that all finish together: the largest first (LPT), but
         none before one of a higher priority."""
         turns = np.cumsum(np.diff(self.priorities, prepend=self.priorities[:1]) != 0)
@@ -122,7 +123,7 @@ def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partitio
     turns = np.argsort(-np.unique(group_priorities, return_inverse=True)[1], kind="stable")
     costs = group_costs[turns]
     total = int(costs.sum())
-    num_windows = -(-total // partition_tokens)
+    num_windows = cdiv(total, partition_tokens)
     middles = np.cumsum(costs) - (costs + 1) // 2
     window = middles * num_windows // total if total else middles
     in_turn = np.unique(window, return_inverse=True)[1]
@@ -143,7 +144,7 @@ def _number_pieces(groups: IndexArray, costs: IndexArray, prefixes: IndexArray, 
     member_costs = np.bincount(groups, weights=costs).astype(np.int64)
     prefix = prefixes[starts]
     is_split = (member_costs + prefix > partition_tokens) & (2 * prefix <= partition_tokens)
-    num_pieces = np.where(is_split, -(-member_costs // np.maximum(partition_tokens - prefix, 1)), 1)
+    num_pieces = np.where(is_split, cdiv(member_costs, np.maximum(partition_tokens - prefix, 1)), 1)
     costs_before = np.cumsum(costs) - costs
     middles = costs_before - costs_before[starts][groups] + costs // 2
     piece = middles * num_pieces[groups] // member_costs[groups]

@@ -1,6 +1,7 @@
 """Which request may have KV memory, and giving it."""
 
 from engine.config import EngineConfig
+from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 from engine.kv.lru_block_pool import LruBlockPool
 from engine.scheduling.block_cache import BlockCache
@@ -68,4 +69,4 @@ class Admission:
         return num_blocks
 
     def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return cdiv(num_tokens, self._block_size)

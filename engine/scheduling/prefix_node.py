@@ -5,6 +5,7 @@ from typing import Optional
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
@@ -68,7 +69,7 @@ class PrefixNode:
 
     def num_missing_blocks(self, block_size: int) -> int:
         """Blocks that acquire() would take."""
-        return sum(-(-len(node.token_ids) // block_size) for node in self.chain() if not node.holds_blocks)
+        return sum(cdiv(len(node.token_ids), block_size) for node in self.chain() if not node.holds_blocks)
 
     def next_to_compute(self) -> "PrefixNode":
         """The first node of a chain that is not complete."""
@@ -80,7 +81,7 @@ class PrefixNode:
         for node in self.chain():
             if not node.holds_blocks:
                 num_tokens += len(node.token_ids)
-                node.block_ids = pool.allocate(-(-len(node.token_ids) // block_size))
+                node.block_ids = pool.allocate(cdiv(len(node.token_ids), block_size))
                 pool.num_prefix_blocks += len(node.block_ids)
                 above = _NO_BLOCKS if node.parent is None else node.parent.chain_block_ids
                 node.chain_block_ids = np.concatenate([above, node.block_ids])

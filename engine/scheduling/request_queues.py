@@ -66,7 +66,9 @@ class RequestQueues:
     def start_batch(self) -> None:
         """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
         window = admission_window_tokens(
-            self._config.batching, is_idle=self.num_running == 0, chunk_tokens=self._config.chunk_tokens
+            self._config.batching,
+            is_idle=self.num_running == 0,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
         )
         window = self._admit_window(window)
         while window > 0 and self.waiting_groups and self.has_free_place:

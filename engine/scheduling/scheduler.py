@@ -77,7 +77,7 @@ class Scheduler:
 
     def new_step(self) -> Step:
         """A step that nothing has been added to."""
-        return Step(room=self._config.chunk_tokens)
+        return Step(room=self._config.max_num_batched_tokens)
 
     def next_step(self, *, is_settled: bool = True) -> Step:
         """Takes work from the queues, and memory for it. Empty when everything is finished.

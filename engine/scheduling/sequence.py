@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
@@ -148,7 +149,7 @@ class Sequence:
 
     def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
         """Makes the blocks hold `num_tokens` own tokens."""
-        missing = -(-num_tokens // block_size) - len(self.block_ids)
+        missing = cdiv(num_tokens, block_size) - len(self.block_ids)
         if missing > 0:
             if not self.holds_kv and self.node is not None:
                 self.node.num_resident += 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.config import Packing
+from engine.kernels import cdiv
 from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
@@ -144,8 +145,8 @@ class Step:
             num_rows = self.num_padding(len(chunk.token_ids))
             if num_rows:
                 num_earlier = chunk.num_earlier + len(chunk.token_ids)
-                num_own = -(-num_earlier // block_size)
-                num_pads = -(-(num_earlier + num_rows) // block_size) - num_own
+                num_own = cdiv(num_earlier, block_size)
+                num_pads = cdiv(num_earlier + num_rows, block_size) - num_own
                 pads = np.full(num_pads, self.pad_block_id, dtype=np.int32)
                 padded.append(
                     Chunk(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 
 
@@ -55,7 +56,7 @@ class TokenBatch:
     attention: AttentionBatch
 
     @property
-    def has_late_tokens(self) -> bool:
+    def has_pending_tokens(self) -> bool:
         """Whether there are tokens that only the device knows."""
         return bool((self.input_ids < 0).any())
 
@@ -66,13 +67,13 @@ def build_token_batch(groups: Sequence[ChunkGroup], block_size: int) -> TokenBat
     lengths = np.array([len(chunk.token_ids) for chunk in chunks])
     earlier = np.array([chunk.num_earlier for chunk in chunks])
     outputs = np.array([chunk.output_rows for chunk in chunks])
-    own_lens = earlier + lengths
-    query_starts = _starts(lengths)
+    suffix_lens = earlier + lengths
+    cu_seqlens_q = _starts(lengths)
     # A request's table may reserve blocks beyond its last token: those are not read.
-    num_blocks = -(-own_lens // block_size)
+    num_blocks = cdiv(suffix_lens, block_size)
     block_starts = _starts(num_blocks)
     block_ids = np.concatenate([chunk.block_ids[:count] for chunk, count in zip(chunks, num_blocks, strict=True)])
-    row_of_chunk = np.arange(query_starts[-1]) - np.repeat(query_starts[:-1], lengths)
+    row_of_chunk = np.arange(cu_seqlens_q[-1]) - np.repeat(cu_seqlens_q[:-1], lengths)
     own_position = row_of_chunk + np.repeat(earlier, lengths)
     entry = np.repeat(block_starts[:-1], lengths) + own_position // block_size
     output_chunk = np.repeat(np.arange(len(chunks)), outputs)
@@ -80,12 +81,12 @@ def build_token_batch(groups: Sequence[ChunkGroup], block_size: int) -> TokenBat
     return TokenBatch(
         input_ids=np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64),
         positions=row_of_chunk + np.repeat(np.array([chunk.position for chunk in chunks]), lengths),
-        output_rows=query_starts[output_chunk + 1] - outputs[output_chunk] + output_offset,
+        output_rows=cu_seqlens_q[output_chunk + 1] - outputs[output_chunk] + output_offset,
         attention=AttentionBatch(
-            query_starts=query_starts.astype(np.int32),
-            own_lens=own_lens.astype(np.int32),
-            own_block_starts=block_starts.astype(np.int32),
-            own_block_ids=block_ids,
+            cu_seqlens_q=cu_seqlens_q.astype(np.int32),
+            suffix_lens=suffix_lens.astype(np.int32),
+            suffix_block_starts=block_starts.astype(np.int32),
+            suffix_block_table=block_ids,
             group_starts=_starts(np.array([len(group.chunks) for group in groups])).astype(np.int32),
             prefix_lens=np.array([group.prefix_length for group in groups], dtype=np.int32),
             prefix_block_starts=_starts(np.array([len(group.prefix_block_ids) for group in groups])).astype(np.int32),

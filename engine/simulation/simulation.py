@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.config import EngineConfig
-from engine.execution.held_blocks import HeldBlocks
+from engine.execution.kv_usage import KVUsage
 from engine.execution.step_description import describe_step
 from engine.execution.step_record import StepRecord
 from engine.limits import most_blocks
@@ -93,7 +93,7 @@ def simulate_plan(
     )
     number = 0
     while not (step := scheduler.next_step()).is_empty:
-        held = HeldBlocks.of(scheduler)
+        held = KVUsage.of(scheduler)
         # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
         num_waiting = scheduler.num_unfinished - scheduler.num_running
         is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start

@@ -18,7 +18,7 @@ select
     count(*) as num_steps,
     count(distinct partition) as num_partitions,
     count(distinct engine) as num_engines,
-    max(chunk_tokens) as chunk_tokens,
+    max(max_num_batched_tokens) as max_num_batched_tokens,
     coalesce(sum(num_decode_tokens), 0)::bigint as num_decode_tokens,
     coalesce(sum(num_suffix_tokens), 0)::bigint as num_suffix_tokens,
     coalesce(sum(num_prefix_tokens), 0)::bigint as num_prefix_tokens,

@@ -14,7 +14,11 @@
 
 create or replace temp table report_timeline as
 with settings as (
-    select try_cast(config ->> '$.engine.chunk_tokens' as bigint) as chunk_tokens
+    -- runs written before the setting was renamed have it as chunk_tokens
+    select
+        try_cast(
+            coalesce(config ->> '$.engine.max_num_batched_tokens', config ->> '$.engine.chunk_tokens') as bigint
+        ) as max_num_batched_tokens
     from runs
     where run_id = $run_id
 ),
@@ -86,7 +90,7 @@ placed as (
 sized as (
     select
         placed.*,
-        greatest(coalesce(settings.chunk_tokens, max(placed.num_tokens) over ()), 1) as chunk_tokens
+        greatest(coalesce(settings.max_num_batched_tokens, max(placed.num_tokens) over ()), 1) as max_num_batched_tokens
     from placed
     left join settings on true
 ),
@@ -94,7 +98,7 @@ sized as (
 busy as (
     select
         *,
-        max(position) filter (where num_waiting_requests > 0 or num_tokens + num_padding_tokens >= chunk_tokens)
+        max(position) filter (where num_waiting_requests > 0 or num_tokens + num_padding_tokens >= max_num_batched_tokens)
             over (partition by engine, partition) as last_busy_position,
         last_value(partition) over (
             partition by engine order by position rows between unbounded preceding and unbounded following
@@ -114,8 +118,8 @@ final as (
         num_prefix_tokens,
         num_padding_tokens,
         num_tokens,
-        chunk_tokens,
-        num_tokens / chunk_tokens as utilisation,
+        max_num_batched_tokens,
+        num_tokens / max_num_batched_tokens as utilisation,
         num_kv_blocks_used,
         num_prefix_kv_blocks,
         num_request_kv_blocks,

@@ -39,7 +39,7 @@ class RunForecast:
     peak_kv_blocks: int = 0
     step_seconds: float = 0.0
 
-    def add_partition(self, steps: Iterable[SimulatedStep], chunk_tokens: int) -> float:
+    def add_partition(self, steps: Iterable[SimulatedStep], max_num_batched_tokens: int) -> float:
         """Reads the steps once; returns the seconds of the partition's cool-down, as docs/report.md defines it."""
         cool_down_seconds = 0.0
         for step in steps:
@@ -49,7 +49,7 @@ class RunForecast:
             self.num_preempted_requests += record.num_preempted_requests
             self.peak_kv_blocks = max(self.peak_kv_blocks, record.num_kv_blocks_used)
             self.step_seconds += seconds
-            is_full = record.num_tokens + record.num_padding_tokens >= chunk_tokens
+            is_full = record.num_tokens + record.num_padding_tokens >= max_num_batched_tokens
             is_busy = is_full or record.num_waiting_requests > 0
             cool_down_seconds = 0.0 if is_busy else cool_down_seconds + seconds
         return cool_down_seconds
@@ -87,7 +87,7 @@ def predict_run(
     form = RequestForm.of(workload, codec, answer.expected_output_tokens)
     simulator = Simulator(hardware, answer)
     costs, num_partitions = summary.partition_costs, summary.num_partitions
-    order = summary.handing_order if team.num_engines > 1 else range(num_partitions)
+    order = summary.dispatch_order if team.num_engines > 1 else range(num_partitions)
     last = order[-1]
     known_seconds: dict[int, float] = {}
     forecast, last_cool_down_seconds, scale = RunForecast(), 0.0, 1.0
@@ -100,7 +100,7 @@ def predict_run(
         groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
         steps = simulator.run(form.ask(rows.row_ids, rows.prompts, rows.priority), groups, engine, budget_bytes)
         seconds_before = forecast.step_seconds
-        cool_down_seconds = forecast.add_partition(steps, engine.chunk_tokens)
+        cool_down_seconds = forecast.add_partition(steps, engine.max_num_batched_tokens)
         if partition == last:
             last_cool_down_seconds = cool_down_seconds
         known_seconds[partition] = forecast.step_seconds - seconds_before

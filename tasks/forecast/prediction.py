@@ -29,14 +29,14 @@ def predict(
     hardware: Hardware,
     answer: AnswerLength,
     *,
-    handing_order: Sequence[int] = (),
+    dispatch_order: Sequence[int] = (),
     num_engines: int = 1,
 ) -> Prediction:
     """Simulates every partition, one after the other, and tries what could help on a few of them.
 
     Args:
         requests: of all rows, in their order.
-        handing_order: in which several engines take the partitions; of no account where there is one.
+        dispatch_order: in which several engines take the partitions; of no account where there is one.
     Raises:
         CapacityError: see `Hardware.kv_budget_bytes`.
         ConfigError: the device has no rate for the number format.
@@ -52,7 +52,7 @@ def predict(
             yield step
 
     run = summarize_steps(chain.from_iterable(map(watched, range(rows.num_partitions))))
-    shares = hand_out(handing_order, seconds_of, num_engines) if num_engines > 1 else []
+    shares = hand_out(dispatch_order, seconds_of, num_engines) if num_engines > 1 else []
     block_bytes = config.block_size * hardware.shape.kv_bytes_per_token
     return Prediction(
         device=hardware.device,
@@ -76,8 +76,8 @@ def _try_settings(
     num_tried = min(WHAT_IF_PARTITIONS, num_partitions)
     spread = [index * num_partitions // num_tried for index in range(num_tried)]
     spread_seconds = sum(seconds_of[partition] for partition in spread)
-    longer = replace(config, chunk_tokens=MORE_TOKENS * config.chunk_tokens)
-    tried = [(f"--chunk-tokens {longer.chunk_tokens}", longer, budget_bytes)]
+    longer = replace(config, max_num_batched_tokens=MORE_TOKENS * config.max_num_batched_tokens)
+    tried = [(f"--max-num-batched-tokens {longer.max_num_batched_tokens}", longer, budget_bytes)]
     if run.seconds_by_resource["KV capacity"] > 0:
         tried.append((f"--kv-memory {2 * budget_bytes >> 20}MiB", config, 2 * budget_bytes))
     what_ifs = []

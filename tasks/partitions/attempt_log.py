@@ -19,17 +19,17 @@ class AttemptLog:
     attempt that a power loss wipes out is only made once more.
 
     Args:
-        publish: told of each file that has changed.
+        upload_file: called with each file that has changed.
     """
 
-    __slots__ = ("_folder", "_partition", "_publish")
+    __slots__ = ("_folder", "_partition", "_upload_file")
 
     def __init__(
-        self, run_folder: str | Path, partition: int, publish: Callable[[Path], None] = lambda path: None
+        self, run_folder: str | Path, partition: int, upload_file: Callable[[Path], None] = lambda path: None
     ) -> None:
         self._folder = Path(run_folder) / "attempts"
         self._partition = partition
-        self._publish = publish
+        self._upload_file = upload_file
 
     def count(self, piece: Piece) -> int:
         try:
@@ -78,7 +78,7 @@ class AttemptLog:
                 size = file.tell()
         except OSError as error:
             raise ArtifactError(describe_write_error(path, error)) from error
-        self._publish(path)
+        self._upload_file(path)
         return size
 
     def _path(self, piece: Piece) -> Path:

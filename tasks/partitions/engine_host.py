@@ -27,7 +27,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 MOST_HALVINGS = 4
 """How often memory is halved before a lack of it is a failure as any other."""
 
-LEAST_CHUNK_TOKENS = 16
+LEAST_BATCHED_TOKENS = 16
 LEAST_KV_BYTES = 64 * 1024**2
 
 
@@ -109,11 +109,17 @@ PROCESS_HOST = EngineHost()
 
 def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
     """The settings with KV memory and chunk size halved so often, but not below what is worth halving."""
-    chunk_tokens = max(min(config.chunk_tokens, LEAST_CHUNK_TOKENS), config.chunk_tokens >> num_halvings)
+    max_num_batched_tokens = max(
+        min(config.max_num_batched_tokens, LEAST_BATCHED_TOKENS), config.max_num_batched_tokens >> num_halvings
+    )
     if config.kv_memory_bytes == "auto":
-        return replace(config, chunk_tokens=chunk_tokens, memory_fraction=config.memory_fraction / 2**num_halvings)
+        return replace(
+            config,
+            max_num_batched_tokens=max_num_batched_tokens,
+            memory_fraction=config.memory_fraction / 2**num_halvings,
+        )
     kv_bytes = max(min(config.kv_memory_bytes, LEAST_KV_BYTES), config.kv_memory_bytes >> num_halvings)
-    return replace(config, chunk_tokens=chunk_tokens, kv_memory_bytes=kv_bytes)
+    return replace(config, max_num_batched_tokens=max_num_batched_tokens, kv_memory_bytes=kv_bytes)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -151,5 +157,7 @@ def _load_engine(checkpoint: str, config: EngineConfig) -> "Engine | None":
 
 def _describe(config: EngineConfig) -> str:
     if config.kv_memory_bytes == "auto":
-        return f"{config.memory_fraction:.1%} of the memory for KV and {config.chunk_tokens:,} tokens in a step"
-    return f"{config.kv_memory_bytes:,} bytes for KV and {config.chunk_tokens:,} tokens in a step"
+        return (
+            f"{config.memory_fraction:.1%} of the memory for KV and {config.max_num_batched_tokens:,} tokens in a step"
+        )
+    return f"{config.kv_memory_bytes:,} bytes for KV and {config.max_num_batched_tokens:,} tokens in a step"

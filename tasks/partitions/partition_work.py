@@ -28,19 +28,19 @@ class PartitionWork:
         progress: where its counts are shown.
 
     Args:
-        publish: told of each file that is written.
+        upload_file: called with each file that is written.
     """
 
     __slots__ = (
-        *("_num_files", "_num_steps", "_partition", "_places", "_publish"),
+        *("_num_files", "_num_steps", "_partition", "_places", "_upload_file"),
         *("answered", "num_failed", "parts", "progress"),
     )
 
     def __init__(
-        self, run_folder: str | Path, partition: int, publish: Callable[[Path], None] = lambda path: None
+        self, run_folder: str | Path, partition: int, upload_file: Callable[[Path], None] = lambda path: None
     ) -> None:
         self._partition = partition
-        self._publish = publish
+        self._upload_file = upload_file
         self._places = (Path(run_folder) / "steps", Path(run_folder) / "parts")
         self._num_files = 0
         while any((place / self._name(self._num_files)).exists() for place in self._places):
@@ -71,11 +71,11 @@ class PartitionWork:
             batch = step_batch(self._partition, steps, self._num_steps, worker_name(), ended_at)
             write_parquet(steps_path, STEPS_SCHEMA, [batch])
             self._num_steps += len(steps)
-            self._publish(steps_path)
+            self._upload_file(steps_path)
         if answers.num_rows:
             self.parts.append(write_parquet(part_path, PART_SCHEMA, [answers]))
             self._count(answers)
-            self._publish(part_path)
+            self._upload_file(part_path)
         self._num_files += bool(steps or answers.num_rows)
         self._show()
 

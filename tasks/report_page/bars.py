@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.kernels import cdiv
 from tasks.report_page.chart import NARROW, WIDE, Chart
 from tasks.report_page.markup import Markup, element
 
@@ -70,7 +71,7 @@ def draw_histogram(
     marks = [chart.bar(n, n + 1, bar.part, bar.value, bar.kind, gap=3) for n, bar in enumerate(bars)]
     marks += [chart.bar(n, n + 1, 0.0, bar.part, bar.part_kind, gap=3) for n, bar in enumerate(bars)]
     offset = 0.5 if len(edges) == len(bars) else 0.0
-    every = -(-sum(len(edge) + 2 for edge in edges) * 7 // int(chart.x.end - chart.x.start)) or 1
+    every = cdiv(sum(len(edge) + 2 for edge in edges) * 7, int(chart.x.end - chart.x.start)) or 1
     marks += [chart.name(n + offset, edge) for n, edge in enumerate(edges) if n % every == 0]
     marks += [chart.target(n, n + 1, bar.text) for n, bar in enumerate(bars)]
     return chart.render(marks)

@@ -55,7 +55,7 @@ class StepTotals:
     num_steps: int
     num_partitions: int
     num_engines: int
-    chunk_tokens: int | None
+    max_num_batched_tokens: int | None
     num_decode_tokens: int
     num_suffix_tokens: int
     num_prefix_tokens: int

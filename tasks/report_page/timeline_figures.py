@@ -24,7 +24,7 @@ def draw_timeline(facts: RunFacts) -> list[Figure]:
 
 def draw_tokens(facts: RunFacts) -> Figure:
     """Tokens of each step by kind, as in Fig. 2 and 6 of BatchLLM."""
-    bins, chunk = facts.bins, facts.totals.chunk_tokens or 1
+    bins, chunk = facts.bins, facts.totals.max_num_batched_tokens or 1
     is_binned = bins[-1].last_position + 1 > len(bins)
     most = max(chunk, *(each.max_rows for each in bins))
     label = axis_label("step", facts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError
 from tasks.storage.artifact import ArtifactRef
-from tasks.runs.engine_guard import guard
+from tasks.runs.crash_isolation import guard
 from tasks.runs.lowered_engine import list_engines
 from tasks.runs.run_folder import (
     Manifest,

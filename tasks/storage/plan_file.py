@@ -38,7 +38,7 @@ class PlanSummary:
         num_rows: planned; rows with an error are not.
         num_partitions: numbered from 0, by priority, none empty.
         partition_costs: predicted, of each partition; see `engine.planning.plan_partitions`.
-        handing_order: partitions in the order in which workers should take them so that all finish together.
+        dispatch_order: partitions in the order in which workers should take them so that all finish together.
         sharing: prompt tokens without and with the plan's prefixes.
     """
 
@@ -46,7 +46,7 @@ class PlanSummary:
     num_groups: int
     num_partitions: int
     partition_costs: tuple[int, ...]
-    handing_order: tuple[int, ...]
+    dispatch_order: tuple[int, ...]
     sharing: SharingStats
 
 
@@ -59,7 +59,7 @@ def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
     """The numbers of a plan; `ArtifactError` where the file is not what its reference says."""
     with open_parquet(plan) as file:
         values = json.loads(file.schema_arrow.metadata[_SUMMARY_KEY])
-    lists = {name: tuple(values[name]) for name in ("partition_costs", "handing_order")}
+    lists = {name: tuple(values[name]) for name in ("partition_costs", "dispatch_order")}
     return PlanSummary(**{**values, **lists, "sharing": SharingStats(**values["sharing"])})
 
 

@@ -124,7 +124,7 @@ def test_batchloom_itself_is_refused_a_speed_when_wrong(
 
 def test_a_failing_engine_says_why_and_its_process_ends(tmp_path: Path) -> None:
     settings = LoadSettings(
-        model=str(tmp_path), dtype="float32", device="cpu", kv_tokens=128, kv_bytes=1, chunk_tokens=64,
+        model=str(tmp_path), dtype="float32", device="cpu", kv_tokens=128, kv_bytes=1, max_num_batched_tokens=64,
         max_model_len=64, num_threads=1, scratch=str(tmp_path),
     )  # fmt: skip
     peer = PEERS[0]
@@ -180,7 +180,7 @@ class CountingEngine:
 def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, expected: list[float]) -> None:
     """The first run of a step's size computes it, the second one captures it."""
     session = engine_session.Session(
-        model=tmp_path, device=device, num_threads=1, chunk_tokens=64, options={}, pythons={}, logs=tmp_path,
+        model=tmp_path, device=device, num_threads=1, max_num_batched_tokens=64, options={}, pythons={}, logs=tmp_path,
         run_seconds=1.0,
     )  # fmt: skip
     sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)

@@ -69,14 +69,14 @@ def test_a_shared_prefix_and_copies_of_it_hold_the_same() -> None:
     torch.manual_seed(1)
     step = relay.Step.make(3, 64, torch.float32)
     num_prefix, num_own = 64 // relay.BLOCK_SIZE, relay.OWN_TOKENS // relay.BLOCK_SIZE
-    tables = step.copied.own_block_ids.reshape(3, num_prefix + num_own)
+    tables = step.copied.suffix_block_table.reshape(3, num_prefix + num_own)
     assert len(set(tables[:, :num_prefix].flatten().tolist())) == 3 * num_prefix
     for cache in (step.k_cache, step.v_cache):
         for table in tables:
             assert torch.equal(
                 cache[table[:num_prefix].astype("int64")], cache[step.shared.prefix_block_ids.astype("int64")]
             )
-    assert (tables[:, num_prefix:].flatten() == step.shared.own_block_ids).all()
+    assert (tables[:, num_prefix:].flatten() == step.shared.suffix_block_table).all()
 
 
 def test_configurations_that_answer_otherwise_get_no_figures(tmp_path: Path) -> None:

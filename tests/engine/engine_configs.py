@@ -19,7 +19,7 @@ def engine_configs(draw: st.DrawFn, sharings: Sequence[Sharing] = get_args(Shari
     packing = draw(st.just("ragged") | st.sampled_from(get_args(Packing)))
     return EngineConfig(
         block_size=BLOCK_SIZE,
-        chunk_tokens=draw(st.integers(1, 20)),
+        max_num_batched_tokens=draw(st.integers(1, 20)),
         output_reserve=draw(st.sampled_from([0.0, 0.5, 1.0])),
         order=draw(st.sampled_from(get_args(Order))),
         sharing=draw(st.sampled_from(sharings)),

@@ -30,10 +30,10 @@ class HashMemory:
         group_of = np.repeat(np.arange(len(attention.prefix_lens)), np.diff(attention.group_starts))
         for sequence, group in enumerate(group_of):
             prefix_ids = attention.prefix_block_ids[attention.prefix_block_starts[group] :]
-            own_ids = attention.own_block_ids[attention.own_block_starts[sequence] :]
+            own_ids = attention.suffix_block_table[attention.suffix_block_starts[sequence] :]
             seen = slot_ids(prefix_ids, attention.prefix_lens[group])
-            own = slot_ids(own_ids, attention.own_lens[sequence])
-            rows = range(attention.query_starts[sequence], attention.query_starts[sequence + 1])
+            own = slot_ids(own_ids, attention.suffix_lens[sequence])
+            rows = range(attention.cu_seqlens_q[sequence], attention.cu_seqlens_q[sequence + 1])
             for row, place in zip(rows, range(len(own) - len(rows), len(own)), strict=True):
                 earlier = int(slots[seen].sum() + slots[own[:place]].sum())
                 slots[attention.slot_mapping[row]] = mix(earlier, int(input_ids[row]))

@@ -44,7 +44,9 @@ def test_results_come_in_input_order_and_do_not_depend_on_it(tiny_llama: Path, e
     for part in (requests[:5], requests[5:]):
         for answer in engine.generate(part):
             assert answer.token_ids == by_id[answer.request_id]
-    chunked = Engine.load(tiny_llama, EngineConfig(dtype="float32", device="cpu", chunk_tokens=7, block_size=4))
+    chunked = Engine.load(
+        tiny_llama, EngineConfig(dtype="float32", device="cpu", max_num_batched_tokens=7, block_size=4)
+    )
     for answer in chunked.generate(requests):
         assert answer.token_ids == by_id[answer.request_id]
 
@@ -167,7 +169,7 @@ def test_a_broken_compiler_costs_no_answer(tiny_llama: Path, engine: Engine, cap
     [
         ({"dtype": "int8"}, "dtype"),
         ({"block_size": 0}, "block_size"),
-        ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens"),
         ({"kv_memory_bytes": -1}, "kv_memory_bytes"),
         ({"kv_memory_bytes": "1GB"}, "kv_memory_bytes"),
         ({"memory_fraction": 0.0}, "memory_fraction"),

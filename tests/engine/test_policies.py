@@ -15,7 +15,7 @@ from tests.engine.answers import assert_alike
 
 BLOCK_BYTES = 8 * 2 * 2 * 2 * 16 * 4  # of tokens, key and value, layers, KV heads, head dim, float32
 AMPLE = EngineConfig(dtype="float32", device="cpu", block_size=8, kv_memory_bytes=1 << 22)
-TIGHT = dataclasses.replace(AMPLE, kv_memory_bytes=34 * BLOCK_BYTES, chunk_tokens=64, output_reserve=0.0)
+TIGHT = dataclasses.replace(AMPLE, kv_memory_bytes=34 * BLOCK_BYTES, max_num_batched_tokens=64, output_reserve=0.0)
 """Memory for the longest request and little more, handed out by what is held now, so that answers overrun it."""
 
 LABEL_SETS = (((5,), (6, 7), (6, 8, 9, 10)), ((11,), (12,)))
@@ -40,7 +40,11 @@ def combinations(count: int) -> list[Settings]:
     """Drawn from all of them; each also in another chunk size, some with an ample reserve or hardly any host memory."""
     rng = random.Random(11)
     every = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
-    limits = {"chunk_tokens": (9, 64, 300), "output_reserve": (0.0, 0.0, 1.0), "swap_memory_bytes": ("auto", 30_000)}
+    limits = {
+        "max_num_batched_tokens": (9, 64, 300),
+        "output_reserve": (0.0, 0.0, 1.0),
+        "swap_memory_bytes": ("auto", 30_000),
+    }
     return [
         {**whole_where_packed(settings), **{name: rng.choice(values) for name, values in limits.items()}}
         for settings in rng.sample(every, count)
@@ -48,7 +52,7 @@ def combinations(count: int) -> list[Settings]:
 
 
 SINGLE = [whole_where_packed({name: value}) for name, values in CHOICES.items() for value in values]
-LARGER_WINDOW = {"batching": "dynamic", "chunk_tokens": 400}
+LARGER_WINDOW = {"batching": "dynamic", "max_num_batched_tokens": 400}
 """Or else a batch is too small to overrun the memory."""
 MIXED = [LARGER_WINDOW, *combinations(20)]
 
@@ -164,7 +168,9 @@ def test_the_cache_finds_what_the_plan_knows(tiny_llama: Path, workload: list[Re
     """In ample memory the LRU cache saves part of what the plan saves; what is said to be cached is not computed."""
     num_computed = {}
     for sharing in ("none", "lru", "group", "path"):
-        answers, steps = run(tiny_llama, workload, dataclasses.replace(AMPLE, sharing=sharing, chunk_tokens=64))
+        answers, steps = run(
+            tiny_llama, workload, dataclasses.replace(AMPLE, sharing=sharing, max_num_batched_tokens=64)
+        )
         num_computed[sharing] = sum(step.num_prefix_tokens + step.num_suffix_tokens for step in steps)
         assert num_computed[sharing] == sum(a.num_prompt_tokens - a.num_cached_tokens for a in answers.values())
     assert num_computed["none"] == sum(answer.num_prompt_tokens for answer in answers.values())

@@ -18,7 +18,7 @@ from tasks.runs.run_folder import runs_folder
 from tasks.runs.run_summary import RunSummary
 
 BODY = "The night watchman walks around house {} and writes down what he has seen. "
-ENGINE = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128)
+ENGINE = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128)
 
 
 @dataclass

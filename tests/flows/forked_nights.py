@@ -92,7 +92,7 @@ def work(order: dict[str, Any]) -> int:
 
 def serve(model: Path) -> None:
     checkpoint = resolve_checkpoint(model)
-    config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, chunk_tokens=128, num_threads=1)
+    config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, max_num_batched_tokens=128, num_threads=1)
     for name in LATE_IMPORTS:
         import_module(name)
     with PROCESS_HOST.use(str(checkpoint), checkpoint_digest(checkpoint), config):

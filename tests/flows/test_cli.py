@@ -20,7 +20,7 @@ from flows.nightly import nightly
 
 ROOT = Path(__file__).parents[2]
 STOPPED = "nightly: stopped; finished partitions are kept, and the next run does the rest"
-OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128")
+OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128")
 
 
 @dataclass
@@ -110,7 +110,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--model", "{tmp}/nothing"), "model '{tmp}/nothing': no such file or folder"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
-        (("--chunk-tokens", "0"), "--chunk-tokens: Input should be greater than or equal to 1"),
+        (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
         (("--kv-memory", "much"), "--kv-memory: String should match pattern"),
         (("--method", "best"), "--method: Input should be 'exact' or 'paper'"),
     ],

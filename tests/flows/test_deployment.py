@@ -188,7 +188,7 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
         "database": str(nights.path),
         "model": str(nights.model),
         "workloads": ["snippets"],
-        "engine": {"dtype": "float32", "kv_memory": "8MiB", "chunk_tokens": 128, "num_threads": 1},
+        "engine": {"dtype": "float32", "kv_memory": "8MiB", "max_num_batched_tokens": 128, "num_threads": 1},
         "planning": {"partition_tokens": 400},
     }
     run = ("deployment", "run", "nightly/nightly", "--params")

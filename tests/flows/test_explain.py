@@ -23,7 +23,7 @@ from tasks.runs.run_folder import runs_folder
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 # As the night of the fixture computes: tests/flows/conftest.py.
-ENGINE = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128)
+ENGINE = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128)
 
 
 def run_explain(nights: Any, *workloads: str, device: str = "h200", **parameters: Any) -> list[Forecast]:
@@ -108,8 +108,8 @@ def test_a_cache_of_blocks_forgets_what_a_plan_keeps(nights: Any, tmp_path: Path
     assert key in text
     path = tmp_path / "apart.toml"
     path.write_text(text.replace(key, apart).replace('"snippets"', '"apart"'))
-    small = EngineSettings(dtype="float32", kv_memory="192KiB", chunk_tokens=128, block_size=16)
-    large = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128, block_size=16)
+    small = EngineSettings(dtype="float32", kv_memory="192KiB", max_num_batched_tokens=128, block_size=16)
+    large = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, block_size=16)
     cached, planned = {}, {}
     for name, engine in (("small", small), ("large", large)):
         (forecast,) = run_explain(nights, str(path), engine=engine, partition_tokens=10**6)
@@ -166,7 +166,7 @@ def test_orders_are_compared_as_by_hand() -> None:
 
 
 def test_memory_decides_what_is_advised(nights: Any) -> None:
-    small = EngineSettings(dtype="float32", kv_memory="128KiB", chunk_tokens=128)
+    small = EngineSettings(dtype="float32", kv_memory="128KiB", max_num_batched_tokens=128)
     (forecast,) = run_explain(nights, "snippets", engine=small, partition_tokens=10**6)
     assert forecast.prediction is not None
     assert forecast.prediction.run.bound == "KV capacity"
@@ -198,13 +198,13 @@ def test_several_engines_take_as_long_as_the_longest(nights: Any) -> None:
 
 
 def test_advice_names_what_is_lost_between_the_best_the_plan_and_the_run(nights: Any) -> None:
-    fine = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128, block_size=16)
+    fine = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, block_size=16)
     (forecast,) = run_explain(nights, "snippets", engine=fine, partition_tokens=1)
     assert forecast.num_partitions >= 4
     planned, run = (policy.token_saving_ratio for policy in forecast.policies[-2:])
     assert planned - run > 0.05
     assert any(sentence.endswith("raise --partition-tokens.") for sentence in forecast.advice)
-    coarse = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=128, block_size=128)
+    coarse = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, block_size=128)
     (forecast,) = run_explain(nights, "snippets", engine=coarse, partition_tokens=10**6)
     assert forecast.best_saving_ratio - forecast.policies[-2].token_saving_ratio > 0.05
     assert any("--block-size" in sentence for sentence in forecast.advice)
@@ -244,8 +244,8 @@ def test_the_command_line_prints_a_page_or_json(nights: Any, capsys: pytest.Capt
     assert "on 3 engines side by side" in page
     assert main(explain, [*options, "--workers", "none"]) == 2
     assert "--workers" in capsys.readouterr().err
-    assert main(explain, [*options, "--chunk-tokens", "0"]) == 2
-    assert "--chunk-tokens" in capsys.readouterr().err
+    assert main(explain, [*options, "--max-num-batched-tokens", "0"]) == 2
+    assert "--max-num-batched-tokens" in capsys.readouterr().err
     assert main(explain, [*options[:2], "--model", "/no/such"]) == 1
     assert capsys.readouterr().err == "explain: model '/no/such': no such file or folder\n"
 

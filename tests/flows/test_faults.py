@@ -37,7 +37,7 @@ from tasks.workloads.workload import load_workload
 ROOT = Path(__file__).parents[2]
 NUM_POINTS = int(os.environ.get("BATCHLOOM_FAULT_POINTS", "9"))
 SEED = int(os.environ.get("BATCHLOOM_FAULT_SEED", "5"))
-OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128", "--num-threads", "1")
+OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128", "--num-threads", "1")
 ANSWERS = "select doc_id, query_id, snippet, status, finish_reason, error from snippets order by all"
 WHOLE = ([0, 0], [12, 0], [12, 6])
 """Rows in the two output tables: a workload is written in one transaction."""

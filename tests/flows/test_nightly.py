@@ -158,7 +158,7 @@ def test_a_run_is_described_in_the_tables(nights: Any) -> None:
     assert 0.3 < ratio <= num_cached / num_prompt <= best < 1
     assert rate == pytest.approx((num_prompt + summary.num_output_tokens) / seconds)
     assert num_steps == nights.sql("select count(*) from steps")[0][0] > 0
-    assert json.loads(config)["engine"]["chunk_tokens"] == 128
+    assert json.loads(config)["engine"]["max_num_batched_tokens"] == 128
     assert set(json.loads(versions)) >= {"python", "torch", "duckdb", "prefect"}
     computed = nights.sql("select sum(num_prefix_tokens + num_suffix_tokens) from steps")[0][0]
     assert computed == num_prompt - num_cached
@@ -261,7 +261,7 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_no_trace(nights: Any, tmp_pat
 
 def test_rows_that_memory_cannot_hold_are_errors_and_tried_again(nights: Any) -> None:
     nights.sql("update documents set body = repeat('a watchman sees a house. ', 30) where doc_id = 'd3'")
-    small = EngineSettings(dtype="float32", kv_memory="64KiB", chunk_tokens=128)
+    small = EngineSettings(dtype="float32", kv_memory="64KiB", max_num_batched_tokens=128)
     (summary,) = nights.run("snippets", engine=small, partition_tokens=1)
     errors = nights.sql("select doc_id, finish_reason, error from snippets where status = 'error'")
     assert summary.num_ok + len(errors) == 12

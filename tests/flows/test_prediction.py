@@ -42,7 +42,7 @@ def read_prediction(nights: Any) -> dict[str, float]:
 
 def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
     add_long_documents(nights)
-    engine = EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=512)
+    engine = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=512)
     nights.run("ranking", engine=engine, partition_tokens=20_000)
     prediction = read_prediction(nights)
     ((num_steps, num_tokens, num_partitions, peak_blocks),) = nights.sql(
@@ -74,7 +74,7 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
 def test_engines_side_by_side_are_predicted_and_reported_as_such(nights: Any) -> None:
     """A real night of two processes: who did what, and the longest of them against what was foretold of it."""
     add_long_documents(nights)
-    engine = EngineSettings(dtype="float32", kv_memory="16MiB", chunk_tokens=512, num_threads=2)
+    engine = EngineSettings(dtype="float32", kv_memory="16MiB", max_num_batched_tokens=512, num_threads=2)
     nights.run("ranking", engine=engine, partition_tokens=4_000, machines=WorkerSettings(workers=2))
     prediction = read_prediction(nights)
     workers = nights.sql(
@@ -129,7 +129,7 @@ def test_a_night_that_cannot_be_predicted_goes_on(
     plan = ArtifactRef(path=str(tmp_path / "plan.parquet"), num_rows=1, digest="")
     sharing = SharingStats(num_logical_tokens=10**6, num_processed_tokens=10**6, num_best_tokens=1)
     summary = PlanSummary(
-        num_rows=1, num_groups=1, num_partitions=1, partition_costs=(1,), handing_order=(0,), sharing=sharing
+        num_rows=1, num_groups=1, num_partitions=1, partition_costs=(1,), dispatch_order=(0,), sharing=sharing
     )
 
     @flow(name="unpredictable", persist_result=False)

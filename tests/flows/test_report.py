@@ -65,7 +65,9 @@ def plan_of(nights: Any) -> Any:
 def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open_report: Callable[..., Node]) -> None:
     add_bad_rows(nights)
     nights.run(
-        "snippets", partition_tokens=700, engine=EngineSettings(dtype="float32", kv_memory="8MiB", chunk_tokens=64)
+        "snippets",
+        partition_tokens=700,
+        engine=EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=64),
     )
     page = open_report(plan=plan_of(nights))
     (run,) = nights.sql(
@@ -123,7 +125,7 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
     assert errors["body is NULL"] == 1
     num_partitions = len(nights.sql("select distinct partition from steps"))
     assert len(page.by_id("slowest-partitions").cells()) == num_partitions > 1
-    assert "chunk_tokens" in page.by_id("settings").text
+    assert "max_num_batched_tokens" in page.by_id("settings").text
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -147,7 +147,7 @@ def test_out_of_memory_on_the_device_lowers_the_budget_and_goes_on(
 ) -> None:
     nights.run("snippets")
     undisturbed = nights.answers()
-    ample = EngineSettings(dtype="float32", kv_memory="200MiB", chunk_tokens=128)
+    ample = EngineSettings(dtype="float32", kv_memory="200MiB", max_num_batched_tokens=128)
 
     def error(token_ids: torch.Tensor) -> Exception | None:
         return torch.OutOfMemoryError("CUDA out of memory") if token_ids.numel() > 40 else None
@@ -164,8 +164,8 @@ def test_out_of_memory_on_the_device_lowers_the_budget_and_goes_on(
     ((run_id, engines),) = nights.sql(query)
     assert run_id == summary.run_id
     assert json.loads(engines) == [
-        {"chunk_tokens": 64, "kv_memory_bytes": 100 << 20, "memory_fraction": 0.8},
-        {"chunk_tokens": 32, "kv_memory_bytes": 64 << 20, "memory_fraction": 0.8},
+        {"max_num_batched_tokens": 64, "kv_memory_bytes": 100 << 20, "memory_fraction": 0.8},
+        {"max_num_batched_tokens": 32, "kv_memory_bytes": 64 << 20, "memory_fraction": 0.8},
     ]
     widest = "select max(num_prefix_tokens + num_suffix_tokens + num_decode_tokens) from steps where run_id = ?"
     assert nights.sql(widest, [summary.run_id]) == [(32,)]
@@ -186,7 +186,7 @@ def test_a_row_that_no_memory_suffices_for_is_an_error_row(nights: Any, on_poiso
 def test_a_host_without_the_memory_for_kv_takes_less(nights: Any, prefect_server: str) -> None:
     """A limit of the operating system, not of ours: 96 GiB of address space are refused, 6 GiB are given."""
     limit = 11 << 30
-    options = ["--dtype", "float32", "--kv-memory", "96GiB", "--chunk-tokens", "1024", "--num-threads", "1"]
+    options = ["--dtype", "float32", "--kv-memory", "96GiB", "--max-num-batched-tokens", "1024", "--num-threads", "1"]
     inputs = [*nights.inputs, "--workload", "snippets"]
     done = subprocess.run(
         [sys.executable, "-m", "flows.nightly", *inputs, *options],

@@ -10,7 +10,7 @@ from tasks.report_page.run_facts import RunFacts
 from tasks.storage.artifact import describe_parquet
 
 CHUNK = 100
-CONFIG = {"engine": {"chunk_tokens": CHUNK, "block_size": 16}}
+CONFIG = {"engine": {"max_num_batched_tokens": CHUNK, "block_size": 16}}
 
 Step = tuple[int, int, int, float]
 """(partition, tokens, requests waiting, milliseconds)"""

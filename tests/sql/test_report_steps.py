@@ -30,7 +30,7 @@ def test_cool_down_begins_after_the_last_step_that_is_full_or_leaves_requests_wa
     facts = read_facts(night)
     assert [each.is_cool_down for each in facts.bins] == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2
     totals = facts.totals
-    assert (totals.num_steps, totals.num_partitions, totals.chunk_tokens) == (9, 2, CHUNK)
+    assert (totals.num_steps, totals.num_partitions, totals.max_num_batched_tokens) == (9, 2, CHUNK)
     assert totals.step_seconds == pytest.approx(0.450)
     assert totals.partition_cool_down_seconds == pytest.approx(0.040 + 0.050 + 0.080 + 0.090)
     assert totals.tecd_seconds == pytest.approx(0.450 - 0.080 - 0.090), "only the run's own cool-down is left out"
@@ -112,13 +112,13 @@ def test_tecd_at_its_ends(night: Any, make_run: Callable[..., str], steps: list[
     assert read_facts(night).totals.tecd_seconds * 1000 == pytest.approx(tecd_ms)
 
 
-@pytest.mark.parametrize("config", [{}, {"engine": {"chunk_tokens": "auto"}}])
+@pytest.mark.parametrize("config", [{}, {"engine": {"max_num_batched_tokens": "auto"}}])
 def test_without_a_chunk_size_the_largest_step_stands_in(
     night: Any, make_run: Callable[..., str], config: dict[str, Any]
 ) -> None:
     make_run([(0, 30, 1, 1.0), (0, 60, 0, 1.0)], config=config)
     totals = read_facts(night).totals
-    assert (totals.chunk_tokens, totals.utilisation) == (60, pytest.approx(0.75))
+    assert (totals.max_num_batched_tokens, totals.utilisation) == (60, pytest.approx(0.75))
 
 
 def test_bins_cover_every_step_once_and_keep_the_valley(night: Any, make_run: Callable[..., str]) -> None:

@@ -56,7 +56,7 @@ def test_the_run_and_its_steps(night: Any) -> None:
         token_saving_ratio=0.5,
         best_token_saving_ratio=0.75,
         num_already_done=7,
-        config={"chunk_tokens": 1024},
+        config={"max_num_batched_tokens": 1024},
         versions={"duckdb": "2.0"},
         status="interrupted",
         error="stopped by a signal",
@@ -65,7 +65,7 @@ def test_the_run_and_its_steps(night: Any) -> None:
         "workload, status, error, num_rows, num_ok, num_errors, num_unanswered, num_already_done, num_prompt_tokens, "
         "num_cached_tokens, num_output_tokens, num_computed_tokens, token_saving_ratio, best_token_saving_ratio, "
         "tokens_per_second, read_seconds, tokenize_seconds, plan_seconds, infer_seconds, num_steps, model, "
-        "model_digest, workload_digest, config->>'chunk_tokens', versions->>'duckdb'"
+        "model_digest, workload_digest, config->>'max_num_batched_tokens', versions->>'duckdb'"
     )
     (row,) = night.sql(f"select {columns} from runs")
     assert row[:12] == ("snippets", "interrupted", "stopped by a signal", 4, 2, 1, 1, 7, 20, 8, 4, 6)

@@ -62,7 +62,7 @@ def test_a_group_that_is_split_has_its_urgent_rows_in_its_first_pieces(tmp_path:
     assert highest == sorted(highest, reverse=True)
     assert highest.count(1) in (summary.num_partitions // 2, summary.num_partitions // 2 + 1)
     assert lowest[0] == 0 == highest[-1], "the prompt that an urgent row and another share is urgent"
-    assert summary.handing_order[0] in range(highest.count(1))
+    assert summary.dispatch_order[0] in range(highest.count(1))
 
 
 @pytest.mark.parametrize("limits", [{}, {"range_tokens": 5_000, "bucket_tokens": 600}])
@@ -87,7 +87,7 @@ def test_partitions_together_are_the_plan(tmp_path: Path, limits: dict[str, int]
         assert cost == summary.partition_costs[number]
         of_partition.append((-rows.priority.max(), -cost, number))
         seen += rows.row_ids.tolist()
-    assert [number for *_, number in sorted(of_partition)] == list(summary.handing_order)
+    assert [number for *_, number in sorted(of_partition)] == list(summary.dispatch_order)
     assert sorted(seen) == [row for row, prompt in enumerate(prompts) if prompt is not None]
     assert (num_groups, num_tokens) == (summary.num_groups, summary.sharing.num_processed_tokens)
     stored = pq.read_table(plan.path).to_pylist()
@@ -131,7 +131,7 @@ def test_a_group_larger_than_a_partition_is_split(tmp_path: Path) -> None:
 def test_nothing_to_plan_is_an_empty_plan(tmp_path: Path) -> None:
     plan = plan_prefix.fn(tokens_file(tmp_path, [None, None]), str(tmp_path / "plan.parquet"), "exact", 20, 2)
     summary = read_plan_summary(plan)
-    assert (plan.num_rows, summary.num_partitions, summary.handing_order) == (0, 0, ())
+    assert (plan.num_rows, summary.num_partitions, summary.dispatch_order) == (0, 0, ())
 
 
 def test_rows_are_spread_over_the_plan(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native_build import KERNELS, load_library
 
@@ -121,7 +122,7 @@ class NativeKernels:
         Rows of short sequences of one group meet in tiles for their prefix; a sequence with enough rows to fill tiles
         attends to prefix and own KV in one go.
         """
-        num_rows = np.diff(batch.query_starts).astype(np.int64)
+        num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
         group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
         prefix_len = batch.prefix_lens[group_of].astype(np.int64)
         is_short = (num_rows < self._tile_tokens) & (prefix_len > 0)
@@ -129,12 +130,12 @@ class NativeKernels:
         num_short = np.bincount(group_of, weights=is_short, minlength=batch.num_groups)
         is_short &= num_short[group_of] > 1
         own_sequence, own_offset, own_count = _cut(num_rows, self._tile_tokens)
-        first_visible = batch.own_lens.astype(np.int64) - num_rows + 1
+        first_visible = batch.suffix_lens.astype(np.int64) - num_rows + 1
         own = np.stack(
             [
-                batch.query_starts[own_sequence] + own_offset,
+                batch.cu_seqlens_q[own_sequence] + own_offset,
                 own_count,
-                batch.own_block_starts[own_sequence],
+                batch.suffix_block_starts[own_sequence],
                 first_visible[own_sequence] + own_offset,
                 batch.prefix_block_starts[group_of[own_sequence]],
                 np.where(is_short, 0, prefix_len)[own_sequence],
@@ -153,7 +154,7 @@ class NativeKernels:
             shared=shared,
             own=np.ascontiguousarray(own[np.argsort(-cost, kind="stable")]),
             prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
-            own_blocks=np.ascontiguousarray(batch.own_block_ids),
+            own_blocks=np.ascontiguousarray(batch.suffix_block_table),
             state=self._state,
         )
 
@@ -163,8 +164,8 @@ class NativeKernels:
         """Runs of neighbouring short sequences of a group, cut into tiles."""
         starts = is_short & ~np.concatenate([[False], is_short[:-1] & (group_of[1:] == group_of[:-1])])
         ends = is_short & ~np.concatenate([is_short[1:] & (group_of[1:] == group_of[:-1]), [False]])
-        first = batch.query_starts[:-1][starts].astype(np.int64)
-        run_rows = batch.query_starts[1:][ends] - first
+        first = batch.cu_seqlens_q[:-1][starts].astype(np.int64)
+        run_rows = batch.cu_seqlens_q[1:][ends] - first
         run, offset, count = _cut(run_rows, self._tile_tokens)
         group = group_of[starts][run]
         items = [first[run] + offset, count, batch.prefix_block_starts[group], batch.prefix_lens[group]]
@@ -294,14 +295,14 @@ class NativeKernels:
 
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
         """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""
-        return torch.empty(-(-num_rows // TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]
+        return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]
 
 
 def _cut(
     lengths: npt.NDArray[np.int64], most: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Ranges cut into pieces of at most `most`: each piece's range, offset in it, and length."""
-    num_pieces = -(-lengths // most)
+    num_pieces = cdiv(lengths, most)
     owner = np.repeat(np.arange(len(lengths)), num_pieces)
     offset = (np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * most
     return owner, offset, np.minimum(lengths[owner] - offset, most)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kernels import cdiv
 from engine.kernels.cpu.native import TILE_ROWS, NativeKernels, NativeWork, PackedWeight
 
 _POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -102,7 +103,7 @@ class PackedLayers:
         """
         assert hidden.is_contiguous(), "rows that do not lie together"
         num_rows = len(hidden)
-        num_tile_rows = -(-num_rows // TILE_ROWS) * TILE_ROWS
+        num_tile_rows = cdiv(num_rows, TILE_ROWS) * TILE_ROWS
         sizes = (self._hidden_size, self._qkv_size, self._attended_size, self._intermediate_size)
         scratch = self._kernels.scratch([num_tile_rows * size for size in sizes])
         step = _LayerStep(

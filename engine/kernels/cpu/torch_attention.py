@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -91,7 +92,7 @@ class CpuAttention:
 
     def prepare(self, batch: AttentionBatch) -> CpuWork:
         """Turns a step's description into slices, indices and masks. Called once a step."""
-        row_starts = batch.query_starts[batch.group_starts].tolist()
+        row_starts = batch.cu_seqlens_q[batch.group_starts].tolist()
         prefixes = [
             _FullPart(
                 first_row=row_starts[group],
@@ -101,7 +102,7 @@ class CpuAttention:
             )
             for group in np.flatnonzero(batch.prefix_lens).tolist()
         ]
-        num_rows = np.diff(batch.query_starts)
+        num_rows = np.diff(batch.cu_seqlens_q)
         triangles = [
             _triangle(batch, sequence) for sequence in np.flatnonzero(num_rows > LONGEST_BUCKETED_CHUNK).tolist()
         ]
@@ -235,7 +236,7 @@ class CpuAttention:
     def _buckets(self, batch: AttentionBatch, num_rows: npt.NDArray[np.int32]) -> Iterator[_Bucket]:
         """Groups short chunks by (rows, blocks), each rounded up by at most a quarter or to a power of two."""
         members: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        num_blocks = -(-batch.own_lens // batch.block_size)
+        num_blocks = cdiv(batch.suffix_lens, batch.block_size)
         short = np.flatnonzero(num_rows <= LONGEST_BUCKETED_CHUNK)
         for sequence, rows, blocks in zip(
             short.tolist(), num_rows[short].tolist(), num_blocks[short].tolist(), strict=True
@@ -249,13 +250,13 @@ class CpuAttention:
     ) -> _Bucket:
         counts = num_rows[sequences].astype(np.int64)
         most_rows = int(counts.max())
-        own_lens = batch.own_lens[sequences].astype(np.int64)
+        suffix_lens = batch.suffix_lens[sequences].astype(np.int64)
         row = np.minimum(np.arange(most_rows), counts[:, None] - 1)
-        rows = batch.query_starts[sequences].astype(np.int64)[:, None] + row
-        last_block = batch.own_block_starts[sequences + 1] - 1
-        entry = np.minimum(batch.own_block_starts[sequences][:, None] + np.arange(most_blocks), last_block[:, None])
+        rows = batch.cu_seqlens_q[sequences].astype(np.int64)[:, None] + row
+        last_block = batch.suffix_block_starts[sequences + 1] - 1
+        entry = np.minimum(batch.suffix_block_starts[sequences][:, None] + np.arange(most_blocks), last_block[:, None])
         num_tokens = most_blocks * batch.block_size
-        num_visible = own_lens[:, None] - counts[:, None] + row + 1
+        num_visible = suffix_lens[:, None] - counts[:, None] + row + 1
         is_hidden = np.arange(num_tokens) >= num_visible[:, :, None]
         mask = torch.zeros((len(sequences), most_rows, num_tokens), dtype=self.dtype)
         mask.masked_fill_(torch.from_numpy(is_hidden), -torch.inf)
@@ -265,19 +266,19 @@ class CpuAttention:
             num_tokens=num_tokens,
             rows=torch.from_numpy(rows.reshape(-1)),
             kept=None if is_kept.all() else torch.from_numpy(np.flatnonzero(is_kept)),
-            blocks=torch.from_numpy(batch.own_block_ids[entry.reshape(-1)].astype(np.int64)),
+            blocks=torch.from_numpy(batch.suffix_block_table[entry.reshape(-1)].astype(np.int64)),
             mask=mask.repeat_interleave(self.group_size, dim=1).unsqueeze(1),
         )
 
 
 def _triangle(batch: AttentionBatch, sequence: int) -> _Triangle:
-    first_row, last_row = batch.query_starts[sequence : sequence + 2].tolist()
-    table = batch.own_block_ids[slice(*batch.own_block_starts[sequence : sequence + 2])]
-    num_earlier = int(batch.own_lens[sequence]) - (last_row - first_row)
+    first_row, last_row = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
+    table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
+    num_earlier = int(batch.suffix_lens[sequence]) - (last_row - first_row)
     first_block, offset = divmod(num_earlier, batch.block_size)
     earlier = None
     if num_earlier:
-        blocks = _index(table[: -(-num_earlier // batch.block_size)])
+        blocks = _index(table[: cdiv(num_earlier, batch.block_size)])
         earlier = _FullPart(first_row=first_row, last_row=last_row, length=num_earlier, blocks=blocks)
     return _Triangle(
         first_row=first_row, last_row=last_row, offset=offset, blocks=_index(table[first_block:]), earlier=earlier
@@ -295,7 +296,7 @@ def _index(table: npt.NDArray[np.int32]) -> slice | torch.Tensor:
 def _rounded_blocks(num_blocks: int) -> int:
     """Up to the next of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, ...: at most a quarter more."""
     step = 1 << max(0, num_blocks.bit_length() - 3)
-    return -(-num_blocks // step) * step
+    return cdiv(num_blocks, step) * step
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> torch.Tensor:

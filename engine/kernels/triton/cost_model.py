@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.triton.tuned import Launch, TileShape
 
@@ -53,8 +54,8 @@ def choose(
     batch: AttentionBatch, launch: Launch, *, group_size: int, policy: SharePolicy, share_margin: float
 ) -> Choice:
     """The cheapest cut of a step under one launch."""
-    num_rows = np.diff(batch.query_starts).astype(np.int64)
-    own_lens = batch.own_lens.astype(np.int64)
+    num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
+    suffix_lens = batch.suffix_lens.astype(np.int64)
     members = np.diff(batch.group_starts)
     group = np.repeat(np.arange(batch.num_groups), members)
     prefix_lens = batch.prefix_lens.astype(np.int64)
@@ -62,10 +63,10 @@ def choose(
     own_us, plain_us, prefix_row_us = [], [], []
     for shape in launch.shapes:
         tokens = shape.rows // group_size
-        num_tiles = -(-num_rows // tokens)
+        num_tiles = cdiv(num_rows, tokens)
         # Tile i of a chunk reads up to its own last row: earlier tokens, and (i + 1) * tokens of the chunk.
-        causal = num_tiles * (own_lens - num_rows) + tokens * num_tiles * (num_tiles - 1) // 2 + num_rows
-        own = tile_us(shape, num_tiles, own_lens, causal - own_lens)
+        causal = num_tiles * (suffix_lens - num_rows) + tokens * num_tiles * (num_tiles - 1) // 2 + num_rows
+        own = tile_us(shape, num_tiles, suffix_lens, causal - suffix_lens)
         own_us.append(own)
         plain_us.append(own + num_tiles * prefix * (shape.reread_kilotoken_us / 1000))
         prefix_row_us.append(prefix * (shape.reread_kilotoken_us / 1000) * num_rows / tokens)
@@ -73,7 +74,7 @@ def choose(
     own_best, plain_best = np.min(own_us, axis=0), np.min(plain_us, axis=0)
     partial_us = np.array([shape.partial_us for shape in launch.shapes])
     rows_a_tile = np.array([shape.rows // group_size for shape in launch.shapes])
-    own_best = own_best + partial_us[own_shape] * -(-num_rows // rows_a_tile[own_shape])
+    own_best = own_best + partial_us[own_shape] * cdiv(num_rows, rows_a_tile[own_shape])
     gain = plain_best - own_best
     # Rows that cost the prefix tiles more than they save go on alone, whatever the rest of the group does.
     is_candidate = (prefix > 0) & (gain > np.min(prefix_row_us, axis=0))
@@ -82,7 +83,7 @@ def choose(
     shared_rows = np.bincount(group, weights=num_rows * is_candidate, minlength=batch.num_groups).astype(np.int64)
     prefix_us = []
     for shape in launch.shapes:
-        num_tiles = -(-shared_rows // (shape.rows // group_size))
+        num_tiles = cdiv(shared_rows, shape.rows // group_size)
         once = tile_us(shape, num_tiles, prefix_lens, np.maximum(num_tiles - 1, 0) * prefix_lens)
         prefix_us.append(once + num_tiles * shape.partial_us)
     prefix_shape, prefix_best = np.argmin(prefix_us, axis=0), np.min(prefix_us, axis=0)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.kernels import cdiv
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 
@@ -81,7 +82,7 @@ class DeviceWork:
         )
         starts = [0]
         for size in sizes:
-            starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+            starts.append(starts[-1] + cdiv(size, _ALIGNMENT) * _ALIGNMENT)
         self._starts, self._sizes = starts, sizes
         self.launch = launch
         self.capacity = capacity

@@ -15,6 +15,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.triton.cost_model import Choice, Floats, Ints, SharePolicy, choose, tile_us
 from engine.kernels.triton.tuned import Launch, TunedAttention
@@ -113,7 +114,7 @@ def build_work_list(
     own = _Splits.of(own_jobs, batch, choice.launch, longest_us, tuned.min_split_tokens)
     prefix = _Splits.of(prefix_jobs, batch, choice.launch, longest_us, tuned.min_split_tokens)
 
-    sequence = _owners(np.diff(batch.query_starts))
+    sequence = _owners(np.diff(batch.cu_seqlens_q))
     group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
     # All tiles of a group's prefix have the same range and shape, so the same number of splits.
     group_parts = np.zeros(batch.num_groups, dtype=np.int64)
@@ -123,8 +124,8 @@ def build_work_list(
     prefix_parts = sequence_parts[sequence]
     num_parts = own.num_splits[job_of_row] + prefix_parts
     stored_parts = np.where(num_parts > 1, num_parts, 0)
-    first_of_sequence = batch.query_starts[:-1].astype(np.int64)
-    num_earlier = batch.own_lens - np.diff(batch.query_starts) + batch.prefix_lens[group]
+    first_of_sequence = batch.cu_seqlens_q[:-1].astype(np.int64)
+    num_earlier = batch.suffix_lens - np.diff(batch.cu_seqlens_q) + batch.prefix_lens[group]
     num_rows = batch.num_rows
 
     rows = np.zeros((num_rows, RowField.WIDTH), dtype=np.int32)
@@ -143,7 +144,7 @@ def build_work_list(
         tiles=tiles[order],
         row_ids=np.concatenate([np.arange(num_rows, dtype=np.int32), prefix_row_ids.astype(np.int32)]),
         rows=rows,
-        block_table=np.concatenate([batch.prefix_block_ids, batch.own_block_ids]).astype(np.int32, copy=False),
+        block_table=np.concatenate([batch.prefix_block_ids, batch.suffix_block_table]).astype(np.int32, copy=False),
         num_partials=int(stored_parts.sum()),
         num_prefix_tiles=len(prefix.job),
         tile_us=cost_us[order],
@@ -152,48 +153,48 @@ def build_work_list(
 
 def _own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> _Jobs:
     """Every sequence's rows, in tiles of its shape; in row order."""
-    num_rows = np.diff(batch.query_starts).astype(np.int64)
+    num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
     group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
     tokens = _tokens_a_tile(choice.launch, group_size)[choice.own_shape]
-    num_tiles = -(-num_rows // tokens)
+    num_tiles = cdiv(num_rows, tokens)
     sequence, index = _expand(num_tiles)
     tokens, num_rows, group = tokens[sequence], num_rows[sequence], group[sequence]
     num_tokens = np.minimum(tokens, num_rows - index * tokens)
     prefix_len = batch.prefix_lens[group].astype(np.int64)
     is_shared = choice.is_shared[sequence]
-    own_end = batch.own_lens[sequence] - num_rows + index * tokens + num_tokens
+    own_end = batch.suffix_lens[sequence] - num_rows + index * tokens + num_tokens
     # The sequence's last tile reads its own KV first; what it shares with the others, they read again.
     is_first_read = index == num_tiles[sequence] - 1
     num_fresh = np.where(is_first_read, own_end, 0)
     num_reread = own_end - num_fresh + np.where(is_shared, 0, prefix_len)
     return _Jobs(
-        first_row_id=batch.query_starts[sequence] + index * tokens,
+        first_row_id=batch.cu_seqlens_q[sequence] + index * tokens,
         num_tokens=num_tokens,
         shape=choice.own_shape[sequence],
         kv_begin=np.where(is_shared, prefix_len, 0),
         kv_end=prefix_len + own_end,
         prefix_len=prefix_len,
         prefix_entry=batch.prefix_block_starts[group].astype(np.int64),
-        own_entry=len(batch.prefix_block_ids) + batch.own_block_starts[sequence].astype(np.int64),
+        own_entry=len(batch.prefix_block_ids) + batch.suffix_block_starts[sequence].astype(np.int64),
         cost_us=_cost_us(choice.launch, choice.own_shape[sequence], num_fresh, num_reread),
     )
 
 
 def _prefix_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> tuple[_Jobs, Ints, Ints]:
     """The shared rows of each group, in tiles of its shape: jobs, row ids that follow the batch's own, jobs' groups."""
-    num_rows = np.where(choice.is_shared, np.diff(batch.query_starts), 0)
+    num_rows = np.where(choice.is_shared, np.diff(batch.cu_seqlens_q), 0)
     members = np.diff(batch.group_starts)
     group_of_sequence = np.repeat(np.arange(batch.num_groups), members)
     sequence, offset = _expand(num_rows)
-    row_ids = batch.query_starts[sequence] + offset
+    row_ids = batch.cu_seqlens_q[sequence] + offset
     rows_of_group = np.bincount(group_of_sequence, weights=num_rows, minlength=batch.num_groups).astype(np.int64)
     tokens = _tokens_a_tile(choice.launch, group_size)[choice.prefix_shape]
-    group, index = _expand(-(-rows_of_group // tokens))
+    group, index = _expand(cdiv(rows_of_group, tokens))
     tokens = tokens[group]
     prefix_len = batch.prefix_lens[group].astype(np.int64)
     first_of_group = batch.num_rows + np.cumsum(rows_of_group) - rows_of_group
     # One reads it from memory, the others again: the same cost for each, so that all are split alike.
-    num_fresh = prefix_len / -(-rows_of_group[group] // tokens)
+    num_fresh = prefix_len / cdiv(rows_of_group[group], tokens)
     jobs = _Jobs(
         first_row_id=first_of_group[group] + index * tokens,
         num_tokens=np.minimum(tokens, rows_of_group[group] - index * tokens),
@@ -240,9 +241,9 @@ class _Splits:
         length = end - begin
         wanted = np.ceil(jobs.cost_us / max(longest_us, 1e-9))
         most = np.maximum(length // min_split_tokens, 1)
-        chunk = -(-length // np.minimum(wanted, most).astype(np.int64).clip(1))
-        chunk = -(-chunk // steps) * steps
-        num_splits = -(-length // chunk)
+        chunk = cdiv(length, np.minimum(wanted, most).astype(np.int64).clip(1))
+        chunk = cdiv(chunk, steps) * steps
+        num_splits = cdiv(length, chunk)
         job, index = _expand(num_splits)
 
         def position(padded: Ints) -> Ints:

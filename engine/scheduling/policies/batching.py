@@ -5,7 +5,7 @@ import math
 from engine.config import Batching
 
 
-def admission_window_tokens(batching: Batching, *, is_idle: bool, chunk_tokens: int) -> float:
+def admission_window_tokens(batching: Batching, *, is_idle: bool, max_num_batched_tokens: int) -> float:
     """Prompt tokens that may start together now, memory and the cap on requests permitting; 0 where none may start.
 
     "continuous"
@@ -18,10 +18,10 @@ def admission_window_tokens(batching: Batching, *, is_idle: bool, chunk_tokens: 
 
     Args:
         is_idle: nothing runs.
-        chunk_tokens: most tokens in a step.
+        max_num_batched_tokens: most tokens in a step.
     """
     if batching == "continuous":
         return math.inf
     if not is_idle:
         return 0
-    return math.inf if batching == "static" else chunk_tokens
+    return math.inf if batching == "static" else max_num_batched_tokens

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels import cdiv
 from engine.scheduling.sequence import Sequence
 
 
@@ -47,7 +48,7 @@ class SwapSpace:
 
     def save(self, sequence: Sequence, block_size: int) -> bool:
         """Copies what is computed of the own KV, if the copy fits; whether it did."""
-        num_blocks = -(-sequence.num_computed // block_size)
+        num_blocks = cdiv(sequence.num_computed, block_size)
         if not 0 < num_blocks <= self.num_blocks - self.num_used:
             return False
         self._kept[sequence] = self._store.read_blocks(sequence.block_ids[:num_blocks])
@@ -56,6 +57,6 @@ class SwapSpace:
 
     def restore(self, sequence: Sequence, block_size: int) -> None:
         """Writes a sequence's KV into the first of its blocks, and gives up the copy."""
-        num_blocks = -(-sequence.num_computed // block_size)
+        num_blocks = cdiv(sequence.num_computed, block_size)
         self._store.write_blocks(sequence.block_ids[:num_blocks], self._kept.pop(sequence))
         self.num_used -= num_blocks

@@ -91,7 +91,7 @@ def test_each_token_is_computed_from_kv_that_is_there(
     config = EngineConfig(
         disaggregation="processes",
         block_size=BLOCK_SIZE,
-        chunk_tokens=rng.randrange(1, 25),
+        max_num_batched_tokens=rng.randrange(1, 25),
         output_reserve=rng.choice([0.0, 1.0]),
         sharing=rng.choice(["path", "group", "none"]),
         max_running_requests=rng.choice(["memory", 3]),

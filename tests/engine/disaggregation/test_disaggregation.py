@@ -23,7 +23,7 @@ BLOCK_BYTES = 8 * 2 * 2 * 2 * 16 * 4  # of tokens, key and value, layers, KV hea
 AMPLE = EngineConfig(dtype="float32", device="cpu", block_size=8, attention="torch", num_threads=1,
                      kv_memory_bytes=1 << 22)  # fmt: skip
 TIGHT = dataclasses.replace(
-    AMPLE, disaggregation="processes", kv_memory_bytes=34 * BLOCK_BYTES, chunk_tokens=64, output_reserve=0.0
+    AMPLE, disaggregation="processes", kv_memory_bytes=34 * BLOCK_BYTES, max_num_batched_tokens=64, output_reserve=0.0
 )
 """Memory for the longest request and little more, handed out by what is held now, so that answers overrun it."""
 

@@ -15,7 +15,7 @@ from engine.kernels.triton.fused import FusedAttention
 from engine.kernels.triton.paged import PagedAttention
 from tests.engine.execution.recorded_graph import RecordedGraph
 
-CONFIG = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 21, chunk_tokens=96, block_size=16)
+CONFIG = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 21, max_num_batched_tokens=96, block_size=16)
 
 
 def make_requests() -> list[Request]:
@@ -87,7 +87,7 @@ def check_what_has_no_graph(model: str, requests: list[Request], expected: dict[
 def main(model: str) -> None:
     requests = make_requests()
     expected = run(Engine.load(model, replace(CONFIG, attention="torch")), requests)
-    for attention, overlaps in (("fused", True), ("plain", False)):
+    for attention, overlaps in (("fused", True), ("paged", False)):
         engine, graphs = graphed(model, attention, overlaps)
         assert_alike(run(engine, requests), expected)
         print(json.dumps({"attention": attention, "replays": [graph.num_replays for graph in graphs]}))

@@ -22,7 +22,7 @@ def run(model: Path, requests: list[Request], num_kv_blocks: int) -> tuple[dict[
         dtype="float32",
         device="cpu",
         block_size=4,
-        chunk_tokens=24,
+        max_num_batched_tokens=24,
         output_reserve=0.0,
         kv_memory_bytes=num_kv_blocks * 4 * NUM_LAYER_VALUES * 4,
     )

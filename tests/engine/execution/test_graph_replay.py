@@ -19,7 +19,7 @@ def test_replayed_steps_answer_alike(tiny_llama: Path) -> None:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
     runs = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [run["attention"] for run in runs] == ["fused", "plain"]
+    assert [run["attention"] for run in runs] == ["fused", "paged"]
     for run in runs:
         assert len(run["replays"]) >= 2, "only one bucket was captured"
         assert sum(run["replays"]) >= 6

@@ -39,7 +39,7 @@ def test_nothing_left_is_refused_with_the_figures(resident: int) -> None:
         profile.kv_budget_bytes(0.9)
     assert str(refused.value) == (
         f"no memory is left for KV: of 80.00 GB, weights {resident / 10:.2f}, a full step 5.00, CUDA graphs 1.00, "
-        "other use of the device 4.00 GB; a smaller chunk_tokens makes a step smaller"
+        "other use of the device 4.00 GB; a smaller max_num_batched_tokens makes a step smaller"
     )
 
 
@@ -65,9 +65,11 @@ class Device:
         )
 
 
-@pytest.mark.parametrize("chunk_tokens", [17, 700])
-def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, chunk_tokens: int) -> None:
-    config = EngineConfig(dtype="float32", device="cpu", attention="torch", chunk_tokens=chunk_tokens, block_size=16)
+@pytest.mark.parametrize("max_num_batched_tokens", [17, 700])
+def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_num_batched_tokens: int) -> None:
+    config = EngineConfig(
+        dtype="float32", device="cpu", attention="torch", max_num_batched_tokens=max_num_batched_tokens, block_size=16
+    )
     engine = Engine.load(tiny_llama, replace(config, kv_memory_bytes=1 << 20))
     device = Device(resident=10**6, other=5 * 10**6, peak=10**8, kept=2 * 10**7)
     rows: list[tuple[str, int]] = []
@@ -83,13 +85,13 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, chunk
             engine._model, engine._runner.attention, config, device, graph_share=0.25, graph_bytes=1000
         )
     (name, num_rows), *output_rows = rows
-    assert (name, num_rows) == ("layers", chunk_tokens)
-    most_rows = min(chunk_tokens, 256)
+    assert (name, num_rows) == ("layers", max_num_batched_tokens)
+    most_rows = min(max_num_batched_tokens, 256)
     drawn, scored = output_rows[:-1], output_rows[-1]
     assert sum(num_rows for _, num_rows in drawn) == most_rows, "all are drawn from, a part at a time"
     assert scored == ("output layer", most_rows)
     assert device.log == ["reset", "read", "read", "reset"], "the peak counts from before the step"
-    kv_bytes = -(-chunk_tokens // 16) * 16 * engine._model.kv_shape.bytes_per_token
+    kv_bytes = -(-max_num_batched_tokens // 16) * 16 * engine._model.kv_shape.bytes_per_token
     step = 10**8 - 10**6 - kv_bytes
     assert profile == MemoryProfile(
         total=10**9, elsewhere=5 * 10**6, resident=10**6, step=step, graphs=step // 4 + 1000

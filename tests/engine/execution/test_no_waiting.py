@@ -52,7 +52,9 @@ def test_a_watch_sees_what_waits() -> None:
 def test_a_launch_waits_for_nothing(
     tiny_checkpoint: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = EngineConfig(dtype="float32", device="cpu", attention="torch", kv_memory_bytes=1 << 22, chunk_tokens=40)
+    config = EngineConfig(
+        dtype="float32", device="cpu", attention="torch", kv_memory_bytes=1 << 22, max_num_batched_tokens=40
+    )
     engine = Engine.load(tiny_checkpoint(family), config)
     engine._overlaps_steps = True
     watch = Watch()

@@ -37,13 +37,13 @@ class HashModel(HashMemory):
         super().__init__(num_blocks)
         self.num_steps = self.num_late_tokens = 0
 
-    def forward(self, batch: TokenBatch, late_ids: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None) -> torch.Tensor:
         self.num_steps += 1
         input_ids = torch.from_numpy(batch.input_ids)
-        if batch.has_late_tokens:
-            assert late_ids is not None
+        if batch.has_pending_tokens:
+            assert pending_token_ids is not None
             self.num_late_tokens += int((input_ids < 0).sum())
-            input_ids = fill_in(input_ids, late_ids)
+            input_ids = fill_in(input_ids, pending_token_ids)
         return self.compute(batch, input_ids.numpy())
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_a_step_is_launched_before_the_one_before_is_booked() -> None:
     """Two steps are under way at most, tokens go on from step to step on the device, and an early end wastes a row."""
     prompts = [[3, 4, 5 + i] for i in range(6)]
     requests = [Request(request_id=str(i), token_ids=prompt, max_new_tokens=40) for i, prompt in enumerate(prompts)]
-    found = run(requests, EngineConfig(block_size=BLOCK_SIZE, chunk_tokens=64), 200, 0, overlaps=True)
+    found = run(requests, EngineConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=64), 200, 0, overlaps=True)
     assert found.most_under_way == 2
     assert {reason for reason, _ in found.answers.values()} == {"eos", "length"}
     # Each token but the last of an answer is computed once as a token that the host did not know; so is one that ends

@@ -44,8 +44,8 @@ class Case:
     launch: str = ""
 
 
-def decode(prefix_len: int, own_lens: Sequence[int]) -> GroupSize:
-    return GroupSize(prefix_len=prefix_len, members=[(own_len, 1) for own_len in own_lens])
+def decode(prefix_len: int, suffix_lens: Sequence[int]) -> GroupSize:
+    return GroupSize(prefix_len=prefix_len, members=[(own_len, 1) for own_len in suffix_lens])
 
 
 MIXED = (
@@ -124,7 +124,7 @@ def make_inputs(case: Case, batch: AttentionBatch, num_blocks: int, seed: int) -
     is_known = torch.zeros(num_blocks * case.block_size, dtype=torch.bool)
     for ids, starts, lengths in (
         (batch.prefix_block_ids, batch.prefix_block_starts, batch.prefix_lens),
-        (batch.own_block_ids, batch.own_block_starts, batch.own_lens),
+        (batch.suffix_block_table, batch.suffix_block_starts, batch.suffix_lens),
     ):
         for first, last, length in zip(starts[:-1], starts[1:], lengths, strict=True):
             slots = torch.from_numpy(ids[first:last].astype(np.int64))[:, None] * case.block_size

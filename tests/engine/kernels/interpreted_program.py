@@ -202,7 +202,7 @@ def run_far_addresses() -> tuple[list[str], float]:
         far[first:].copy_(near)
     moved = replace(
         batch, prefix_block_ids=batch.prefix_block_ids + np.int32(first),
-        own_block_ids=batch.own_block_ids + np.int32(first),
+        suffix_block_table=batch.suffix_block_table + np.int32(first),
         slot_mapping=batch.slot_mapping + first * 16,
     )  # fmt: skip
     backend = make_backend(case, "fused")

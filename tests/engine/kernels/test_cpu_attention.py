@@ -27,7 +27,7 @@ class Layout:
         starts: dict[str, list[int]] = {"query": [0], "own": [0], "group": [0], "prefix": [0]}
         self.own_tables: list[list[int]] = []
         self.prefix_tables: list[list[int]] = []
-        own_lens, prefix_lens = [], []
+        suffix_lens, prefix_lens = [], []
 
         def take(num_tokens: int) -> list[int]:
             count = -(-num_tokens // block_size)
@@ -40,20 +40,20 @@ class Layout:
             prefix_lens.append(prefix_len)
             for num_rows, own_len in sequences:
                 self.own_tables.append(take(own_len))
-                own_lens.append(own_len)
+                suffix_lens.append(own_len)
                 starts["query"].append(starts["query"][-1] + num_rows)
                 starts["own"].append(starts["own"][-1] + len(self.own_tables[-1]))
-            starts["group"].append(len(own_lens))
+            starts["group"].append(len(suffix_lens))
             starts["prefix"].append(starts["prefix"][-1] + len(self.prefix_tables[-1]))
 
         def int32(values: list[int]) -> np.ndarray:
             return np.array(values, dtype=np.int32)
 
         self.batch = AttentionBatch(
-            query_starts=int32(starts["query"]),
-            own_lens=int32(own_lens),
-            own_block_starts=int32(starts["own"]),
-            own_block_ids=int32([block for table in self.own_tables for block in table]),
+            cu_seqlens_q=int32(starts["query"]),
+            suffix_lens=int32(suffix_lens),
+            suffix_block_starts=int32(starts["own"]),
+            suffix_block_table=int32([block for table in self.own_tables for block in table]),
             group_starts=int32(starts["group"]),
             prefix_lens=int32(prefix_lens),
             prefix_block_starts=int32(starts["prefix"]),
@@ -69,8 +69,8 @@ class Layout:
         for group in range(batch.num_groups):
             prefix = self.slots(self.prefix_tables[group], int(batch.prefix_lens[group]))
             for sequence in range(batch.group_starts[group], batch.group_starts[group + 1]):
-                first, last = batch.query_starts[sequence : sequence + 2]
-                own = self.slots(self.own_tables[sequence], int(batch.own_lens[sequence]))
+                first, last = batch.cu_seqlens_q[sequence : sequence + 2]
+                own = self.slots(self.own_tables[sequence], int(batch.suffix_lens[sequence]))
                 for row in range(first, last):
                     seen = prefix + own[: len(own) - (last - first) + (row - first) + 1]
                     key = keys.flatten(0, 1)[seen].double().repeat_interleave(repeat, 1)
@@ -85,7 +85,7 @@ class Layout:
     def used_slots(self) -> list[int]:
         """Those that anybody's KV is in."""
         tables = [
-            *zip(self.own_tables, self.batch.own_lens, strict=True),
+            *zip(self.own_tables, self.batch.suffix_lens, strict=True),
             *zip(self.prefix_tables, self.batch.prefix_lens, strict=True),
         ]
         return [slot for table, length in tables for slot in self.slots(table, int(length))]

@@ -19,7 +19,7 @@ labels = ((5,), (6, 7))
 
 def answers(attention):
     engine = Engine.load(sys.argv[1], EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22,
-                                                   chunk_tokens=64, block_size=16, attention=attention))
+                                                   max_num_batched_tokens=64, block_size=16, attention=attention))
     generated = engine.generate([Request(request_id=str(i), token_ids=p, max_new_tokens=4)
                                  for i, p in enumerate(prompts)])
     scored = engine.score([Request(request_id=str(i), token_ids=p, mode="score", labels=labels)

@@ -88,7 +88,7 @@ def test_reference_equals_torch() -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(5, 4, 8, dtype=torch.float64, generator=generator)
     caches = [torch.randn(num_blocks, 16, 2, 8, dtype=torch.float64, generator=generator) for _ in range(2)]
-    table = torch.from_numpy(np.concatenate([batch.prefix_block_ids, batch.own_block_ids])).long()
+    table = torch.from_numpy(np.concatenate([batch.prefix_block_ids, batch.suffix_block_table])).long()
     keys, values = (torch.cat([c[table[:2]].flatten(0, 1)[:19], c[table[2]][:12]]).transpose(0, 1) for c in caches)
     mask = torch.arange(31) <= torch.arange(26, 31)[:, None]
     expected = torch.nn.functional.scaled_dot_product_attention(

@@ -35,7 +35,7 @@ def test_answers_are_as_likely_as_rounding_allows(checkpoint: Path, is_loaded: b
         Request(request_id=f"s{number}", token_ids=prompt, mode="score", labels=LABELS)
         for number, prompt in enumerate(prompts)
     ]
-    config = EngineConfig(dtype="bfloat16", device="cpu", kv_memory_bytes=1 << 23, chunk_tokens=64)
+    config = EngineConfig(dtype="bfloat16", device="cpu", kv_memory_bytes=1 << 23, max_num_batched_tokens=64)
     given: Path | PreTrainedModel = checkpoint
     if is_loaded:
         given = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)

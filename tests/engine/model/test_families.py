@@ -12,10 +12,10 @@ from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_p
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 NUM_NEW_TOKENS = 16
-AMPLE = {"kv_memory_bytes": 1 << 24, "chunk_tokens": 2048}
+AMPLE = {"kv_memory_bytes": 1 << 24, "max_num_batched_tokens": 2048}
 SCHEDULES = {
     "ample": AMPLE,
-    "prompts split into chunks": {"kv_memory_bytes": 1 << 24, "chunk_tokens": 13},
+    "prompts split into chunks": {"kv_memory_bytes": 1 << 24, "max_num_batched_tokens": 13},
     "blocks of one token": {"kv_memory_bytes": 1 << 24, "block_size": 1},
     "blocks longer than prompts": {"kv_memory_bytes": 1 << 24, "block_size": 256},
 }
@@ -84,7 +84,7 @@ def test_greedy_ids_survive_preemption(checkpoint: Path, stock_answers: list[lis
     engine = load(
         checkpoint,
         block_size=8,
-        chunk_tokens=64,
+        max_num_batched_tokens=64,
         output_reserve=0.0,
         kv_memory_bytes=bytes_per_block * (-(-longest // 8) + 2),
     )
@@ -96,10 +96,10 @@ def test_greedy_ids_survive_preemption(checkpoint: Path, stock_answers: list[lis
     assert max(step.num_kv_blocks_used for step in steps) <= engine.num_kv_blocks
 
 
-@pytest.mark.parametrize("chunk_tokens", [2048, 13])
-def test_logits_agree(checkpoint: Path, chunk_tokens: int) -> None:
+@pytest.mark.parametrize("max_num_batched_tokens", [2048, 13])
+def test_logits_agree(checkpoint: Path, max_num_batched_tokens: int) -> None:
     """Scoring every token of the vocabulary as a label gives the log-probabilities of the next token."""
-    engine = load(checkpoint, kv_memory_bytes=1 << 24, chunk_tokens=chunk_tokens)
+    engine = load(checkpoint, kv_memory_bytes=1 << 24, max_num_batched_tokens=max_num_batched_tokens)
     labels = tuple((token,) for token in range(engine.vocab_size))
     scored = engine.score(
         [Request(request_id=str(i), token_ids=p, mode="score", labels=labels) for i, p in enumerate(prompts())]
@@ -113,7 +113,7 @@ def test_logits_agree(checkpoint: Path, chunk_tokens: int) -> None:
 
 def test_labels_of_several_tokens_score_as_teacher_forced(checkpoint: Path) -> None:
     labels = ((5,), (6, 7), (6, 8, 9, 10), (11, 5))
-    engine = load(checkpoint, kv_memory_bytes=1 << 24, chunk_tokens=29)
+    engine = load(checkpoint, kv_memory_bytes=1 << 24, max_num_batched_tokens=29)
     scored = engine.score(
         [Request(request_id=str(i), token_ids=p, mode="score", labels=labels) for i, p in enumerate(prompts())]
     )

@@ -84,6 +84,6 @@ def test_partitions_are_whole_groups_of_near_equal_cost(
         inside = [costs[group] for group in turns if placement.partitions[group] == partition]
         assert cost == sum(inside)
         assert cost <= partition_tokens + (inside[0] + inside[-1]) / 2 + 1
-    handed = [(-int(placement.priorities[p]), -int(placement.costs[p]), p) for p in placement.handing_order()]
+    handed = [(-int(placement.priorities[p]), -int(placement.costs[p]), p) for p in placement.dispatch_order()]
     assert handed == sorted(handed)
     assert len(handed) == len(placement.costs)

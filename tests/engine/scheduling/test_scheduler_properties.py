@@ -139,8 +139,8 @@ def check_limits(step: Step, config: EngineConfig) -> None:
     counts = [count for _, count in (*pieces, *step.decodes)]
     num_rows = sum(counts) + step.num_padding_tokens
     assert min(counts) > 0
-    assert num_rows <= config.chunk_tokens or (config.prefill == "whole" and len(pieces) == len(counts) == 1)
-    assert step.room == max(0, config.chunk_tokens - sum(counts))
+    assert num_rows <= config.max_num_batched_tokens or (config.prefill == "whole" and len(pieces) == len(counts) == 1)
+    assert step.room == max(0, config.max_num_batched_tokens - sum(counts))
     if config.prefill == "whole":
         assert all(num_left == count for num_left, count in pieces), "a prompt was cut"
         assert not (pieces and step.decodes)

@@ -76,17 +76,17 @@ def without_time(records: list[StepRecord]) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("kind", ["generate", "score", "both"])
 @pytest.mark.parametrize(
-    ("num_blocks", "chunk_tokens", "output_reserve"), [(400, 64, 1.0), (23, 32, 0.0), (60, 13, 0.5)]
+    ("num_blocks", "max_num_batched_tokens", "output_reserve"), [(400, 64, 1.0), (23, 32, 0.0), (60, 13, 0.5)]
 )
 def test_a_simulated_run_has_the_steps_of_the_real_one(
-    tiny_llama: Path, kind: str, num_blocks: int, chunk_tokens: int, output_reserve: float
+    tiny_llama: Path, kind: str, num_blocks: int, max_num_batched_tokens: int, output_reserve: float
 ) -> None:
     block_bytes = 4 * 2 * 2 * 2 * 16 * 4  # of tokens, key and value, layers, KV heads, head dim, float32
     config = EngineConfig(
         dtype="float32",
         device="cpu",
         block_size=4,
-        chunk_tokens=chunk_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         kv_memory_bytes=num_blocks * block_bytes,
         output_reserve=output_reserve,
     )
@@ -128,7 +128,7 @@ def test_policies_are_simulated_as_they_run(tiny_llama: Path, policies: dict[str
         dtype="float32",
         device="cpu",
         block_size=4,
-        chunk_tokens=90,
+        max_num_batched_tokens=90,
         kv_memory_bytes=60 * 4 * 2 * 2 * 2 * 16 * 4,
         output_reserve=0.0,
         **policies,
@@ -208,7 +208,7 @@ def test_attention_is_counted_causally_and_a_shared_prefix_read_once() -> None:
             plan_prefix_groups([r.token_ids for r in requests]),
             num_answer_tokens=2,
             num_kv_blocks=100,
-            config=EngineConfig(block_size=16, chunk_tokens=32),
+            config=EngineConfig(block_size=16, max_num_batched_tokens=32),
             roofline=recorder,
         )
     )
@@ -232,7 +232,7 @@ def test_a_run_short_of_memory_is_bound_by_it() -> None:
             groups,
             num_answer_tokens=30,
             num_kv_blocks=num_kv_blocks,
-            config=EngineConfig(block_size=16, chunk_tokens=512),
+            config=EngineConfig(block_size=16, max_num_batched_tokens=512),
             roofline=ROOFLINE,
         )
         summary = summarize_steps(steps)

@@ -19,7 +19,7 @@ from engine.errors import ArtifactError, ConfigError, WorkerError
 from flows.cli import main
 from flows.nightly import nightly
 from flows.settings import FailureSettings, WorkerSettings
-from tasks.infer_elsewhere import name_device
+from tasks.infer_remote import name_device
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.worker_layout import WorkerLayout, lay_out_workers
@@ -65,7 +65,16 @@ def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
 
 def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
     """The command line with two workers, in a process group of its own, once both are at work."""
-    options = ["--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "128", "--partition-tokens", "400"]
+    options = [
+        "--dtype",
+        "float32",
+        "--kv-memory",
+        "8MiB",
+        "--max-num-batched-tokens",
+        "128",
+        "--partition-tokens",
+        "400",
+    ]
     inputs = [*nights.inputs, "--workload", "snippets"]
     night = subprocess.Popen(
         [sys.executable, "-m", "flows.nightly", *inputs, *options, "--workers", "2"],

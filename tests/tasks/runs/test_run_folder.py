@@ -41,7 +41,7 @@ def record(run_id: str) -> RunRecord:
         model="m",
         model_digest="d",
         started_at="2026-11-21T02:00:00+00:00",
-        config={"chunk_tokens": 1024, "nested": {"a": [1]}},
+        config={"max_num_batched_tokens": 1024, "nested": {"a": [1]}},
         versions={"duckdb": "2.0.0"},
     )
 

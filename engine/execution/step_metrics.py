@@ -10,7 +10,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 
 
-class StepBooks:
+class StepMetrics:
     """Books one step after the other. A step's time is that since the step before, so that steps add up to the run."""
 
     def __init__(self, scheduler: Scheduler) -> None:

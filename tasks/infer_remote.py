@@ -31,13 +31,13 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     """
     import ray
 
-    with run_at_hand(partition, job) as (here, publish), StopRequest(here.run_folder).make_on_error():
-        AttemptLog(here.run_folder, partition, publish).note_start()
+    with run_at_hand(partition, job) as (here, upload_file), StopRequest(here.run_folder).make_on_error():
+        AttemptLog(here.run_folder, partition, upload_file).note_start()
         gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         if gpu_ids:
             device = name_device(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES"))
             here = replace(here, engine=replace(here.engine, device=device))
-        return infer_partition(partition, here, publish)
+        return infer_partition(partition, here, upload_file)
 
 
 def name_device(gpu_id: str, visible: str | None) -> str:

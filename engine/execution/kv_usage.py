@@ -6,7 +6,7 @@ from engine.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldBlocks:
+class KVUsage:
     """KV blocks by who holds them; the scheduler's properties of these names say what they count."""
 
     num_used: int
@@ -15,7 +15,7 @@ class HeldBlocks:
     num_cached: int
 
     @classmethod
-    def of(cls, scheduler: Scheduler) -> "HeldBlocks":
+    def of(cls, scheduler: Scheduler) -> "KVUsage":
         return cls(
             num_used=scheduler.pool.num_used,
             num_prefix=scheduler.num_prefix_blocks,
