@@ -21,7 +21,7 @@ from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.storage.external_sort import MEMORY_LIMIT, cut_by, sort_batches
 from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with
 from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
-from tasks.storage.spool import Spool
+from tasks.storage.spill_file import SpillFile
 
 CODE = (
     __name__,
@@ -86,10 +86,10 @@ def write_plan(
     """
     folder = Path(target).parent
     totals = _Totals()
-    with open_parquet(tokens) as file, Spool(folder, PLAN_SCHEMA) as planned:
+    with open_parquet(tokens) as file, SpillFile(folder) as planned:
         rows = sort_prompts(file, folder, bucket_tokens=bucket_tokens, memory_limit=memory_limit)
         ranges = plan_ranges(rows, method=method, range_tokens=range_tokens)
-        planned.write(_plan_batches(ranges, totals, partition_tokens, num_answer_tokens))
+        planned.write_batches(PLAN_SCHEMA, _plan_batches(ranges, totals, partition_tokens, num_answer_tokens))
         placement = place_groups(*totals.groups(), partition_tokens)
         summary = PlanSummary(
             num_rows=totals.num_rows,
@@ -99,7 +99,7 @@ def write_plan(
             dispatch_order=tuple(placement.dispatch_order()),
             sharing=totals.sharing,
         )
-        batches = _place_rows(planned.read(), placement)
+        batches = _place_rows(planned.read_batches(), placement)
         if np.any(np.diff(placement.partitions) < 0):
             batches = sort_batches(batches, "partition", folder, memory_limit=memory_limit)
         schema = schema_with(summary)

@@ -19,9 +19,8 @@ from sql import statement
 from tasks.database.connection import connect, fill_identifiers
 from tasks.database.schema import check_priority, check_schema, list_relations, list_request_columns
 from tasks.storage.artifact import ArtifactRef, write_parquet
-from tasks.storage.bytes_store import limit_bytes
-from tasks.storage.external_sort import sort_batches
-from tasks.storage.text_store import TextStore
+from tasks.storage.external_sort import limit_bytes, sort_batches
+from tasks.storage.spill_file import SpillFile
 from tasks.workloads.workload import Workload
 
 BATCH_ROWS = 1024
@@ -102,10 +101,10 @@ def read_requests(
         _check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
-        with TextStore(run_folder) as store:
-            ordered = sort_batches(_put_texts(rows, store), "sort_key", run_folder)
+        with SpillFile(run_folder) as spill:
+            ordered = sort_batches(_put_texts(rows, spill), "sort_key", run_folder)
             path = Path(run_folder) / "requests.parquet"
-            requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, store))
+            requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, spill))
     return ReadResult(
         requests=requests,
         num_selected=requests.num_rows,
@@ -178,19 +177,19 @@ def _drop_done(rows: pa.RecordBatchReader, counts: dict[str, int]) -> Iterator[p
             yield undone
 
 
-def _put_texts(rows: Iterable[pa.RecordBatch], store: TextStore) -> Iterator[pa.RecordBatch]:
-    """The rows with place_* and size_* in the store instead of text_*, so that a sort moves no text."""
+def _put_texts(rows: Iterable[pa.RecordBatch], spill: SpillFile) -> Iterator[pa.RecordBatch]:
+    """The rows with place_* and size_* in the spill file instead of text_*, so that a sort moves no text."""
     for batch in rows:
         texts = [name for name in batch.schema.names if name.startswith("text_")]
         columns = {name: batch.column(name) for name in batch.schema.names if name not in (*texts, "hashes")}
         hashes = batch.column("hashes").flatten().to_pylist()
         for number, name in enumerate(texts):
-            places, sizes = store.put(batch.column(name), hashes[number :: len(texts)])
+            places, sizes = spill.put_once(batch.column(name), hashes[number :: len(texts)])
             columns |= {f"place_{number}": places, f"size_{number}": sizes}
         yield pa.RecordBatch.from_pydict(columns)
 
 
-def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, store: TextStore) -> Iterator[pa.RecordBatch]:
+def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, spill: SpillFile) -> Iterator[pa.RecordBatch]:
     """Turn sorted rows (key_*, content_key, error, row_priority, places of texts) into those of `requests_schema`."""
     schema = requests_schema(workload)
     fields = [name for name in workload.columns if name in workload.prompt.fields]
@@ -198,7 +197,7 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, store: Text
     sizes = [f"size_{number}" for number in range(len(fields))]
     for batch in limit_bytes(rows, sizes, MOST_TEXT_BYTES):
         texts = {
-            name: store.get(batch.column(f"place_{number}"), batch.column(f"size_{number}"))
+            name: spill.get(batch.column(f"place_{number}"), batch.column(f"size_{number}")).view(pa.large_string())
             for number, name in enumerate(fields)
         }
         keys = dict(zip(workload.key, batch.columns[: len(workload.key)], strict=True))

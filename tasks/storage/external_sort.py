@@ -1,26 +1,29 @@
 """Streams of record batches that are larger than memory, sorted by DuckDB.
 
-Its sort spills narrow rows to disk, and runs out of memory where they are wide. So long values lie apart meanwhile.
+DuckDB spills narrow rows to disk and runs out of memory where rows are wide. So long values wait in a `SpillFile`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from engine.errors import ArtifactError
 from sql import statement
 from tasks.database.connection import explain, fill_identifiers
-from tasks.storage.bytes_store import BytesStore, limit_bytes
-from tasks.storage.narrow_rows import NarrowRows
+from tasks.storage.spill_file import SpillFile
 
 MEMORY_LIMIT = "512MB"
 """Of DuckDB while it sorts."""
 
 BATCH_ROWS = 1024
+
+SHORT_BYTES = 128
+"""A longer value waits in the spill file."""
 
 MOST_LONG_BYTES = 16 << 20
 """Of the long values of a sorted batch."""
@@ -31,8 +34,8 @@ def sort_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all batches in the order of a column; rows that are equal there in the order of arrival.
 
-    What does not fit in memory lies in the folder: long values in an unnamed file, the rest in files of DuckDB, which
-    deletes them at the end, and those that killed processes left there when it next needs some.
+    What does not fit in memory lies in the folder: long values in a `SpillFile`, the rest in files of DuckDB. DuckDB
+    deletes its files at the end, and files that killed processes left there when it next needs some.
 
     Args:
         batches: of one schema, of numbers, texts, bytes, and lists of numbers.
@@ -47,8 +50,8 @@ def sort_batches(
     if first is None:
         return
     failures: list[BaseException] = []
-    with BytesStore(folder) as store, duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        rows = NarrowRows(first.schema, by, store)
+    with SpillFile(folder) as spill, duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        rows = _NarrowRows(first.schema, by, spill)
         schema = rows.narrow(first.slice(0, 0)).schema.append(pa.field("arrival", pa.int64()))
         arriving = _count_rows(map(rows.narrow, chain([first], batches)), failures)
         try:
@@ -75,6 +78,26 @@ def cut_by(batches: Iterable[pa.RecordBatch], by: str) -> Iterator[pa.RecordBatc
             yield batch.slice(start, end - start)
 
 
+def limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The same rows, in batches of at most `most_bytes` of spilled values, or of one row.
+
+    Args:
+        sizes: columns with the bytes of a row's spilled values; null for none.
+        most_bytes: of all these columns together.
+    """
+    for batch in batches:
+        num_bytes = np.zeros(batch.num_rows, np.int64)
+        for name in sizes:
+            num_bytes += batch.column(name).fill_null(0).to_numpy()
+        ends = np.cumsum(num_bytes)
+        start = 0
+        while start < batch.num_rows:
+            before = ends[start - 1] if start else 0
+            end = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
+            yield batch.slice(start, end - start)
+            start = end
+
+
 def _count_rows(batches: Iterable[pa.RecordBatch], failures: list[BaseException]) -> Iterator[pa.RecordBatch]:
     """The batches with a column arrival. Keeps what they raise: DuckDB passes on the message alone."""
     num_rows = 0
@@ -85,3 +108,58 @@ def _count_rows(batches: Iterable[pa.RecordBatch], failures: list[BaseException]
     except BaseException as error:
         failures.append(error)
         raise
+
+
+class _NarrowRows:
+    """Makes rows narrow, and wide again in any order.
+
+    A narrow row holds its short texts, bytes and lists of numbers as bytes; of a long one it holds place and size in
+    the spill file. The column `keep` stays as it is.
+    """
+
+    def __init__(self, schema: pa.Schema, keep: str, spill: SpillFile) -> None:
+        self._schema, self._spill = schema, spill
+        self._names = [field.name for field in schema if field.name != keep and not pa.types.is_primitive(field.type)]
+        self.size_columns = [f"{name} size" for name in self._names]
+
+    def narrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name in self._names:
+            values = _as_bytes(columns[name])
+            sizes = pc.binary_length(values)
+            is_long = pc.fill_null(pc.greater(sizes, SHORT_BYTES), False)
+            columns[name] = pc.if_else(is_long, None, values)
+            columns[f"{name} place"] = self._spill.put(pc.if_else(is_long, values, None))
+            columns[f"{name} size"] = pc.if_else(is_long, sizes, None)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The inverse of `narrow`."""
+        columns = []
+        for field in self._schema:
+            values = batch.column(field.name)
+            if field.name in self._names:
+                long = self._spill.get(batch.column(f"{field.name} place"), batch.column(f"{field.name} size"))
+                values = _from_bytes(pc.coalesce(values, long), field.type)
+            columns.append(values.cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _as_bytes(values: pa.Array) -> pa.LargeBinaryArray:
+    """Texts or bytes, or lists of numbers without a null, as bytes; without a copy of the values."""
+    if not pa.types.is_list(values.type):
+        return values.cast(pa.large_binary())
+    numbers, num_bytes = values.values, values.type.value_type.byte_width
+    offsets = (values.offsets.to_numpy().astype(np.int64) + numbers.offset) * num_bytes
+    return pa.Array.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(offsets), numbers.buffers()[1]])
+
+
+def _from_bytes(values: pa.LargeBinaryArray, kind: pa.DataType) -> pa.Array:
+    """The inverse of `_as_bytes`; `values` begin at the beginning of their buffers."""
+    if not pa.types.is_list(kind):
+        return values
+    num_bytes = kind.value_type.byte_width
+    _, offsets, data = values.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1] // num_bytes
+    numbers = pa.Array.from_buffers(kind.value_type, int(bounds[-1]), [None, data])
+    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), numbers, kind)

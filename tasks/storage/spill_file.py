@@ -1,0 +1,119 @@
+"""What does not fit in memory, in a file without a name: values of any length, or whole batches.
+
+The file lies on the file system of a folder, nobody else can open it, and it is gone with the process however it ends.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from engine.errors import ArtifactError
+
+KNOWN_TEXTS = 1 << 20
+"""Texts whose place `SpillFile.put_once` remembers, about 250 bytes each; beyond it all are forgotten, and a text that
+comes again is stored again."""
+
+
+class SpillFile:
+    """Values found by place and size, in any order, or batches that are written once and read once.
+
+    A context manager. Raises `ArtifactError`, which names the folder, where the folder cannot be written or the disk is
+    full.
+    """
+
+    __slots__ = ("_file", "_folder", "_known", "_num_bytes")
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = folder
+        self._num_bytes = 0
+        self._known: dict[str, int] = {}  # hash of a text to its place
+        with self._needing_room():
+            self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def put(self, values: pa.LargeBinaryArray | pa.LargeStringArray) -> pa.Int64Array:
+        """Append values; returns the place of each, null where the value is null."""
+        _, offsets, data = values.buffers()
+        bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+        with self._needing_room():
+            self._file.write(memoryview(data)[bounds[0] : bounds[-1]] if data is not None else b"")
+            self._file.flush()
+        places = self._num_bytes + bounds[:-1] - bounds[0]
+        self._num_bytes += int(bounds[-1] - bounds[0])
+        return pa.array(places, pa.int64(), mask=values.is_null().to_numpy(zero_copy_only=False))
+
+    def put_once(self, texts: pa.LargeStringArray, hashes: list[str]) -> tuple[pa.Int64Array, pa.Int64Array]:
+        """Append the texts that are not in the file yet; returns place and bytes of each, null where the text is null.
+
+        Args:
+            hashes: one a text; texts of one hash are the same.
+        """
+        if len(self._known) > KNOWN_TEXTS:
+            self._known.clear()
+        sizes = pc.binary_length(texts)
+        places: list[int | None] = []
+        new_rows: list[int] = []
+        end = self._num_bytes
+        for row, (size, digest) in enumerate(zip(sizes.to_pylist(), hashes, strict=True)):
+            place = None if size is None else self._known.get(digest)
+            if place is None and size is not None:
+                place = self._known[digest] = end
+                end += size
+                new_rows.append(row)
+            places.append(place)
+        self.put(texts.take(pa.array(new_rows, pa.int64())))
+        return pa.array(places, pa.int64()), sizes
+
+    def get(self, places: pa.Int64Array, sizes: pa.Int64Array) -> pa.LargeBinaryArray:
+        """The values at these places, null where the place is null; a value that several rows share is read once."""
+        num_bytes = sizes.fill_null(0).to_numpy()
+        starts = np.where(num_bytes > 0, places.fill_null(0).to_numpy(), -1)  # an empty value shares its place
+        stored_at, first_rows, rows = np.unique(starts, return_index=True, return_inverse=True)
+        offsets = np.zeros(len(stored_at) + 1, np.int64)
+        np.cumsum(num_bytes[first_rows], out=offsets[1:])
+        data = bytearray(int(offsets[-1]))
+        for place, start, end in zip(stored_at.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            self._read(memoryview(data)[start:end], place)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        values = pa.Array.from_buffers(pa.large_binary(), len(stored_at), buffers)
+        return values.take(pa.array(rows, pa.int64(), mask=places.is_null().to_numpy(zero_copy_only=False)))
+
+    def write_batches(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        """Fill an empty file with batches of `schema`, compressed."""
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with self._needing_room():
+            with pa.ipc.new_stream(self._file, schema, options=options) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            self._file.flush()
+
+    def read_batches(self) -> Iterator[pa.RecordBatch]:
+        """What `write_batches` wrote, in the same order."""
+        self._file.seek(0)
+        with pa.ipc.open_stream(self._file) as reader:
+            yield from reader
+
+    def _read(self, target: memoryview, place: int) -> None:
+        while len(target):  # one call of the system reads 2 GiB at most
+            target = target[os.preadv(self._file.fileno(), [target], place) :]
+
+    @contextmanager
+    def _needing_room(self) -> Iterator[None]:
+        try:
+            yield
+        except ArtifactError:
+            raise
+        except OSError as error:
+            raise ArtifactError(f"{self._folder}: no room for temporary files there: {error}") from error
