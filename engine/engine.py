@@ -10,15 +10,14 @@ import torch
 import transformers
 
 from engine.config import EngineConfig
-from engine.device.number_format import find_dtype
-from engine.device.placement import find_device, find_prefill_device, swap_budget_bytes, use_device
+from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
 from engine.disaggregation.prefill_client import PrefillClient, open_prefill_client, written_blocks
 from engine.errors import ConfigError, RequestError
 from engine.execution.output import Answered, Decoder, OutputProcessor
 from engine.execution.run_steps import DisaggregatedRun, SubmittedSteps, overlaps_steps, run_here
 from engine.execution.step_metrics import StepMetrics
 from engine.execution.step_record import StepRecord
-from engine.execution.step_runner import StepRunner
+from engine.execution.step_runner import StepRunner, choose_swap_budget
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
 from engine.model.compiling import should_compile
@@ -50,7 +49,7 @@ class Engine:
         self._overlaps_steps = overlaps_steps(config, model.device)
         self._runner = StepRunner(model, config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
-        self._num_swap_blocks = swap_budget_bytes(config, self._cache, model.device) // self._cache.block_bytes
+        self._num_swap_blocks = choose_swap_budget(config, self._cache, model.device) // self._cache.block_bytes
 
     @classmethod
     def load(cls, model: str | Path | transformers.PreTrainedModel, config: EngineConfig | None = None) -> "Engine":
@@ -67,10 +66,9 @@ class Engine:
         config = config or EngineConfig()
         if config.disaggregation == "processes" and isinstance(model, transformers.PreTrainedModel):
             raise ConfigError("disaggregation 'processes' needs a checkpoint that both load, got a loaded model")
-        device = find_device(config.device)
+        device = resolve_device(config.device)
         use_device(device)
-        if config.num_threads:
-            torch.set_num_threads(config.num_threads)
+        use_threads(config.num_threads)
         loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device)
         return cls(loaded, config, None if isinstance(model, transformers.PreTrainedModel) else str(model))
 
@@ -215,7 +213,7 @@ class Engine:
 
     def _open_prefill_client(self) -> PrefillClient:
         if self._prefill_client is None or self._prefill_client.is_closed:
-            config = replace(self.config, device=str(find_prefill_device(self._model.device)))
+            config = replace(self.config, device=str(resolve_prefill_device(self._model.device)))
             self._prefill_client = open_prefill_client(self._checkpoint, config, self._cache, self._model.kv_shape)
             weakref.finalize(self, self._prefill_client.close)
         return self._prefill_client

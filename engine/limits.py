@@ -1,23 +1,48 @@
-"""What an engine can answer at most, and why a request is beyond it."""
+"""What an engine can answer at most, and why a request is beyond it. Nothing here needs weights."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
-from engine.kernels import cdiv
+from engine.config import EngineConfig
+from engine.device.placement import dtype_name, find_dtype, resolve_device
+from engine.errors import CapacityError, ModelError
 from engine.request import Request
-from engine.scheduling.sequence import most_extra_tokens
+from engine.scheduling.sequence import most_blocks, most_tokens
+from engine.simulation.model_shape import ModelShape
 
 
-def most_tokens(request: Request) -> int:
-    """Of a request's prompt with its answer, or with its longest label."""
-    return len(request.token_ids) + most_extra_tokens(request) + 1
+def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
+    """Refuses a KV budget that holds no request at all, before any work.
 
-
-def most_blocks(request: Request, block_size: int) -> int:
-    """KV blocks that a request needs alone.
-
-    A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
+    Args:
+        config: of the engine; a budget of "auto" is not judged.
+        checkpoint: folder with config.json.
+    Raises:
+        CapacityError: the budget is below the two blocks that the shortest request needs.
+        ModelError: config.json cannot be read, or lacks a size.
     """
-    return cdiv(most_tokens(request), block_size) + 1
+    if config.kv_memory_bytes == "auto":
+        return
+
+    def block_bytes(dtype: str) -> int:
+        return config.block_size * ModelShape.from_config(values, dtype=dtype).kv_bytes_per_token
+
+    try:
+        values = json.loads((checkpoint / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{checkpoint / 'config.json'} cannot be read: {error}") from error
+    if config.dtype != "auto":
+        num_bytes = block_bytes(config.dtype)
+    elif config.kv_memory_bytes >= 2 * block_bytes("float32"):
+        return  # whatever "auto" is; looking at the device imports torch
+    else:
+        num_bytes = block_bytes(dtype_name(find_dtype("auto", resolve_device(config.device))))
+    if config.kv_memory_bytes < 2 * num_bytes:
+        raise CapacityError(
+            f"a KV budget of {config.kv_memory_bytes} bytes holds no request: one block of {config.block_size} tokens "
+            f"needs {num_bytes} bytes, and the shortest request two blocks"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,70 +1,106 @@
-"""Where an engine computes, and how much memory it takes for KV."""
+"""Where an engine computes: the device, the number format that it computes in, the threads of a CPU.
 
-from collections.abc import Callable
+torch, which takes seconds to import, is imported where it is needed: a device's name can be checked without it.
+"""
 
-import torch
+import logging
+import os
+from typing import TYPE_CHECKING, Literal
 
-from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.execution.memory_profile import MemoryProfile
-from engine.kv.kv_cache import KVCache, free_memory_bytes
 
-MOST_CPU_KV_BYTES = 4 * 1024**3
-"""On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
+if TYPE_CHECKING:
+    import torch
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
-def find_device(name: str) -> torch.device:
+def check_device(name: str) -> None:
+    """Refuses a device that is not there, before any work. "auto" and "cpu" are always there and cost no import.
+
+    Raises:
+        ConfigError: torch does not know the name, or finds no such GPU here.
+    """
+    if name in ("auto", "cpu"):
+        return
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known to torch; use cpu, cuda or auto") from error
+    if device.type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: torch finds no GPU here; use cpu or auto")
+    num_gpus = torch.cuda.device_count()
+    if device.index is not None and device.index >= num_gpus:
+        raise ConfigError(f"device {name!r}: torch finds {num_gpus} here, the last is 'cuda:{num_gpus - 1}'")
+
+
+def resolve_device(name: str) -> "torch.device":
     """The device of a setting; "auto" is the first GPU, else the CPU.
 
     Raises:
-        ConfigError: no device has this name.
+        ConfigError: see `check_device`.
     """
+    import torch
+
+    check_device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not known to torch") from error
+    return torch.device(name)
 
 
-def find_prefill_device(device: torch.device) -> torch.device:
+def resolve_prefill_device(device: "torch.device") -> "torch.device":
     """Where a process that computes prompts for one on `device` runs: on the next GPU where there are several."""
+    import torch
+
     if device.type == "cpu" or torch.cuda.device_count() < 2:
         return device
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.device(device.type, (index + 1) % torch.cuda.device_count())
 
 
-def kv_budget_bytes(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
-    """KV memory on a device whose weights are loaded; a process that shares the device gets as much.
-
-    Args:
-        measure_left: asked on a GPU, for a budget of "auto".
-    Raises:
-        CapacityError: nothing is left for KV.
-    """
-    if config.kv_memory_bytes != "auto":
-        return config.kv_memory_bytes
-    num_processes = 2 if config.disaggregation == "processes" and find_prefill_device(device) == device else 1
-    if device.type == "cpu":
-        free_bytes = int(config.memory_fraction * free_memory_bytes(device))
-        return min(free_bytes, MOST_CPU_KV_BYTES) // num_processes
-    return measure_left().kv_budget_bytes(config.memory_fraction, num_processes)
-
-
-def use_device(device: torch.device) -> None:
+def use_device(device: "torch.device") -> None:
     """Makes a GPU the one that this thread's kernels, graphs and events go to."""
+    import torch
+
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
-def swap_budget_bytes(config: EngineConfig, cache: KVCache, device: torch.device) -> int:
-    """KV of preempted requests that host memory is to hold."""
-    if config.preemption != "swap":
-        return 0
-    if config.swap_memory_bytes == "auto":
-        budget_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
+def use_threads(num_threads: int) -> None:
+    """Has the CPU compute with so many threads, at most one for each core that this process may use.
+
+    Args:
+        num_threads: 0 leaves torch's setting.
+    """
+    import torch
+
+    num_cores = len(os.sched_getaffinity(0))
+    if num_threads > num_cores:
+        LOGGER.info("num_threads is %d, this process may use %d cores: %d threads", num_threads, num_cores, num_cores)
+    if num_threads:
+        torch.set_num_threads(min(num_threads, num_cores))
+
+
+def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "torch.dtype":
+    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32."""
+    import torch
+
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    if device.type == "cpu":
+        is_native = torch.cpu._is_avx512_bf16_supported()
     else:
-        budget_bytes = config.swap_memory_bytes
-    # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
-    return budget_bytes if device.type == "cpu" else budget_bytes // 2
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if is_native else torch.float32
+
+
+def dtype_name(dtype: "torch.dtype") -> DtypeName:
+    """The setting that means this number format."""
+    name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
+    return name

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from engine.config import EngineConfig
-from engine.device.number_format import dtype_name
+from engine.device.placement import dtype_name
 from engine.disaggregation.block_transport import (
     MOST_STEPS_UNDER_WAY,
     BlockTransport,

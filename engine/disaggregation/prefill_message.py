@@ -14,7 +14,6 @@ import torch
 
 from engine import errors
 from engine.config import EngineConfig
-from engine.device.number_format import DTYPES
 from engine.errors import BatchloomError, CapacityError, PrefillWorkerError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kv.kv_cache import KVShape
@@ -49,7 +48,7 @@ class PrefillStep:
 
 
 _KINDS = {kind.__name__: kind for kind in (PrefillJob, PrefillStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
-_DTYPES = {str(dtype): dtype for dtype in DTYPES.values()}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
 
 def encode(message: object) -> bytes:

@@ -86,7 +86,7 @@ class MemoryProfile:
     step: int
     graphs: int
 
-    def kv_budget_bytes(self, memory_fraction: float, num_processes: int = 1) -> int:
+    def kv_share_bytes(self, memory_fraction: float, num_processes: int = 1) -> int:
         """The share of what is left that KV may take in each of the processes that need as much besides it.
 
         Raises:

@@ -1,11 +1,13 @@
 """A model with its KV memory and its attention on one device: computes token batches."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from engine.config import EngineConfig
-from engine.device.placement import kv_budget_bytes
+from engine.device.memory import MOST_CPU_KV_BYTES, free_memory_bytes
+from engine.device.placement import resolve_prefill_device
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.step_graphs import BUCKETS, StepGraphs, device_graphs, graph_bytes
 from engine.kernels.cpu.native import NativeKernels
@@ -51,7 +53,7 @@ class StepRunner:
         self.cache = KVCache(
             model.kv_shape,
             block_size=config.block_size,
-            budget_bytes=kv_budget_bytes(config, model.device, lambda: self._measure_memory(config, graphable)),
+            budget_bytes=choose_kv_budget(config, model.device, lambda: self._measure_memory(config, graphable)),
             device=model.device,
             has_pad_block=config.packing in PADDED_PACKINGS,
         )
@@ -88,3 +90,40 @@ class StepRunner:
             graph_share=0.0 if graphable is None else min(1.0, BUCKETS[-1] / config.max_num_batched_tokens),
             graph_bytes=0 if graphable is None else graph_bytes(graphable),
         )
+
+
+def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
+    """Bytes of KV memory on a device whose weights are loaded; a process that shares the device gets as much.
+
+    Args:
+        config: how much, and which processes share the device.
+        device: where the KV is to be.
+        measure_left: asked on a GPU, for a budget of "auto".
+    Raises:
+        CapacityError: nothing is left for KV.
+    """
+    if config.kv_memory_bytes != "auto":
+        return config.kv_memory_bytes
+    num_processes = 2 if config.disaggregation == "processes" and resolve_prefill_device(device) == device else 1
+    if device.type == "cpu":
+        free_bytes = int(config.memory_fraction * free_memory_bytes(device))
+        return min(free_bytes, MOST_CPU_KV_BYTES) // num_processes
+    return measure_left().kv_share_bytes(config.memory_fraction, num_processes)
+
+
+def choose_swap_budget(config: EngineConfig, cache: KVCache, device: torch.device) -> int:
+    """Bytes of host memory for the KV of preempted requests.
+
+    Args:
+        config: how much, and whether KV is swapped at all.
+        cache: the KV memory; "auto" takes as much.
+        device: where the KV memory is.
+    """
+    if config.preemption != "swap":
+        return 0
+    if config.swap_memory_bytes == "auto":
+        budget_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
+    else:
+        budget_bytes = config.swap_memory_bytes
+    # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
+    return budget_bytes if device.type == "cpu" else budget_bytes // 2

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -83,26 +82,3 @@ def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
         return torch.zeros(layout, dtype=dtype, device=device)
     num_bytes = math.prod(layout) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(layout)
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is free for KV now: the GPU's, or the host's within its cgroup limit."""
-    if device.type != "cpu":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = _meminfo_available_bytes()
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else max(0, min(free, int(limit) - used))
-
-
-def _meminfo_available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 * 1024**3  # no Linux: a cautious guess that a budget in bytes overrides

@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from engine.device.host_memory import give_back_freed_memory
+from engine.device.memory import give_back_freed_memory
 from engine.device.transfers import to_device
 from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.native import NativeKernels

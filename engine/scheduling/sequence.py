@@ -177,6 +177,19 @@ def most_extra_tokens(request: Request) -> int:
     return request.max_new_tokens - 1
 
 
+def most_tokens(request: Request) -> int:
+    """Tokens of a request's prompt with its answer, or with its longest label."""
+    return len(request.token_ids) + most_extra_tokens(request) + 1
+
+
+def most_blocks(request: Request, block_size: int) -> int:
+    """KV blocks that a request needs alone.
+
+    A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
+    """
+    return cdiv(most_tokens(request), block_size) + 1
+
+
 def expected_extra_tokens(request: Request) -> int:
     """As `most_extra_tokens`, of an answer as long as the request's estimate of it."""
     most = most_extra_tokens(request)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-from engine.device.number_format import dtype_name, find_dtype
+from engine.device.memory import free_memory_bytes
+from engine.device.placement import dtype_name, find_dtype
 from engine.errors import ConfigError
-from engine.kv.kv_cache import free_memory_bytes
 from engine.simulation.device import Device, find_device
 from engine.simulation.model_shape import ModelShape
 

@@ -16,7 +16,6 @@ from engine.config import EngineConfig
 from engine.execution.kv_usage import KVUsage
 from engine.execution.step_description import describe_step
 from engine.execution.step_record import StepRecord
-from engine.limits import most_blocks
 from engine.planning.prefix_groups import PrefixGroup
 from engine.request import Request
 from engine.scheduling.admission import make_pool
@@ -24,7 +23,7 @@ from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import Sequence, most_blocks
 from engine.scheduling.step import Step
 from engine.simulation.roofline import Roofline, StepCost, StepWork
 

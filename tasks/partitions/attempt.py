@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.device.host_memory import give_back_freed_memory
+from engine.device.memory import give_back_freed_memory
 from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.prefix_groups import rebuild_groups

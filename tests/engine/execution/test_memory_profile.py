@@ -8,9 +8,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from engine import Engine, EngineConfig
-from engine.device.placement import kv_budget_bytes, swap_budget_bytes
 from engine.errors import CapacityError
 from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
+from engine.execution.step_runner import choose_kv_budget, choose_swap_budget
 from engine.kv.kv_cache import KVCache, KVShape
 
 PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
@@ -18,14 +18,14 @@ PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graph
 
 @pytest.mark.parametrize(("memory_fraction", "budget"), [(1.0, 400), (0.8, 320), (0.25, 100)])
 def test_a_share_of_what_is_left_is_for_kv(memory_fraction: float, budget: int) -> None:
-    assert PROFILE.kv_budget_bytes(memory_fraction) == budget
+    assert PROFILE.kv_share_bytes(memory_fraction) == budget
 
 
 def test_a_process_beside_this_one_needs_as_much_and_gets_as_much() -> None:
     profile = replace(PROFILE, total=2000)
-    assert profile.kv_budget_bytes(0.5, num_processes=2) == (2000 - 100 - 2 * 500) // 4
+    assert profile.kv_share_bytes(0.5, num_processes=2) == (2000 - 100 - 2 * 500) // 4
     with pytest.raises(CapacityError, match=r"weights 0\.60,"):
-        replace(profile, total=10**9, elsewhere=0, resident=3 * 10**8, step=2 * 10**8, graphs=0).kv_budget_bytes(
+        replace(profile, total=10**9, elsewhere=0, resident=3 * 10**8, step=2 * 10**8, graphs=0).kv_share_bytes(
             0.5, num_processes=2
         )
 
@@ -36,7 +36,7 @@ def test_nothing_left_is_refused_with_the_figures(resident: int) -> None:
         total=80 * 10**9, elsewhere=4 * 10**9, resident=resident * 10**8, step=5 * 10**9, graphs=10**9
     )
     with pytest.raises(CapacityError) as refused:
-        profile.kv_budget_bytes(0.9)
+        profile.kv_share_bytes(0.9)
     assert str(refused.value) == (
         f"no memory is left for KV: of 80.00 GB, weights {resident / 10:.2f}, a full step 5.00, CUDA graphs 1.00, "
         "other use of the device 4.00 GB; a smaller max_num_batched_tokens makes a step smaller"
@@ -106,9 +106,9 @@ def test_only_a_budget_of_auto_on_a_gpu_is_measured() -> None:
         raise AssertionError("measured")
 
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert kv_budget_bytes(EngineConfig(memory_fraction=0.5), gpu, measured) == 200
-    assert kv_budget_bytes(EngineConfig(kv_memory_bytes=77), gpu, unwanted) == 77
-    assert kv_budget_bytes(EngineConfig(), cpu, unwanted) > 0
+    assert choose_kv_budget(EngineConfig(memory_fraction=0.5), gpu, measured) == 200
+    assert choose_kv_budget(EngineConfig(kv_memory_bytes=77), gpu, unwanted) == 77
+    assert choose_kv_budget(EngineConfig(), cpu, unwanted) > 0
 
 
 def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
@@ -121,6 +121,6 @@ def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     for setting, held in ((5000, 5000), ("auto", cache.num_blocks * cache.block_bytes)):
         config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
-        assert swap_budget_bytes(config, cache, cpu) == held
-        assert swap_budget_bytes(config, cache, gpu) == held // 2
-    assert swap_budget_bytes(EngineConfig(), cache, gpu) == 0
+        assert choose_swap_budget(config, cache, cpu) == held
+        assert choose_swap_budget(config, cache, gpu) == held // 2
+    assert choose_swap_budget(EngineConfig(), cache, gpu) == 0
