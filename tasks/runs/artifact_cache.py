@@ -14,8 +14,8 @@ from prefect.context import TaskRunContext
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from engine.errors import ArtifactError
-from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.runs.run_folder import runs_folder
+from tasks.storage.artifact import ArtifactRef, open_parquet
 
 KEEP_DAYS = 7
 """An artifact that no run has used for so long is deleted."""

@@ -11,7 +11,11 @@ from tasks.storage.artifact import replace_file
 def note_engine(folder: str | Path, engine: EngineConfig) -> None:
     """Keep the settings of an engine that had to be loaded with less memory than was asked for."""
     value = {name: getattr(engine, name) for name in ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")}
-    path = Path(folder) / "engines" / f"{engine.max_num_batched_tokens}-{engine.kv_memory_bytes}-{engine.memory_fraction}.json"
+    path = (
+        Path(folder)
+        / "engines"
+        / f"{engine.max_num_batched_tokens}-{engine.kv_memory_bytes}-{engine.memory_fraction}.json"
+    )
     if not path.exists():
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with replace_file(path) as file:

@@ -12,7 +12,6 @@ from platform import python_version
 from typing import Any
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError
-from tasks.storage.artifact import ArtifactRef
 from tasks.runs.crash_isolation import guard
 from tasks.runs.lowered_engine import list_engines
 from tasks.runs.run_folder import (
@@ -32,6 +31,7 @@ from tasks.runs.run_folder import (
 )
 from tasks.runs.run_summary import RunSummary, summarise_run
 from tasks.runs.shared_run import recover_shared_run
+from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import WriteResult, write, write_answers
 

@@ -15,13 +15,13 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.errors import ArtifactError, ModelError
-from tasks.storage.artifact import replace_file
+from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from tasks.runs.infer_job import Exchange, InferJob
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.shared_run import PLAN, STATE_FOLDERS, STOP
 from tasks.runs.stop_request import StopRequest
+from tasks.storage.artifact import replace_file
 
 LOGGER = logging.getLogger("batchloom")
 

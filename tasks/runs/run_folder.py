@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engine.errors import ArtifactError
-from tasks.storage.artifact import ArtifactRef, describe_parquet, replace_file
 from tasks.runs.shared_run import drop_shared_run
+from tasks.storage.artifact import ArtifactRef, describe_parquet, replace_file
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
 """What `new_run_id` gives."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.storage.artifact import ArtifactRef
 from tasks.runs.run_folder import RunRecord, RunStatus
+from tasks.storage.artifact import ArtifactRef
 from tasks.write import WriteResult
 
 

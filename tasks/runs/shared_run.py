@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError
-from tasks.storage.artifact import ArtifactRef, open_parquet, replace_file
 from tasks.runs.infer_job import Exchange
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.stop_request import LOOK_SECONDS, StopRequest
+from tasks.storage.artifact import ArtifactRef, open_parquet, replace_file
 
 LOGGER = logging.getLogger("batchloom")
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.storage.artifact import write_parquet
 from tasks.runs.database_lock import hold_database
 from tasks.runs.run_folder import (
     RunRecord,
@@ -27,6 +26,7 @@ from tasks.runs.run_folder import (
     sweep_runs,
     update_manifest,
 )
+from tasks.storage.artifact import write_parquet
 
 SCHEMA = pa.schema([("row_id", pa.int64())])
 BATCH = pa.record_batch([pa.array([1, 2], pa.int64())], schema=SCHEMA)
