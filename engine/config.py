@@ -14,7 +14,7 @@ Batching = Literal["continuous", "static", "dynamic"]
 Prefill = Literal["chunked", "whole"]
 Packing = Literal["ragged", "prepacked", "length_ordered", "padded"]
 Preemption = Literal["recompute", "swap", "kill"]
-Disaggregation = Literal["none", "processes", "distributed"]
+Disaggregation = Literal["none", "processes"]
 """Which process computes prompts, and which one decodes (batching notes, "Prefill-Decode Disaggregation").
 
 "none"
@@ -22,9 +22,6 @@ Disaggregation = Literal["none", "processes", "distributed"]
 "processes"
     prompts are computed in a process of their own on this host, which the engine starts and ends; their KV comes
     through shared memory.
-"distributed"
-    prompts are computed by rank 1 of the caller's torch.distributed processes, which runs
-    `engine.prefill_worker.serve_prefills`, on this host or another; their KV comes through the process group.
 """
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
-from engine.disaggregation.prefill_client import PrefillClient, open_prefill_client, written_blocks
+from engine.disaggregation.prefill_client import PrefillClient, written_blocks
 from engine.errors import ConfigError, RequestError
 from engine.execution.output import Answered, Decoder, OutputProcessor
 from engine.execution.run_steps import DisaggregatedRun, SubmittedSteps, overlaps_steps, run_here
@@ -208,13 +208,14 @@ class Engine:
             for scheduled, hidden in run.steps():
                 yield scheduled, outputs.submit(hidden, scheduled.owners)
         except BaseException:
-            worker.abandon(cache)
+            worker.close()  # nobody wants the steps under way
             raise
 
     def _open_prefill_client(self) -> PrefillClient:
         if self._prefill_client is None or self._prefill_client.is_closed:
             config = replace(self.config, device=str(resolve_prefill_device(self._model.device)))
-            self._prefill_client = open_prefill_client(self._checkpoint, config, self._cache, self._model.kv_shape)
+            assert self._checkpoint is not None, "Engine.load refuses a loaded model here"
+            self._prefill_client = PrefillClient(self._checkpoint, config, self._cache, self._model.kv_shape)
             weakref.finalize(self, self._prefill_client.close)
         return self._prefill_client
 

@@ -1,4 +1,4 @@
-"""The line to the process that computes prompts: starts it, sends it steps, takes what they came to in turn."""
+"""The process that computes prompts, as the one that decodes uses it: start it, send steps, take their KV in turn."""
 
 import os
 import queue
@@ -15,53 +15,68 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name
-from engine.disaggregation.block_transport import (
-    MOST_STEPS_UNDER_WAY,
-    BlockTransport,
-    DistributedTransport,
-    SharedMemoryTransport,
-)
-from engine.disaggregation.prefill_message import PrefillJob, PrefillStep
+from engine.disaggregation.prefill_line import MOST_STEPS_UNDER_WAY, PrefillJob, PrefillLine, PrefillStep
 from engine.errors import PrefillWorkerError
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.scheduling.token_batch import TokenBatch
 
-_WORKER_RANK = 1
-
 
 class PrefillClient:
-    """A worker in use; what it answers is read by a thread of its own. Made by `open_prefill_client`."""
+    """A new process with KV memory of as many blocks as `cache`; a thread reads its answers.
 
-    def __init__(self, transport: BlockTransport, process: subprocess.Popen[bytes] | None) -> None:
-        self._transport = transport
-        self._process = process
+    The process ends when the line does, so none is left behind even where this process is killed.
+    """
+
+    def __init__(self, model: str, config: EngineConfig, cache: KVCache, shape: KVShape) -> None:
+        """Starts the process; it answers steps once it has loaded the model.
+
+        Args:
+            model: checkpoint that the process loads.
+            config: of the engine that decodes, with the device of the new process.
+            cache: the KV memory of the engine that decodes.
+            shape: of the KV; the model of the new process must have the same.
+        """
+        # A step writes no block twice, and padding goes into one block more.
+        num_bytes = MOST_STEPS_UNDER_WAY * (cache.num_blocks + 1) * cache.block_bytes
+        self._line, self._process = _start_worker(num_bytes)
         self._under_way: deque[npt.NDArray[np.int32]] = deque()
         self._answers: queue.SimpleQueue[tuple[object, torch.Tensor | None]] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=_read_answers, args=(transport, self._answers), daemon=True)
+        self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
         self._reader.start()
         self.is_closed = False
+        config = replace(
+            config,
+            disaggregation="none",
+            dtype=dtype_name(shape.dtype),
+            kv_memory_bytes=cache.num_blocks * cache.block_bytes,
+        )
+        self._tell(PrefillJob(model=model, config=config, kv_shape=shape))
 
     @property
     def can_send(self) -> bool:
         return len(self._under_way) < MOST_STEPS_UNDER_WAY
 
-    def open(self, job: PrefillJob) -> None:
-        """Tells the worker what to be like; it answers steps once it is."""
-        self._tell(job)
-
     def send(self, batch: TokenBatch, *, is_compiled: bool) -> None:
-        """Has a step computed, after those sent before."""
+        """Has a step computed, after those sent before.
+
+        Args:
+            batch: prompts alone; block ids mean the same in both processes.
+            is_compiled: whether the process is to compile its layers.
+        """
         self._under_way.append(written_blocks(batch))
         self._tell(PrefillStep(batch=batch, is_compiled=is_compiled))
 
     def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
         """Writes the KV of the oldest step under way into the same blocks of `cache`, once it is computed.
 
+        Args:
+            cache: the KV memory of this process.
+            waits: whether to wait for the step.
         Returns:
-            ``[R, hidden]`` of its output rows, in host memory; None where it is not there yet, and nobody waits.
+            ``[R, hidden]`` of its output rows, in host memory; None where it is not there yet.
         Raises:
-            PrefillWorkerError: the worker is gone.
-            Exception: whatever the worker has failed with.
+            PrefillWorkerError: the process is gone.
+            Exception: whatever the process has failed with.
         """
         try:
             answer, kv = self._answers.get(block=waits)
@@ -73,32 +88,20 @@ class PrefillClient:
         cache.write_blocks(self._under_way.popleft(), kv)
         return answer
 
-    def abandon(self, cache: KVCache) -> None:
-        """Nobody wants what is under way: a process of our own is ended, another one is let finish it."""
-        try:
-            while self._process is None and self._under_way:
-                self.take(cache, waits=True)
-        except Exception:  # the failure that it is abandoned for, or that the next use meets
-            self.close()
-        if self._process is not None:
-            self.close()
-
     def close(self) -> None:
-        """Ends the line, and the process if it is ours, whatever it is doing."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        self._transport.close()
-        if self._process is not None:
+        """Ends the process, whatever it is doing."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._line.close()
             self._process.kill()
             self._process.wait()
-        self._reader.join()
+            self._reader.join()
 
     def _tell(self, message: object) -> None:
         try:
-            self._transport.send(message)
-        except (OSError, RuntimeError) as error:
-            # Its last words, if it has left any, say more than that it is gone.
+            self._line.send(message)
+        except OSError as error:
+            # The last message of the process says more than that it is gone.
             while isinstance(answer := self._answers.get()[0], torch.Tensor):
                 pass
             raise self._reason(answer) from error
@@ -106,41 +109,14 @@ class PrefillClient:
     def _reason(self, answer: object) -> Exception:
         if isinstance(answer, Exception) and not isinstance(answer, _LineBroken):
             return answer
-        status = "the process that computes prompts is gone"
-        if self._process is not None:
-            self._process.kill()
-            status += f"; its exit status is {self._process.wait()}"
-        return PrefillWorkerError(f"{status}: {answer}")
+        self._process.kill()
+        return PrefillWorkerError(
+            f"the process that computes prompts is gone; its exit status is {self._process.wait()}: {answer}"
+        )
 
 
 class _LineBroken(Exception):
-    """What a reader that can read no more leaves behind."""
-
-
-def open_prefill_client(model: str | None, config: EngineConfig, cache: KVCache, shape: KVShape) -> PrefillClient:
-    """A worker with KV memory of as many blocks as `cache`: a new process, or the other one of two distributed ones.
-
-    Args:
-        model: checkpoint that a new process loads.
-        config: of the engine; `device` is where a new process is to compute.
-    """
-    job = PrefillJob(
-        model=model if config.disaggregation == "processes" else None,
-        config=replace(
-            config,
-            disaggregation="none",
-            dtype=dtype_name(shape.dtype),
-            kv_memory_bytes=cache.num_blocks * cache.block_bytes,
-        ),
-        kv_shape=shape,
-    )
-    if config.disaggregation == "processes":
-        # A step writes no block twice, and padding goes into one more.
-        client = _start_worker((cache.num_blocks + 1) * cache.block_bytes)
-    else:
-        client = PrefillClient(DistributedTransport(_WORKER_RANK), None)
-    client.open(job)
-    return client
+    """Left by the reader when it can read no more."""
 
 
 def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
@@ -148,9 +124,7 @@ def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
     return np.unique(batch.attention.slot_mapping // batch.attention.block_size).astype(np.int32)
 
 
-def _start_worker(num_region_bytes: int) -> PrefillClient:
-    """A new interpreter, which ends when the line does: even where this process is killed, none is left behind."""
-    num_bytes = MOST_STEPS_UNDER_WAY * num_region_bytes
+def _start_worker(num_bytes: int) -> "tuple[PrefillLine, subprocess.Popen[bytes]]":
     ours, theirs = socket.socketpair()
     memory_fd = os.memfd_create("batchloom-kv")
     try:
@@ -160,20 +134,20 @@ def _start_worker(num_region_bytes: int) -> PrefillClient:
             pass_fds=(theirs.fileno(), memory_fd),
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # an interrupt from the keyboard is for us to judge
+            start_new_session=True,  # this process decides what an interrupt from the keyboard means
         )
-        return PrefillClient(SharedMemoryTransport(ours, memory_fd, num_bytes), process)
+        return PrefillLine(ours, memory_fd, num_bytes), process
     finally:
         theirs.close()
         os.close(memory_fd)
 
 
-def _read_answers(transport: BlockTransport, answers: "queue.SimpleQueue[tuple[object, torch.Tensor | None]]") -> None:
+def _read_answers(line: PrefillLine, answers: "queue.SimpleQueue[tuple[object, torch.Tensor | None]]") -> None:
     while True:
         try:
-            answer = transport.receive()
+            answer = line.receive()
         except Exception as error:
             answer = (_LineBroken(f"{type(error).__name__}: {error}"), None)
         answers.put(answer)
-        if answer[0] is None or isinstance(answer[0], _LineBroken):
+        if isinstance(answer[0], _LineBroken):
             return

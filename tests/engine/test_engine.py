@@ -185,9 +185,9 @@ def test_a_broken_compiler_costs_no_answer(tiny_llama: Path, engine: Engine, cap
         ({"preemption": "abort"}, "preemption"),
         ({"max_running_requests": 0}, "max_running_requests must be 'memory' or a positive whole number, got 0"),
         ({"swap_memory_bytes": -1}, "swap_memory_bytes"),
-        ({"disaggregation": "threads"}, "disaggregation must be one of 'none', 'processes', 'distributed'"),
+        ({"disaggregation": "threads"}, "disaggregation must be one of 'none', 'processes', got"),
         ({"disaggregation": "processes", "sharing": "lru"}, "sharing 'lru' finds KV that only .* decodes has"),
-        ({"disaggregation": "distributed", "preemption": "swap"}, "preemption 'swap' .* to recompute or kill"),
+        ({"disaggregation": "processes", "preemption": "swap"}, "preemption 'swap' .* to recompute or kill"),
         ({"packing": "prepacked"}, "packing 'prepacked' lays out whole prompts, and prefill is 'chunked'"),
     ],
 )

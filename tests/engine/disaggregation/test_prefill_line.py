@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.disaggregation.prefill_message import PrefillJob, PrefillStep, decode, encode
+from engine.disaggregation.prefill_line import PrefillJob, PrefillStep, decode, encode
 from engine.errors import CapacityError, ConfigError, PrefillWorkerError
 from engine.kv.kv_cache import KVShape
 from engine.scheduling.token_batch import Chunk, ChunkGroup, build_token_batch
