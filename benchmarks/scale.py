@@ -47,7 +47,7 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.read import read_requests
 from tasks.storage.artifact import describe_parquet
 from tasks.storage.plan_file import read_plan_summary
-from tasks.tokenize import tokenize
+from tasks.tokenize import write_tokens
 from tasks.workloads.workload import load_workload
 
 SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS = 7, 1100, 400
@@ -108,11 +108,11 @@ def run_stage(stage: str, folder: Path, checkpoint: Path) -> dict[str, float]:
     started, started_cpu = time.perf_counter(), time.process_time()
     stages: dict[str, Callable[[], object]] = {
         "read": lambda: read_requests(folder / "case.duckdb", load_workload("snippets"), "model", folder),
-        "tokenize": lambda: tokenize.fn(
+        "tokenize": lambda: write_tokens(
             describe_parquet(folder / "requests.parquet"),
-            str(folder / "tokens.parquet"),
-            "snippets",
-            str(checkpoint),
+            folder / "tokens.parquet",
+            load_workload("snippets"),
+            checkpoint,
             MAX_MODEL_LEN,
         ),
         "plan": lambda: write_plan(

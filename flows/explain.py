@@ -23,10 +23,10 @@ from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import choose_hardware
-from tasks.plan_prefix import plan_prefix_once
+from tasks.plan_prefix import plan_prefix
 from tasks.read import read
-from tasks.runs.artifact_cache import protect_result_storage, prune_cache
-from tasks.tokenize import read_max_model_len, tokenize_once
+from tasks.runs.artifact_cache import prune_cache
+from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workers.engine_team import EngineTeam
 from tasks.workers.worker_layout import lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
@@ -70,7 +70,6 @@ def explain(
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path ends here, before anything is made beside it
-    protect_result_storage()
     prune_cache(database)
     checkpoint = resolve_checkpoint(model)
     team = choose_team(device, workers, engine.to_config())
@@ -115,12 +114,10 @@ def explain_workload(
             return explain_plan(workload, found, None, job, {"read": found.seconds})
         LOGGER.info("%s: %s rows to tokenize", workload.name, f"{found.num_selected:,}")
         started = time.perf_counter()
-        tokens = tokenize_once(
-            job.database, found.requests, workload, Path(job.checkpoint), model_digest, max_model_len
-        )
+        tokens = tokenize(job.database, found.requests, workload, job.checkpoint, model_digest, max_model_len)
         LOGGER.info("%s: planning and simulating", workload.name)
         tokenized = time.perf_counter()
-        plan = plan_prefix_once(
+        plan = plan_prefix(
             job.database,
             tokens,
             planning.method,

@@ -24,10 +24,10 @@ from tasks.forecast.answer_length import AnswerLength, read_answer_length
 from tasks.forecast.night_prediction import FEWEST_TOKENS_TO_PREDICT, predict_run
 from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
-from tasks.plan_prefix import plan_prefix_once
+from tasks.plan_prefix import plan_prefix
 from tasks.publish import check_target
 from tasks.read import read
-from tasks.runs.artifact_cache import protect_result_storage, prune_cache
+from tasks.runs.artifact_cache import prune_cache
 from tasks.runs.crash_isolation import guard, is_guarded
 from tasks.runs.database_lock import hold_database
 from tasks.runs.infer_job import InferJob
@@ -37,7 +37,7 @@ from tasks.runs.run_summary import RunSummary
 from tasks.runs.shared_run import name_exchange
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
-from tasks.tokenize import read_max_model_len, tokenize_once
+from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import Workload, load_workload
 
@@ -101,7 +101,6 @@ def nightly(
     if publish is not None:
         check_target(database, publish)
     with hold_database(database):
-        protect_result_storage()
         recover_runs(database)
         prune_cache(database)
         checkpoint = resolve_checkpoint(model)
@@ -173,13 +172,13 @@ def answer_requests(night: Night, run: Run, requests: ArtifactRef) -> None:
     workload = run.workload
     LOGGER.info("%s: %s rows to answer", workload.name, f"{requests.num_rows:,}")
     with run.measure("tokenize"):
-        tokens = tokenize_once(
-            night.database, requests, workload, night.checkpoint, night.model_digest, night.max_model_len
+        tokens = tokenize(
+            str(night.database), requests, workload, str(night.checkpoint), night.model_digest, night.max_model_len
         )
     run.note({"tokens": tokens})
     with run.measure("plan"):
-        plan = plan_prefix_once(
-            night.database,
+        plan = plan_prefix(
+            str(night.database),
             tokens,
             night.planning.method,
             night.planning.partition_tokens,

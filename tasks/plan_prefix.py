@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from engine.planning.plan import PlanMethod
 from engine.planning.plan_partitions import GroupedRows, Placement, place_groups, split_groups
 from engine.planning.plan_ranges import RANGE_TOKENS, PlanRange, plan_ranges
 from engine.planning.sharing_stats import SharingStats
-from tasks.runs.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
+from tasks.runs.artifact_cache import build_once
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.storage.external_sort import MEMORY_LIMIT, cut_by, sort_batches
 from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, list_tokens, schema_with
@@ -39,27 +40,17 @@ BATCH_ROWS = 4096
 BATCH_TOKENS = 1_000_000
 
 
-@task(name="plan_prefix", retries=0, cache_policy=CACHED_ARTIFACT, persist_result=True, result_serializer="json")
+@task(name="plan_prefix", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def plan_prefix(
-    tokens: ArtifactRef, target: str, method: PlanMethod, partition_tokens: int, num_answer_tokens: int
+    database: str, tokens: ArtifactRef, method: PlanMethod, partition_tokens: int, num_answer_tokens: int
 ) -> ArtifactRef:
-    """Write `target`: the plan of all prompts in `tokens`; see `write_plan`."""
-    return write_plan(tokens, target, method, partition_tokens, num_answer_tokens)
-
-
-def plan_prefix_once(
-    database: str | Path, tokens: ArtifactRef, method: PlanMethod, partition_tokens: int, num_answer_tokens: int
-) -> ArtifactRef:
-    """`plan_prefix`, unless the same tokens were planned before with the same settings."""
+    """`write_plan` into the database's cache, unless the same tokens were planned before with the same settings."""
     content = (tokens.digest, method, partition_tokens, num_answer_tokens)
-    return build_once(
-        plan_prefix,
-        cache_target(database, "plan", *content, code=CODE),
-        tokens=tokens,
-        method=method,
-        partition_tokens=partition_tokens,
-        num_answer_tokens=num_answer_tokens,
-    )
+
+    def write(target: Path) -> ArtifactRef:
+        return write_plan(tokens, target, method, partition_tokens, num_answer_tokens)
+
+    return build_once(database, "plan", content, CODE, write)
 
 
 def write_plan(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -9,14 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError
 from tasks.prompts.prompt import PromptFormat, build_prompt_format, encode_labels
 from tasks.prompts.prompt_encoder import PromptEncoder
 from tasks.prompts.text_codec import TextCodec
-from tasks.runs.artifact_cache import CACHED_ARTIFACT, build_once, cache_target
+from tasks.runs.artifact_cache import build_once
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.workloads.workload import Workload, load_workload
+from tasks.workloads.workload import Workload
 
 TOKENS_SCHEMA = pa.schema(
     [
@@ -41,44 +43,40 @@ BATCH_ROWS = 512
 """Rows in memory at a time: enough to keep every core busy, few enough for long documents."""
 
 
-@task(name="tokenize", retries=0, cache_policy=CACHED_ARTIFACT, persist_result=True, result_serializer="json")
+@task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def tokenize(
-    requests: ArtifactRef, target: str, workload_source: str, checkpoint: str, max_model_len: int
+    database: str, requests: ArtifactRef, workload: Workload, checkpoint: str, model_digest: str, max_model_len: int
 ) -> ArtifactRef:
-    """Write `target`: the prompts of `requests` as token ids of the model in the folder `write/checkpoint`.
+    """`write_tokens` into the database's cache, unless the same requests were tokenized before for the same workload,
+    model and limit.
 
+    Args:
+        model_digest: of the checkpoint's content.
+    """
+    content = (requests.digest, workload.digest, model_digest, max_model_len)
+    write = partial(write_tokens, requests, workload=workload, checkpoint=checkpoint, max_model_len=max_model_len)
+    return build_once(database, "tokens", content, CODE, write)
+
+
+def write_tokens(
+    requests: ArtifactRef, target: str | Path, workload: Workload, checkpoint: str | Path, max_model_len: int
+) -> ArtifactRef:
+    """Write `target`: the prompts of `requests` as token ids of a model.
+
+    Args:
+        checkpoint: the model's folder.
+        max_model_len: tokens of the longest prompt plus answer.
     Raises:
         ModelError: the tokenizer cannot be used for this workload.
         ArtifactError: the requests are not what their reference says, or `target` cannot be written.
     """
-    workload, codec = load_workload(workload_source), TextCodec.load(Path(checkpoint))
+    codec = TextCodec.load(Path(checkpoint))
     form = build_prompt_format(workload.prompt, codec)
     labels = encode_labels(workload.labels, form, codec)
     num_answer_tokens = max(map(len, labels)) if labels else workload.decoding.max_new_tokens
     with open_parquet(requests) as file:
         batches = tokenize_requests(file, form, codec, max_model_len=max_model_len, num_answer_tokens=num_answer_tokens)
         return write_parquet(target, TOKENS_SCHEMA, batches)
-
-
-def tokenize_once(
-    database: str | Path,
-    requests: ArtifactRef,
-    workload: Workload,
-    checkpoint: Path,
-    model_digest: str,
-    max_model_len: int,
-) -> ArtifactRef:
-    """`tokenize`, unless the same requests were tokenized before for the same workload, model and limit."""
-    content = (requests.digest, workload.digest, model_digest, max_model_len)
-    target = cache_target(database, "tokens", *content, code=CODE)
-    return build_once(
-        tokenize,
-        target,
-        requests=requests,
-        workload_source=workload.source,
-        checkpoint=str(checkpoint),
-        max_model_len=max_model_len,
-    )
 
 
 def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:

@@ -2,68 +2,56 @@
 
 import hashlib
 import json
+import os
+import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from prefect import Task
-from prefect.cache_policies import CacheKeyFnPolicy
-from prefect.context import TaskRunContext
-from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from engine.errors import ArtifactError
 from tasks.runs.run_folder import runs_folder
-from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.storage.artifact import ArtifactRef, describe_parquet
 
 KEEP_DAYS = 7
 """An artifact that no run has used for so long is deleted."""
 
 
-def _target_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """Prefect's cache key of a task whose ``target`` is content-addressed; the task's name keeps tasks apart."""
-    return f"batchloom-{context.task.name}-{hashlib.sha256(parameters['target'].encode()).hexdigest()}"
+def build_once(
+    database: str | Path,
+    kind: str,
+    content: Sequence[object],
+    code: Sequence[str],
+    build: Callable[[Path], ArtifactRef],
+) -> ArtifactRef:
+    """The artifact that `content` and `code` decide: the whole file that an earlier run has left, else built now.
 
-
-CACHED_ARTIFACT = CacheKeyFnPolicy(cache_key_fn=_target_key)
-"""Cache policy of a task that writes the file ``target`` and returns its `ArtifactRef`."""
-
-
-def cache_target(database: str | Path, kind: str, *content: object, code: Sequence[str]) -> Path:
-    """The path of an artifact that is decided by `content` and `code` alone.
+    The file's name holds the hash of content and code, and the beginning of the file's own digest, by which a damaged
+    file is found. A damaged file is deleted and built again.
 
     Args:
         kind: what it is, the beginning of its name.
         content: JSON values: digests and settings.
         code: names of the modules whose source decides what is in it, so that another version builds it anew.
+        build: writes the file it is given. Raises what `build` raises.
     """
+    folder = _cache_folder(database)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     sources = [hashlib.sha256(Path(str(sys.modules[name].__file__)).read_bytes()).hexdigest() for name in code]
-    key = hashlib.sha256(json.dumps([kind, content, sources]).encode()).hexdigest()
-    return _cache_folder(database) / f"{kind}-{key[:32]}.parquet"
-
-
-def build_once(build: Task[..., ArtifactRef], target: Path, **parameters: object) -> ArtifactRef:
-    """Run a task of policy `CACHED_ARTIFACT`, or take what it built before if that file is there and whole.
-
-    Raises what the task raises.
-    """
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ref = build(target=str(target), **parameters)
-    if not _is_whole(ref):
-        ref = build.with_options(refresh_cache=True)(target=str(target), **parameters)
-    target.touch(mode=0o600)
-    return ref
-
-
-def protect_result_storage() -> None:
-    """Make Prefect's local result storage readable and writable by its owner alone (0700).
-
-    A cache record names the code that reads it, so whoever can write there can run code here.
-    """
-    storage = Path(PREFECT_LOCAL_STORAGE_PATH.value())
-    storage.mkdir(mode=0o700, parents=True, exist_ok=True)
-    storage.chmod(0o700)
+    stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, sources]).encode()).hexdigest()[:32]}"
+    for path in folder.glob(f"{stem}-*.parquet"):
+        try:
+            found = describe_parquet(path)
+        except ArtifactError:
+            found = None
+        if found is not None and path.name == _name(stem, found):
+            path.touch()
+            return found
+        path.unlink(missing_ok=True)
+    built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    path = Path(built.path).rename(folder / _name(stem, built))
+    return replace(built, path=str(path))
 
 
 def prune_cache(database: str | Path, keep_days: float = KEEP_DAYS) -> None:
@@ -78,9 +66,5 @@ def _cache_folder(database: str | Path) -> Path:
     return runs_folder(database) / "cache"
 
 
-def _is_whole(ref: ArtifactRef) -> bool:
-    try:
-        open_parquet(ref).close()
-    except ArtifactError:
-        return False
-    return True
+def _name(stem: str, ref: ArtifactRef) -> str:
+    return f"{stem}-{ref.digest[:16]}.parquet"

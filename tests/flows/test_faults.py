@@ -25,12 +25,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.config import EngineConfig
-from tasks.plan_prefix import plan_prefix
+from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_folder import list_finished_parts, runs_folder
-from tasks.tokenize import read_max_model_len, tokenize
+from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 
@@ -196,8 +196,10 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     run = Run.begin(nights.path, workload, "tiny", "digest", {})
     requests = read_requests(nights.path, workload, "digest", run.folder).requests
     model_len = read_max_model_len(nights.model, "auto")
-    tokens = tokenize.fn(requests, str(tmp_path / "tokens.parquet"), "snippets", str(nights.model), model_len)
-    plan = plan_prefix.fn(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
+    tokens = write_tokens(
+        requests, str(tmp_path / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
+    )
+    plan = write_plan(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
     job = InferJob(
         run_folder=run.folder,
         plan=plan,

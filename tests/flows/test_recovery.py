@@ -15,13 +15,13 @@ import pytest
 from engine.config import EngineConfig
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.plan_prefix import plan_prefix
+from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run, recover_runs
 from tasks.runs.run_folder import list_unfinished_runs
 from tasks.runs.stop_request import StopRequest
-from tasks.tokenize import read_max_model_len, tokenize
+from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 
@@ -123,8 +123,10 @@ def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> N
     run = begin_run(nights)
     model_len = read_max_model_len(nights.model, "auto")
     requests = list_unfinished_runs(nights.path)[0].artifacts["requests"]
-    tokens = tokenize.fn(requests, str(tmp_path / "tokens.parquet"), "snippets", str(nights.model), model_len)
-    plan = plan_prefix.fn(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
+    tokens = write_tokens(
+        requests, str(tmp_path / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
+    )
+    plan = write_plan(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
     job = InferJob(
         run_folder=run.folder,
         plan=plan,

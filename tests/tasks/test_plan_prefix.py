@@ -13,7 +13,7 @@ from engine.planning.plan import plan_prefix_groups
 from engine.planning.prefix_groups import rebuild_groups
 from tasks.partitions.partition import read_partition, read_spread_rows
 from tasks.partitions.planned_rows import read_planned_rows
-from tasks.plan_prefix import plan_prefix, write_plan
+from tasks.plan_prefix import write_plan
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import TOKENS_SCHEMA
@@ -129,7 +129,7 @@ def test_a_group_larger_than_a_partition_is_split(tmp_path: Path) -> None:
 
 
 def test_nothing_to_plan_is_an_empty_plan(tmp_path: Path) -> None:
-    plan = plan_prefix.fn(tokens_file(tmp_path, [None, None]), str(tmp_path / "plan.parquet"), "exact", 20, 2)
+    plan = write_plan(tokens_file(tmp_path, [None, None]), str(tmp_path / "plan.parquet"), "exact", 20, 2)
     summary = read_plan_summary(plan)
     assert (plan.num_rows, summary.num_partitions, summary.dispatch_order) == (0, 0, ())
 
@@ -146,7 +146,7 @@ def test_rows_are_spread_over_the_plan(tmp_path: Path) -> None:
 
 
 def test_a_partition_is_read_from_whole_files_only(tmp_path: Path) -> None:
-    plan = plan_prefix.fn(
+    plan = write_plan(
         tokens_file(tmp_path, [[1, 2, 3], [1, 2, 4], [5]]), str(tmp_path / "plan.parquet"), "exact", 100, 1
     )
     assert read_partition(plan, 0).row_ids.tolist() == [0, 1, 2]

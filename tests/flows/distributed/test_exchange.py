@@ -22,7 +22,7 @@ from flows.nightly import nightly
 from flows.settings import FailureSettings, WorkerSettings
 from tasks.infer import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.plan_prefix import plan_prefix
+from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.runs.infer_job import InferJob
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
@@ -32,7 +32,7 @@ from tasks.runs.run_copy import PREFIX, PROCESS_COPY, run_at_hand
 from tasks.runs.run_folder import list_finished_parts, list_finished_steps
 from tasks.runs.shared_run import SharedRun, name_exchange
 from tasks.runs.stop_request import StopRequest
-from tasks.tokenize import read_max_model_len, tokenize
+from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
@@ -121,11 +121,13 @@ class Shared:
         self.run = Run.begin(nights.path, workload, "tiny", "digest", {})
         requests = read_requests(nights.path, workload, "digest", self.run.folder).requests
         model_len = read_max_model_len(nights.model, "auto")
-        tokens = tokenize.fn(requests, str(folder / "tokens.parquet"), "snippets", str(nights.model), model_len)
+        tokens = write_tokens(
+            requests, str(folder / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
+        )
         self.run.note({"requests": requests, "tokens": tokens})
         self.job = InferJob(
             run_folder=self.run.folder,
-            plan=plan_prefix.fn(tokens, str(folder / "plan.parquet"), "exact", 1, 48),
+            plan=write_plan(tokens, str(folder / "plan.parquet"), "exact", 1, 48),
             workload=workload,
             checkpoint="/nowhere",
             model_digest=checkpoint_digest(nights.model),
