@@ -9,7 +9,8 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import explain, fill_identifiers
-from tasks.workloads.workload import ANSWER_COLUMNS, Workload
+from tasks.workloads.workload import Workload
+from tasks.workloads.workload_file import ANSWER_COLUMNS
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
 WHOLE_NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UINTEGER", "USMALLINT", "UTINYINT")

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from engine.errors import ModelError, WorkloadError
 from tasks.prompts.text_codec import TextCodec
-from tasks.workloads.workload import Prompt
+from tasks.workloads.workload_file import Prompt
 
 Segments = tuple[tuple[str, str | None], ...]
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import PromptFormat, build_prompt_format, encode_labels
 from tasks.prompts.text_codec import TextCodec
-from tasks.workloads.workload import Prompt
+from tasks.workloads.workload_file import Prompt
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

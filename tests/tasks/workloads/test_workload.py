@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import WorkloadError
-from tasks.workloads.workload import Decoding, Output, load_workload
+from tasks.workloads.workload import Output, load_workload
+from tasks.workloads.workload_file import Decoding
 
 GENERATE = """
 name = "titles"
@@ -110,7 +111,7 @@ def test_the_digest_is_of_what_decides_an_answer(folder: Path) -> None:
         replace(workload, output=replace(workload.output, table="t")),
     ]
     other = [
-        replace(workload, prompt=replace(workload.prompt, template="{body}")),
+        replace(workload, prompt=replace(workload.prompt, template="{body}{extra}")),
         replace(workload, prompt=replace(workload.prompt, system="")),
         replace(workload, prompt=replace(workload.prompt, chat=True)),
         replace(workload, decoding=replace(workload.decoding, stop=())),
