@@ -106,9 +106,7 @@ def show(connection: duckdb.DuckDBPyConnection, database: Path, console: Console
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo with the options in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.demo", description="The nightly flow on a database of its own."
-    )
+    parser = argparse.ArgumentParser(prog="batchloom demo", description="The nightly flow on a database of its own.")
     parser.add_argument("--database", type=Path, default=Path("demo.duckdb"), help="made where there is none")
     parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct")
     options = parser.parse_args(arguments)

@@ -133,6 +133,6 @@ def explain_workload(
 
 
 if __name__ == "__main__":
-    from flows.explain_cli import main
+    from flows.cli import main
 
     sys.exit(main(explain))

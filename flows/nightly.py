@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from flows.publish import publish_night
 from flows.report import report_run
-from flows.settings import EngineSettings, FailureSettings, PlanSettings, WorkerSettings
+from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.database.connection import connect
 from tasks.forecast.answer_length import AnswerLength, read_answer_length
@@ -70,7 +70,7 @@ def nightly(
     full: bool = False,
     engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
     planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
-    failures: FailureSettings = FailureSettings(),  # noqa: B008 - frozen
+    failures: FailurePolicy = FailurePolicy(),  # noqa: B008 - frozen
     machines: WorkerSettings = WorkerSettings(),  # noqa: B008 - frozen
     publish: Path | None = None,
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
@@ -114,7 +114,7 @@ def nightly(
             max_model_len=read_max_model_len(checkpoint, config.max_model_len),
             engine=config,
             planning=planning,
-            failures=failures.to_policy(),
+            failures=failures,
             machines=machines,
             workers=Workers(machines, any(is_guarded(database, workload.name) for workload in jobs)),
             full=full,

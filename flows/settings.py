@@ -1,124 +1,92 @@
 """What a user may set: each field is a question of Prefect's form and an option of the command line."""
 
-from typing import Annotated, Literal
+import logging
+from dataclasses import fields
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
-from engine.config import Batching, Dtype, EngineConfig, Order, Packing, Preemption, Prefill, Sharing
+from engine.config import EngineConfig
 from engine.planning.plan import PlanMethod
 from tasks.runs.object_store import check_url
-from tasks.workloads.failure_policy import FailurePolicy
 
-_DEFAULT = EngineConfig()
+LOGGER = logging.getLogger("batchloom")
+
+RENAMED = {"chunk_tokens": "max_num_batched_tokens"}
+"""Old names of fields, which are understood for one more release."""
+
+_ENGINE_ONLY = ("attention", "compile", "cuda_graphs")
 _SIZE = r"^(auto|\d+(\.\d+)? ?([kKmMgGtT]i?)?[bB]?)$"
-_DEFAULT_POLICY = FailurePolicy()
 
 
-class EngineSettings(BaseModel):
+class Settings(BaseModel):
+    """Frozen settings; an unknown name is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def _engine_fields() -> dict[str, Any]:
+    """The fields of `EngineConfig`; sizes are text with a unit, and what only tests and benchmarks set is left out."""
+    found: dict[str, Any] = {}
+    for field in fields(EngineConfig):
+        kind, about = get_args(field.type)
+        if field.name.endswith("_bytes"):
+            text = Field(description=about.description, pattern=_SIZE)
+            found[field.name.removesuffix("_bytes")] = (Annotated[str, text], str(field.default))
+        elif field.name == "disaggregation":
+            found[field.name] = (Annotated[Literal["none", "processes"], about], field.default)
+        elif field.name not in _ENGINE_ONLY:
+            found[field.name] = (Annotated[kind, about], field.default)
+    return found
+
+
+def _add_renamed(schema: dict[str, Any]) -> None:
+    for old, new in RENAMED.items():
+        about = {name: value for name, value in schema["properties"][new].items() if name not in ("default", "title")}
+        schema["properties"][old] = {**about, "deprecated": True, "description": f"old name of {new}"}
+
+
+_EngineFields: Any = create_model("_EngineFields", __base__=Settings, **_engine_fields())
+
+
+class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are those of `EngineConfig`
     """How the model computes; see `engine.EngineConfig`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(json_schema_extra=_add_renamed)
 
-    dtype: Annotated[
-        Dtype,
-        Field(description="number format of weights and KV; auto: bfloat16 where the device computes it natively"),
-    ] = _DEFAULT.dtype
-    device: Annotated[str, Field(description="auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU")] = (
-        _DEFAULT.device
-    )
-    kv_memory: Annotated[
-        str,
-        Field(
-            description="memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of what is free",
-            pattern=_SIZE,
-        ),
-    ] = str(_DEFAULT.kv_memory_bytes)
-    memory_fraction: Annotated[float, Field(gt=0, le=1, description="used where kv_memory is auto")] = (
-        _DEFAULT.memory_fraction
-    )
-    max_num_batched_tokens: Annotated[int, Field(ge=1, description="most tokens in one step of the model")] = (
-        _DEFAULT.max_num_batched_tokens
-    )
-    block_size: Annotated[int, Field(ge=1, description="tokens in one block of KV")] = _DEFAULT.block_size
-    max_model_len: Annotated[
-        int | Literal["auto"], Field(description="longest prompt plus answer in tokens; auto: what the model allows")
-    ] = _DEFAULT.max_model_len
-    output_reserve: Annotated[
-        float, Field(ge=0, le=1, description="share of an answer's length set aside in KV when it starts")
-    ] = _DEFAULT.output_reserve
-    order: Annotated[
-        Order,
-        Field(
-            description="who starts first; ratio: groups that decode most for their prefill; fcfs: in table order; "
-            "sjf: shortest expected answer; priority: largest priority column"
-        ),
-    ] = _DEFAULT.order
-    sharing: Annotated[
-        Sharing,
-        Field(
-            description="who shares KV; path: the plan's groups, and what groups have in common; group: the plan's "
-            "groups; lru: blocks found in a cache, without a plan; none: nobody"
-        ),
-    ] = _DEFAULT.sharing
-    max_running_requests: Annotated[
-        int | Literal["memory"], Field(description="most requests that hold KV at once; memory: no limit but kv_memory")
-    ] = _DEFAULT.max_running_requests
-    batching: Annotated[
-        Batching,
-        Field(
-            description="when requests start; continuous: at any step; static: when the batch before is finished; "
-            "dynamic: likewise, and a batch is what one step can take"
-        ),
-    ] = _DEFAULT.batching
-    prefill: Annotated[
-        Prefill, Field(description="chunked: prompts are cut to fill each step; whole: a prompt is never cut")
-    ] = _DEFAULT.prefill
-    packing: Annotated[
-        Packing,
-        Field(
-            description="prompts of a step, with prefill whole; ragged: in turn; prepacked: in bins, longest first; "
-            "padded: in turn, padded to the longest; length_ordered: padded, sorted by length"
-        ),
-    ] = _DEFAULT.packing
-    preemption: Annotated[
-        Preemption,
-        Field(
-            description="where KV memory runs out, the latest request is computed again (recompute), copied to host "
-            "memory and back (swap), or ends as an error (kill)"
-        ),
-    ] = _DEFAULT.preemption
-    swap_memory: Annotated[
-        str,
-        Field(
-            description="host memory for preemption swap, such as 4GiB; auto: as kv_memory, at most half of the free",
-            pattern=_SIZE,
-        ),
-    ] = str(_DEFAULT.swap_memory_bytes)
-    disaggregation: Annotated[
-        Literal["none", "processes"],
-        Field(description="none: one process does all; processes: another process of the host computes prompts"),
-    ] = "none"
-    num_threads: Annotated[int, Field(ge=0, description="of the CPU, in each process; 0: torch decides")] = (
-        _DEFAULT.num_threads
-    )
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not RENAMED.keys() & given.keys():
+            return given
+        for old in RENAMED.keys() & given.keys():
+            LOGGER.warning("%s is now called %s; the old name goes with the next release", old, RENAMED[old])
+        return {RENAMED.get(name, name): value for name, value in given.items()}
 
     def to_config(self) -> EngineConfig:
         """The engine's own form; raises `ConfigError` for what it refuses."""
-        return EngineConfig(
-            **self.model_dump(exclude={"kv_memory", "swap_memory"}),
-            kv_memory_bytes=_num_bytes(self.kv_memory),
-            swap_memory_bytes=_num_bytes(self.swap_memory),
-        )
+        given: dict[str, Any] = self.model_dump()
+        for name in ("kv_memory", "swap_memory"):
+            given[f"{name}_bytes"] = _num_bytes(given.pop(name))
+        return EngineConfig(**given)
 
 
 def _num_bytes(size: str) -> int | Literal["auto"]:
     return "auto" if size == "auto" else int(TypeAdapter(ByteSize).validate_python(size))
 
 
-class PlanSettings(BaseModel):
+class PlanSettings(Settings):
     """How prompts are grouped by their shared beginnings, and how much work is one unit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Annotated[PlanMethod, Field(description="exact: fewest tokens; paper: BatchLLM's Algorithm 1")] = "exact"
     partition_tokens: Annotated[
@@ -126,10 +94,8 @@ class PlanSettings(BaseModel):
     ] = 500_000
 
 
-class WorkerSettings(BaseModel):
+class WorkerSettings(Settings):
     """Which processes and machines compute; see `flows.workers.Workers`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     workers: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"],
@@ -160,25 +126,3 @@ class WorkerSettings(BaseModel):
     @classmethod
     def _check_exchange(cls, url: str) -> str:
         return url and check_url(url)
-
-
-class FailureSettings(BaseModel):
-    """When the run tries again, and when it gives up; see `tasks.workloads.failure_policy.FailurePolicy`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    retries: Annotated[
-        int, Field(ge=0, description="of a partition, before it is split until the rows that fail are found")
-    ] = _DEFAULT_POLICY.retries
-    retry_delay_seconds: Annotated[
-        float, Field(ge=0, description="before the first retry; each further one waits twice as long")
-    ] = _DEFAULT_POLICY.retry_delay_seconds
-    max_error_rate: Annotated[
-        float, Field(ge=0, le=1, description="the run fails where a larger share of the rows it tried does")
-    ] = _DEFAULT_POLICY.max_error_rate
-    error_rate_rows: Annotated[int, Field(ge=1, description="fewest rows that say something about that share")] = (
-        _DEFAULT_POLICY.error_rate_rows
-    )
-
-    def to_policy(self) -> FailurePolicy:
-        return FailurePolicy(**self.model_dump())

@@ -1,7 +1,10 @@
 """When a run tries again, and when it gives up."""
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from engine.errors import FailureRateError
 
@@ -9,22 +12,23 @@ NUM_REASONS = 3
 """Of the reasons for failed rows, how many a message names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FailurePolicy:
-    """What a run does about rows that the model fails on.
+    """When the run tries again, and when it gives up.
 
-    Attributes:
-        retries: of a partition as a whole, before it is split until the rows that fail are found.
-        retry_delay_seconds: before the first of them; each further one waits twice as long.
-        max_error_rate: the run fails where a larger share of its rows does, 0 to 1. Rows that could not be tried,
-            because the input is not usable, do not count.
-        error_rate_rows: the fewest rows that say something about that share.
+    Rows that could not be tried, because the input is not usable, do not count as failed.
     """
 
-    retries: int = 2
-    retry_delay_seconds: float = 1.0
-    max_error_rate: float = 0.5
-    error_rate_rows: int = 20
+    retries: Annotated[
+        int, Field(ge=0, description="of a partition, before it is split until the rows that fail are found")
+    ] = 2
+    retry_delay_seconds: Annotated[
+        float, Field(ge=0, description="before the first retry; each further one waits twice as long")
+    ] = 1.0
+    max_error_rate: Annotated[
+        float, Field(ge=0, le=1, description="the run fails where a larger share of the rows it tried does")
+    ] = 0.5
+    error_rate_rows: Annotated[int, Field(ge=1, description="fewest rows that say something about that share")] = 20
 
     def delay_seconds(self, num_failures: int) -> float:
         """How long to wait after so many failures of the same rows, from 1 on."""

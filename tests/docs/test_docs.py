@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.cli import COMMANDS, main
+from flows.explain import explain
 from flows.nightly import nightly
 from tasks.database.connection import connect
 from tasks.database.demo_database import build_demo_database, read_demo_contents
@@ -50,11 +51,13 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert target in targets, f"{name_of(page)}: make {target}"
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
-    with pytest.raises(SystemExit):
-        main(nightly, ["--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    for options in re.findall(r"python -m flows\.nightly([^\n`]*)", text):
-        assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: flows.nightly{options}"
+    for flow in (nightly, explain):
+        assert main(flow, ["--help-all"]) == 0
+        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+        for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow.name}([^\n`]*)", text):
+            assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow.name}{options}"
+    for name in re.findall(r"(?:^    |`|bin/)batchloom (\w+)", text, re.MULTILINE):
+        assert name in COMMANDS, f"{name_of(page)}: batchloom {name}"
 
 
 def test_the_readme_counts_what_the_demo_asks() -> None:

@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from flows.cli import main
+from flows.cli import COMMANDS, batchloom, main
 from flows.nightly import nightly
+from flows.settings import EngineSettings, PlanSettings, WorkerSettings
+from tasks.workloads.failure_policy import FailurePolicy
 
 ROOT = Path(__file__).parents[2]
 STOPPED = "nightly: stopped; finished partitions are kept, and the next run does the rest"
@@ -112,7 +116,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
         (("--kv-memory", "much"), "--kv-memory: String should match pattern"),
-        (("--method", "best"), "--method: Input should be 'exact' or 'paper'"),
+        (("--method", "best"), 'Invalid value "best" for --method. Choose from: "exact", "paper".'),
     ],
 )
 @pytest.mark.usefixtures("prefect_server")
@@ -134,6 +138,47 @@ def test_a_mistake_is_one_line(
     assert tables == [(0,), (0,)]
     after = {path.name for path in tmp_path.iterdir()} - {f"{nights.path.name}.runs"}
     assert sorted(after) == before
+
+
+def test_help_shows_ten_options_first_and_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(nightly, ["--help"]) == 0
+    first = set(re.findall(r"^│ .? +(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    assert first == {
+        *("--database", "--model", "--workload", "--full", "--publish"),
+        *("--device", "--dtype", "--kv-memory", "--max-num-batched-tokens", "--workers"),
+    }
+    assert main(nightly, ["--help-all"]) == 0
+    text = capsys.readouterr().out
+    for model in (EngineSettings, PlanSettings, FailurePolicy, WorkerSettings):
+        for name, field in model.__pydantic_fields__.items():
+            assert f"--{name.replace('_', '-')}" in text
+            for choice in get_args(field.annotation) if get_origin(field.annotation) is Literal else ():
+                assert choice in text
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_old_name_of_an_option_is_understood_with_a_line(nights: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--workload", "ranking", "--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "64"]
+    assert main(nightly, [*nights.inputs, *options]) == 0
+    line = "--chunk-tokens is now called --max-num-batched-tokens; the old name goes with the next release"
+    assert capfd.readouterr().err.splitlines() == [line]
+    assert nights.sql("select config->>'$.engine.max_num_batched_tokens' from runs") == [("64",)]
+
+
+def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert batchloom(["--version"]) == 0
+    assert capsys.readouterr().out == f"batchloom {version('batchloom')}\n"
+    assert batchloom([]) == 0
+    listed = capsys.readouterr().out
+    assert batchloom(["weekly"]) == 2
+    assert capsys.readouterr().err == "batchloom: no command 'weekly'; there are nightly, explain, report, demo\n"
+    for name in COMMANDS:
+        assert f"  {name} " in listed
+        with suppress(SystemExit):
+            batchloom([name, "--help"])
+        assert "--database" in capsys.readouterr().out
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert script == {"batchloom": "flows.cli:batchloom"}
 
 
 def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start) -> None:
@@ -225,3 +270,23 @@ def test_a_terminal_shows_a_bar(nights: Any, start: Start) -> None:
     assert any(re.search(r"snippets .* 12/12 rows [1-9][\d,]* tokens [1-9][\d,]*/s .*left", line) for line in lines), (
         lines
     )
+
+
+@pytest.mark.slow
+def test_a_temporary_server_ends_with_its_night_even_when_it_is_killed(nights: Any, start: Start) -> None:
+    many_documents(nights, 40)
+    command = start("--workload", "snippets", "--partition-tokens", "1", own_server=True)
+    wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)
+    process_id = command.process.pid
+    children = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
+    (server,) = (Path("/proc", child) for child in children if b"temporary_server.py" in read_command(child))
+    command.process.kill()
+    command.wait()
+    deadline = time.monotonic() + 5
+    while server.exists():
+        assert time.monotonic() < deadline, "the server lives on"
+        time.sleep(0.05)
+
+
+def read_command(process_id: str) -> bytes:
+    return Path("/proc", process_id, "cmdline").read_bytes()

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError, ConfigError, DatabaseError, ModelError, WorkloadError
+from flows.cli import main
 from flows.explain import explain
-from flows.explain_cli import main
 from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
 from tasks.forecast.field_orders import FieldColumn, compare_field_orders

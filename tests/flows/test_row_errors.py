@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 from engine.errors import DeviceError, FailureRateError
 from flows.cli import main
 from flows.nightly import nightly
-from flows.settings import EngineSettings, FailureSettings
+from flows.settings import EngineSettings
+from tasks.workloads.failure_policy import FailurePolicy
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 POISON = "~"
 """A character that no other text of the database holds, and a token of its own."""
 
-AT_ONCE = FailureSettings(retry_delay_seconds=0.01)
+AT_ONCE = FailurePolicy(retry_delay_seconds=0.01)
 
 
 class Spoiler:
@@ -101,7 +102,7 @@ def test_the_rows_that_fail_are_found_and_all_others_answered(
 
 
 def test_too_many_failing_rows_fail_the_run_and_the_good_ones_stay(nights: Any, on_poison: Any) -> None:
-    settings = FailureSettings(retry_delay_seconds=0, max_error_rate=0.3, error_rate_rows=13)
+    settings = FailurePolicy(retry_delay_seconds=0, max_error_rate=0.3, error_rate_rows=13)
     message = r"^4 of 13 rows failed, max_error_rate allows 30%: RuntimeError: this cannot be computed \(4 rows\)$"
     with spoiled(on_poison), pytest.raises(FailureRateError, match=message):
         nights.run("snippets", failures=settings, partition_tokens=1)
@@ -110,7 +111,7 @@ def test_too_many_failing_rows_fail_the_run_and_the_good_ones_stay(nights: Any, 
     assert error.startswith("FailureRateError: 4 of 13 rows failed")
     nights.sql("insert into snippet_requests values ('d-gone', 'q0'), (null, 'q0'), ('d0', 'q-gone')")
     with spoiled(on_poison):
-        too_few = FailureSettings(retry_delay_seconds=0, max_error_rate=0, error_rate_rows=5)
+        too_few = FailurePolicy(retry_delay_seconds=0, max_error_rate=0, error_rate_rows=5)
         (summary,) = nights.run("snippets", failures=too_few)
     assert (summary.status, summary.num_errors) == ("completed", 7), "four were tried; three could not be"
 

@@ -19,7 +19,7 @@ from engine.errors import ArtifactError, ConfigError, ModelError
 from engine.model.checkpoint import checkpoint_digest
 from flows.cli import main
 from flows.nightly import nightly
-from flows.settings import FailureSettings, WorkerSettings
+from flows.settings import WorkerSettings
 from tasks.infer import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
@@ -39,7 +39,7 @@ from tests.flows.distributed.object_server import ObjectServer, serve_objects
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
 
 ROOT = Path(__file__).parents[3]
-AT_ONCE = FailureSettings(retry_delay_seconds=0.01)
+AT_ONCE = FailurePolicy(retry_delay_seconds=0.01)
 
 
 @pytest.fixture

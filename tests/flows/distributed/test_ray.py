@@ -17,8 +17,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from flows.settings import FailureSettings, WorkerSettings
+from flows.settings import WorkerSettings
 from flows.workers import Workers
+from tasks.workloads.failure_policy import FailurePolicy
 from tests.flows.distributed.worker_watch import find_processes, meanwhile, wait_until
 
 # Ray reads them when it is imported. The first binds it to loopback, on Linux, too.
@@ -108,7 +109,7 @@ def test_a_cluster_answers_as_one_process_does_and_survives_the_death_of_a_worke
         killed.append(victim)
 
     on_ray = WorkerSettings(runner="ray", ray_address=cluster)
-    at_once = FailureSettings(retry_delay_seconds=0.01)
+    at_once = FailurePolicy(retry_delay_seconds=0.01)
     with meanwhile(kill):
         snippets, ranking = nights.run(full=True, machines=on_ray, partition_tokens=1, failures=at_once)
     assert len(killed) == 1

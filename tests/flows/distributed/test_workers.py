@@ -18,18 +18,19 @@ from engine.config import EngineConfig
 from engine.errors import ArtifactError, ConfigError, WorkerError
 from flows.cli import main
 from flows.nightly import nightly
-from flows.settings import FailureSettings, WorkerSettings
+from flows.settings import WorkerSettings
 from tasks.infer_remote import name_device
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.worker_layout import WorkerLayout, lay_out_workers
 from tasks.workers.worker_pool import WorkerPool
+from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
 
 ROOT = Path(__file__).parents[3]
 TWO = WorkerSettings(workers=2)
-AT_ONCE = FailureSettings(retry_delay_seconds=0.01)
+AT_ONCE = FailurePolicy(retry_delay_seconds=0.01)
 STEPS = "select partition, step, num_prefix_tokens, num_suffix_tokens, num_decode_tokens from steps where run_id = ?"
 
 
@@ -127,7 +128,7 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
         checkpoint=str(tmp_path),
         model_digest="",
         engine=EngineConfig(),
-        failures=FailureSettings().to_policy(),
+        failures=FailurePolicy(),
         expected_output_tokens=None,
     )
     sound, broken = WorkerPool([{}]), WorkerPool([{"PYTHONHASHSEED": "no number"}])

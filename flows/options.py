@@ -1,0 +1,141 @@
+"""Options of the command line, made from a flow's parameters and from the fields of those that are settings."""
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from prefect import Flow
+from pydantic import ValidationError, create_model
+
+from engine.errors import ConfigError
+from flows.settings import RENAMED
+
+HELP_FLAGS = ("--help", "-h", "--help-all")
+SHOWN_FIRST = (
+    *("database", "model", "workloads", "full", "publish", "json"),
+    *("device", "dtype", "kv_memory", "max_num_batched_tokens", "workers"),
+)
+
+
+class _Option(NamedTuple):
+    name: str
+    settings: str
+    """The parameter of the flow that it is a field of; empty for a parameter itself."""
+    annotation: Any
+    default: Any
+    help: str | None = None
+    group: str = "Parameters"
+
+
+def parse_options(
+    flow: Flow[..., Any], arguments: Sequence[str], about: str, flags: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """The parameters of the flow as `arguments` give them, checked; None where they ask for help, which is printed.
+
+    Args:
+        about: what the command does.
+        flags: options beside the flow's parameters, with their meaning; True in the result where given.
+
+    Raises:
+        ConfigError: an option is unknown or missing, or has a value that is not allowed.
+    """
+    options: dict[str, _Option] = {}
+    for option in chain(_find_options(flow), (_Option(name, "", bool, False, flags[name]) for name in flags)):
+        options.setdefault(option.name, option)
+    given = _parse(flow, options, arguments, about)
+    if given is None:
+        return None
+    chosen: dict[str, Any] = {}
+    for name, value in given.items():
+        owner = options[name].settings
+        (chosen.setdefault(owner, {}) if owner else chosen)[name] = value
+    try:
+        return _check(flow, chosen) | {name: chosen[name] for name in flags if name in chosen}
+    except ValidationError as error:
+        found = ((next(part for part in e["loc"] if part in options), e["msg"]) for e in error.errors())
+        raise ConfigError("; ".join(f"{_flag(str(name))}: {message}" for name, message in found)) from error
+
+
+def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
+    for parameter in inspect.signature(flow.fn).parameters.values():
+        fields = getattr(parameter.annotation, "__pydantic_fields__", None)
+        if fields is None:
+            meaning = flow.parameters.properties[parameter.name].get("description")
+            yield _Option(parameter.name, "", parameter.annotation, parameter.default, meaning)
+            continue
+        group = parameter.annotation.__doc__.splitlines()[0].split(";")[0].rstrip(".")
+        for name, field in fields.items():
+            yield _Option(name, parameter.name, field.annotation, field.default, field.description, group)
+
+
+def _parse(
+    flow: Flow[..., Any], options: Mapping[str, _Option], arguments: Sequence[str], about: str
+) -> dict[str, Any] | None:
+    """The options that are given, with the type of each; None after showing help."""
+
+    def collect(**given: Any) -> dict[str, Any]:
+        return given
+
+    shows_all = "--help-all" in arguments
+    collect.__annotations__ = {name: option.annotation for name, option in options.items()}
+    keywords = []
+    for name, kind in get_type_hints(collect).items():  # without bounds, which `_check` knows
+        option = options[name]
+        parameter = Parameter(
+            name=_flag(name),
+            help=option.help,
+            group=option.group if shows_all else "Parameters",
+            show=shows_all or name in SHOWN_FIRST,
+            negative=(),
+            allow_repeating=True,  # the last one counts
+        )
+        keywords.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=option.default,
+                annotation=Annotated[kind, parameter],
+            )
+        )
+    collect.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    collect.__annotations__ = {keyword.name: keyword.annotation for keyword in keywords}
+    app = App(
+        name=f"batchloom {flow.name}",
+        help=about if shows_all else f"{about} --help-all shows all options.",
+        help_flags=HELP_FLAGS,
+        version_flags=(),
+        result_action="return_value",
+    )
+    app["--help"].group = Group("Parameters")
+    app.default(collect)
+    spelled = [_spell(argument) for argument in arguments]
+    try:
+        given: dict[str, Any] | None = app(spelled, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    return given
+
+
+def _check(flow: Flow[..., Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The chosen parameters as the flow takes them; raises pydantic's error."""
+    parameters = inspect.signature(flow.fn).parameters.values()
+    fields: dict[str, Any] = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
+    checked = create_model("Parameters", **fields).model_validate(chosen)
+    return {name: getattr(checked, name) for name in chosen if name in fields}
+
+
+def _flag(name: str) -> str:
+    return "--workload" if name == "workloads" else f"--{name.replace('_', '-')}"
+
+
+def _spell(argument: str) -> str:
+    """The argument, with an option's old name replaced by its new one."""
+    flag, equals, value = argument.partition("=")
+    for old, new in RENAMED.items():
+        if flag == _flag(old):
+            print(f"{flag} is now called {_flag(new)}; the old name goes with the next release", file=sys.stderr)
+            return f"{_flag(new)}{equals}{value}"
+    return argument

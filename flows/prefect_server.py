@@ -1,0 +1,96 @@
+"""Prefect around a run of the command line: quiet, and with a server of its own where none is configured."""
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from httpx import HTTPError
+from prefect.client.orchestration import get_client
+from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_API_URL,
+    PREFECT_LOCAL_STORAGE_PATH,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    get_current_settings,
+    temporary_settings,
+)
+
+from engine.errors import ConfigError
+from tasks.runs.run_folder import runs_folder
+
+SERVER_SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+}
+"""No usage statistics, and no automations; what the environment sets stays as it is."""
+
+STARTUP_SECONDS = 90
+STOP_SECONDS = 5
+
+
+@contextmanager
+def quiet_prefect(database: Path) -> Iterator[None]:
+    """Prefect's results beside the runs of the database, and a server that answers. What the environment sets stays.
+
+    Raises:
+        ConfigError: no Prefect server answers.
+    """
+    storage = {PREFECT_LOCAL_STORAGE_PATH: runs_folder(database) / "results"}
+    has_storage = PREFECT_LOCAL_STORAGE_PATH.name in os.environ
+    with temporary_settings({} if has_storage else storage), temporary_server():
+        name = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name
+        patience = {PREFECT_API_REQUEST_TIMEOUT: float(os.environ.get(name, STARTUP_SECONDS))}
+        try:
+            with temporary_settings(patience), get_client(sync_client=True) as client:
+                client.hello()
+        except (RuntimeError, HTTPError) as error:
+            raise ConfigError(f"no Prefect server at {PREFECT_API_URL.value() or 'this machine'}: {error}") from error
+        yield
+
+
+@contextmanager
+def temporary_server() -> Iterator[None]:
+    """Where no server is configured, start one on loopback, without waiting for it; it ends with this process.
+
+    Prefect's own way to do so imports the whole server into this process first, and leaves it running when this
+    process is killed.
+    """
+    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+        yield
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                str(Path(__file__).with_name("temporary_server.py")),
+                str(os.getpid()),
+                str(listener.fileno()),
+            ],
+            pass_fds=[listener.fileno()],
+            env=SERVER_SETTINGS
+            | os.environ
+            | get_current_settings().to_environment_variables(exclude_unset=True)
+            | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
+            start_new_session=True,  # a terminal's Ctrl-C does not reach it, so that a run can still say how it ended
+        )
+    atexit.register(_stop, process)
+    with temporary_settings({PREFECT_API_URL: url}):
+        yield
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,25 @@
+"""The process of a temporary Prefect server: `temporary_server.py PARENT_PID FD` serves on a socket that it inherits.
+
+It is started by path and imports nothing of this project, so that the folder it is started in does not matter.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+if __name__ == "__main__":
+    parent_pid, listener_fd = map(int, sys.argv[1:])
+    # The kernel ends this process when its parent ends, however that happens.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the parent ended before its server began")
+
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on", timeout_graceful_shutdown=2)
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listener_fd)])
