@@ -20,8 +20,7 @@ from flows.report import report_run
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.database.connection import connect
-from tasks.forecast.answer_length import AnswerLength, read_answer_length
-from tasks.forecast.night_prediction import FEWEST_TOKENS_TO_PREDICT, predict_run
+from tasks.forecast.prediction import FEWEST_TOKENS_TO_PREDICT, AnswerLength, predict_run, read_answer_length
 from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix

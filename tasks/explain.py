@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -17,23 +15,21 @@ from engine.planning.plan import PlanMethod, plan_prefix_groups
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.planning.shared_runs import plan_shared_runs
 from engine.planning.sharing_shape import measure_shape
-from engine.simulation.simulation_summary import summarize_steps
+from engine.simulation.simulation import find_oversized
+from engine.simulation.simulation_summary import SimulationSummary
 from tasks.forecast.advice import advise
-from tasks.forecast.answer_length import AnswerLength, read_answer_length
-from tasks.forecast.field_orders import MOST_FIELDS, FieldColumn, FieldOrder, compare_field_orders
-from tasks.forecast.forecast import Forecast, Prediction, SharingPolicy
+from tasks.forecast.field_orders import order_fields
+from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy
 from tasks.forecast.hardware import Hardware
-from tasks.forecast.prediction import predict
-from tasks.forecast.simulator import Simulator
+from tasks.forecast.prediction import AnswerLength, predict, read_answer_length
+from tasks.forecast.what_ifs import try_settings
 from tasks.partitions.planned_rows import PlannedRows, read_planned_rows
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import ReadResult
-from tasks.storage.artifact import ArtifactRef, open_parquet
-from tasks.storage.plan_file import read_plan_summary
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.workloads.workload import Workload
-
-LABEL = "simulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,37 +72,30 @@ def explain(
         ArtifactError: a file is not what its reference says.
         CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
-    watch = _Watch(dict(seconds))
     if plan is None:
-        return _nothing_to_do(workload, found, job)
-    with watch.stage("share"):
+        return Forecast(
+            workload=workload.name, mode=workload.mode, model=job.model, num_already_done=found.num_already_done
+        )
+    seconds = dict(seconds)
+    with _timed("share", seconds):
         rows = read_planned_rows(plan)
         tree = build_prefix_tree(rows.prompts)
         policies = _compare_policies(rows, int(tree.leaf_lens.sum()), job)
         shape = measure_shape(tree, rows.groups())
-    with watch.stage("order fields"):
-        orders = order_fields(found.requests, rows, workload)
+    with _timed("order fields", seconds):
+        orders = order_fields(found.requests, rows.row_ids, workload.prompt)
     prediction = None
     if len(rows.row_ids):
-        with watch.stage("simulate"):
+        with _timed("simulate", seconds):
             answer = read_answer_length(job.database, workload)
             codec = TextCodec.load(Path(job.checkpoint)) if workload.mode == "score" else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
-            prediction = predict(
-                rows,
-                rows.ask(form),
-                job.engine,
-                job.hardware,
-                answer,
-                dispatch_order=read_plan_summary(plan).dispatch_order,
-                num_engines=job.num_engines,
-            )
-        with watch.stage("simulate a cache"):
+            prediction = _simulate(rows, read_plan_summary(plan), form, answer, job)
+        with _timed("simulate a cache", seconds):
             cache = _as_cached(rows, form, policies[0], answer, job)
         policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, rows.num_partitions))
     best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
     return Forecast(
-        label=LABEL,
         workload=workload.name,
         mode=workload.mode,
         model=job.model,
@@ -122,31 +111,8 @@ def explain(
         field_orders=tuple(orders),
         prediction=prediction,
         advice=advise(policies, best, orders, prediction),
-        seconds=watch.seconds,
+        seconds=seconds,
     )
-
-
-def order_fields(requests: ArtifactRef, rows: PlannedRows, workload: Workload) -> list[FieldOrder]:
-    """Orders of the template's fields over the planned rows; none where it has one field, or too many."""
-    segments = [(literal, field) for literal, field in workload.prompt.segments if field is not None]
-    if not 2 <= len(segments) <= MOST_FIELDS:
-        return []
-    wanted = pa.array(np.sort(rows.row_ids))
-    with open_parquet(requests) as file:
-        table = file.read(columns=list(workload.prompt.fields)).take(wanted)
-    columns = []
-    for literal, field in segments:
-        values = table.column(field).combine_chunks().fill_null("")
-        encoded = values.dictionary_encode()
-        columns.append(
-            FieldColumn(
-                name=field,
-                codes=encoded.indices.to_numpy().astype(np.int64),
-                num_bytes=pc.binary_length(values).to_numpy().astype(np.int64) + len(literal.encode()),
-            )
-        )
-    tail = "".join(literal for literal, field in workload.prompt.segments if field is None)
-    return compare_field_orders(columns, len(workload.prompt.system.encode()), len(tail.encode()))
 
 
 def _compare_policies(rows: PlannedRows, num_distinct_tokens: int, job: ExplainJob) -> tuple[SharingPolicy, ...]:
@@ -166,6 +132,35 @@ def _compare_policies(rows: PlannedRows, num_distinct_tokens: int, job: ExplainJ
     return tuple(_policy(name, count, num_logical) for name, count in counts.items())
 
 
+def _simulate(
+    rows: PlannedRows, plan: PlanSummary, form: RequestForm, answer: AnswerLength, job: ExplainJob
+) -> Prediction:
+    """Every partition as it would run, and a few of them with a setting changed."""
+    hardware, kv_bytes = job.hardware, job.hardware.kv_bytes(job.engine)
+    requests = rows.ask(form)
+
+    def simulate(config: EngineConfig, kv_bytes: int, first_partition: int, num_partitions: int) -> SimulationSummary:
+        chosen = requests[rows.rows(first_partition, num_partitions)]
+        groups = rows.groups(first_partition, num_partitions)
+        return hardware.simulate(chosen, groups, config, kv_bytes, answer.num_tokens)
+
+    found = predict(lambda partition: simulate(job.engine, kv_bytes, partition, 1), plan, job.num_engines)
+    run = found.simulated
+    block_bytes = job.engine.block_size * hardware.shape.kv_bytes_per_token
+    return Prediction(
+        device=hardware.device,
+        dtype=hardware.dtype,
+        weight_bytes=hardware.shape.weight_bytes,
+        kv=KVMemory(budget_bytes=kv_bytes, peak_bytes=run.peak_kv_blocks * block_bytes),
+        answer=answer,
+        num_oversized_rows=len(find_oversized(requests, job.engine.block_size, kv_bytes // block_bytes)),
+        num_engines=job.num_engines,
+        seconds=found.seconds,
+        run=run,
+        what_ifs=try_settings(simulate, job.engine, kv_bytes, run, found.partition_seconds),
+    )
+
+
 def _as_cached(
     rows: PlannedRows, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
 ) -> SharingPolicy:
@@ -173,8 +168,8 @@ def _as_cached(
     order = np.argsort(rows.row_ids)
     requests = form.ask(rows.row_ids[order], [rows.prompts[row] for row in order.tolist()], rows.priority[order])
     config = replace(job.engine, sharing="lru", order="fcfs")
-    budget_bytes = job.hardware.kv_budget_bytes(job.engine)
-    run = summarize_steps(Simulator(job.hardware, answer).run(requests, rows.groups(), config, budget_bytes))
+    kv_bytes = job.hardware.kv_bytes(job.engine)
+    run = job.hardware.simulate(requests, rows.groups(), config, kv_bytes, answer.num_tokens)
     return _policy("LRU cache of blocks, table order", run.num_prompt_tokens, none.num_processed_tokens)
 
 
@@ -191,36 +186,9 @@ def _policy(name: str, num_processed: int, num_logical: int) -> SharingPolicy:
     return SharingPolicy(name=name, num_processed_tokens=num_processed, token_saving_ratio=ratio)
 
 
-def _nothing_to_do(workload: Workload, found: ReadResult, job: ExplainJob) -> Forecast:
-    return Forecast(
-        label=LABEL,
-        workload=workload.name,
-        mode=workload.mode,
-        model=job.model,
-        num_rows=0,
-        num_already_done=found.num_already_done,
-        num_error_rows=0,
-        num_duplicates=0,
-        num_prompt_tokens=0,
-        num_partitions=0,
-        shape=None,
-        policies=(),
-        best_saving_ratio=0.0,
-        field_orders=(),
-        prediction=None,
-        advice=(),
-        seconds={},
-    )
-
-
-class _Watch:
-    """Wall seconds by stage."""
-
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds = seconds
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - started
+@contextmanager
+def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Notes how long the block took."""
+    started = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - started

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.planning.plan import plan_prefix_groups
 from engine.request import Request
-from engine.simulation.device import DEVICES, kv_budget_bytes
+from engine.simulation.device import DEVICES, predicted_kv_bytes
 from engine.simulation.model_shape import ModelShape
 from engine.simulation.roofline import Roofline
 from engine.simulation.simulation import SimulatedStep, simulate_plan
@@ -43,7 +43,7 @@ class Place:
     def kv_bytes(self) -> int:
         """KV memory on the whole device."""
         memory_bytes = DEVICES[self.device].memory_bytes
-        return kv_budget_bytes(memory_bytes, self.shape.weight_bytes, memory_fraction=MEMORY_FRACTION)
+        return predicted_kv_bytes(memory_bytes, self.shape.weight_bytes, memory_fraction=MEMORY_FRACTION)
 
     @property
     def roofline(self) -> Roofline:
@@ -99,7 +99,7 @@ class SimulatedRun:
     @property
     def num_warm_steps(self) -> int:
         """Steps without the cool-down."""
-        return sum(not step.is_cool_down for step in self.steps)
+        return self.summary.num_steps - self.summary.num_cool_down_steps
 
     @property
     def warm_seconds(self) -> float:
@@ -107,16 +107,19 @@ class SimulatedRun:
         return self.seconds - self.summary.cool_down_seconds
 
     @property
+    def warm_tokens(self) -> list[int]:
+        """Of each step before the cool-down."""
+        return [step.record.num_tokens for step in self.steps[: self.num_warm_steps]]
+
+    @property
     def mean_tokens(self) -> float:
         """Of a step before the cool-down."""
-        warm = [step.record.num_tokens for step in self.steps if not step.is_cool_down]
-        return sum(warm) / max(1, len(warm))
+        return sum(self.warm_tokens) / max(1, self.num_warm_steps)
 
     @property
     def valley_share(self) -> float:
         """Of the steps before the cool-down, those with less than half the tokens that a step may have."""
-        warm = [step.record.num_tokens for step in self.steps if not step.is_cool_down]
-        return sum(count < self.max_num_batched_tokens / 2 for count in warm) / max(1, len(warm))
+        return sum(count < self.max_num_batched_tokens / 2 for count in self.warm_tokens) / max(1, self.num_warm_steps)
 
     @property
     def mean_completion_seconds(self) -> float:

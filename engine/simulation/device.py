@@ -96,7 +96,7 @@ _SLOWER_FORMS = frozenset({"pcie", "nvl"})
 """Of products whose fastest form is in the table."""
 
 
-def find_device(product: str, memory_bytes: int) -> Device | None:
+def match_device(product: str, memory_bytes: int) -> Device | None:
     """The table's device that is meant; None where its rates are not those of this one.
 
     Args:
@@ -110,7 +110,7 @@ def find_device(product: str, memory_bytes: int) -> Device | None:
     return next((device for device in named if abs(memory_bytes / device.memory_bytes - 1) < 0.1), None)
 
 
-def kv_budget_bytes(
+def predicted_kv_bytes(
     memory_bytes: int, weight_bytes: int, *, memory_fraction: float, most_bytes: int | None = None
 ) -> int:
     """KV memory that a budget of "auto" gives: a share of what the weights leave, 0 where they do not fit.

@@ -8,7 +8,7 @@ import torch
 from engine.device.memory import free_memory_bytes
 from engine.device.placement import dtype_name, find_dtype
 from engine.errors import ConfigError
-from engine.simulation.device import Device, find_device
+from engine.simulation.device import Device, match_device
 from engine.simulation.model_shape import ModelShape
 
 _NUM_ROWS = 512
@@ -36,7 +36,7 @@ def probe_device(kind: str, shape: ModelShape, dtype: str) -> Device:
     device = _find_kind(kind)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        known = find_device(properties.name, properties.total_memory)
+        known = match_device(properties.name, properties.total_memory)
         if known is not None:
             return known
     return measure_device(device, shape, dtype)

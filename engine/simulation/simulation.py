@@ -38,14 +38,15 @@ class SimulatedStep:
         record: as a real run has it; duration_ms is predicted.
         cost: what the prediction is made of.
         is_held_back: requests were waiting and the step had room for their tokens, but there was no KV memory for them.
-        is_cool_down: no request was waiting any more and the step had room left (what TECD leaves out, BatchLLM
-            section 6.3.2).
+        is_busy: the step is full (its tokens, padding included, reach max_num_batched_tokens) or leaves requests
+            waiting. The cool-down of a plan is what follows its last busy step, as in ``sql/report/timeline.sql``; TECD
+            leaves it out (BatchLLM section 6.3.2).
     """
 
     record: StepRecord
     cost: StepCost
     is_held_back: bool
-    is_cool_down: bool
+    is_busy: bool
 
     @property
     def resource(self) -> Resource:
@@ -96,7 +97,6 @@ def simulate_plan(
         # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
         num_waiting = scheduler.num_unfinished - scheduler.num_running
         is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start
-        is_cool_down = step.room > 0 and num_waiting == 0
         work = _measure_work(step)
         completed = [
             sequence
@@ -106,19 +106,17 @@ def simulate_plan(
         scheduler.complete_step(step)
         num_finished = sum(_book_answer(scheduler, sequence, num_answer_tokens) for sequence in completed)
         cost = roofline.cost(work)
-        yield SimulatedStep(
-            record=describe_step(
-                step,
-                number=number,
-                held=held,
-                scheduler=scheduler,
-                num_finished=num_finished,
-                duration_ms=cost.seconds * 1e3,
-            ),
-            cost=cost,
-            is_held_back=is_held_back,
-            is_cool_down=is_cool_down,
+        record = describe_step(
+            step,
+            number=number,
+            held=held,
+            scheduler=scheduler,
+            num_finished=num_finished,
+            duration_ms=cost.seconds * 1e3,
         )
+        is_full = record.num_tokens + record.num_padding_tokens >= config.max_num_batched_tokens
+        is_busy = is_full or record.num_waiting_requests > 0
+        yield SimulatedStep(record=record, cost=cost, is_held_back=is_held_back, is_busy=is_busy)
         number += 1
     assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 

@@ -12,8 +12,12 @@ from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from engine.errors import WorkloadError
+from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.workloads.workload_file import Prompt
 
 MOST_FIELDS = 8
 """Every set of fields is looked at once: 256 sets."""
@@ -49,6 +53,29 @@ class FieldOrder:
     fields: tuple[str, ...]
     saving_ratio: float
     is_current: bool
+
+
+def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[FieldOrder]:
+    """Orders of a template's fields over some rows, the best one first; none where it has one field, or too many.
+
+    Args:
+        requests: the rows' texts.
+        row_ids: of the rows that count.
+        prompt: whose template it is.
+    """
+    segments = [(literal, field) for literal, field in prompt.segments if field is not None]
+    if not 2 <= len(segments) <= MOST_FIELDS:
+        return []
+    with open_parquet(requests) as file:
+        table = file.read(columns=list(prompt.fields)).take(pa.array(np.sort(row_ids)))
+    columns = []
+    for literal, field in segments:
+        values = table.column(field).combine_chunks().fill_null("")
+        codes = values.dictionary_encode().indices.to_numpy().astype(np.int64)
+        num_bytes = pc.binary_length(values).to_numpy().astype(np.int64) + len(literal.encode())
+        columns.append(FieldColumn(name=field, codes=codes, num_bytes=num_bytes))
+    tail = "".join(literal for literal, field in prompt.segments if field is None)
+    return compare_field_orders(columns, len(prompt.system.encode()), len(tail.encode()))
 
 
 def compare_field_orders(columns: Sequence[FieldColumn], num_head_bytes: int, num_tail_bytes: int) -> list[FieldOrder]:

@@ -1,12 +1,13 @@
 """What `explain` says of a workload: counts of what is there, and a simulated run. Plain values, ready for JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.planning.sharing_shape import SharingShape
 from engine.simulation.device import Device
 from engine.simulation.simulation_summary import SimulationSummary
-from tasks.forecast.answer_length import AnswerLength
 from tasks.forecast.field_orders import FieldOrder
+from tasks.forecast.prediction import AnswerLength
+from tasks.forecast.what_ifs import WhatIf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +22,6 @@ class SharingPolicy:
     name: str
     num_processed_tokens: int
     token_saving_ratio: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """The simulation again with one setting changed.
-
-    Attributes:
-        option: of the command line, with its value.
-        time_ratio: predicted time with it against without it; below 1 is faster.
-        num_partitions: on which both were simulated.
-    """
-
-    option: str
-    time_ratio: float
-    num_partitions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +84,20 @@ class Forecast:
         seconds: that explaining took, by stage.
     """
 
-    label: str
     workload: str
     mode: str
     model: str
-    num_rows: int
     num_already_done: int
-    num_error_rows: int
-    num_duplicates: int
-    num_prompt_tokens: int
-    num_partitions: int
-    shape: SharingShape | None
-    policies: tuple[SharingPolicy, ...]
-    best_saving_ratio: float
-    field_orders: tuple[FieldOrder, ...]
-    prediction: Prediction | None
-    advice: tuple[str, ...]
-    seconds: dict[str, float]
+    label: str = "simulated"
+    num_rows: int = 0
+    num_error_rows: int = 0
+    num_duplicates: int = 0
+    num_prompt_tokens: int = 0
+    num_partitions: int = 0
+    shape: SharingShape | None = None
+    policies: tuple[SharingPolicy, ...] = ()
+    best_saving_ratio: float = 0.0
+    field_orders: tuple[FieldOrder, ...] = ()
+    prediction: Prediction | None = None
+    advice: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)

@@ -1,14 +1,20 @@
 """The device a run is predicted for, and what of its memory is left for KV; no weights are read."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError, ConfigError, ModelError
-from engine.simulation.device import DEVICES, Device, kv_budget_bytes
+from engine.planning.prefix_groups import PrefixGroup
+from engine.request import Request
+from engine.simulation.device import DEVICES, Device, predicted_kv_bytes
 from engine.simulation.model_shape import ModelShape
+from engine.simulation.roofline import Roofline
+from engine.simulation.simulation import simulate_plan
+from engine.simulation.simulation_summary import SimulationSummary, summarize_steps
 
 _LOOKED_AT = ("auto", "cpu", "cuda")
 
@@ -27,29 +33,51 @@ class Hardware:
     shape: ModelShape
     most_kv_bytes: int | None
 
-    def kv_budget_bytes(self, config: EngineConfig) -> int:
+    def kv_bytes(self, config: EngineConfig) -> int:
         """Memory for KV.
 
         Raises:
             CapacityError: the device does not hold it next to the weights, or it holds no block.
         """
-        left_bytes = self.device.memory_bytes - self.shape.weight_bytes
-        budget_bytes = (
-            kv_budget_bytes(
-                self.device.memory_bytes,
-                self.shape.weight_bytes,
-                memory_fraction=config.memory_fraction,
-                most_bytes=self.most_kv_bytes,
+        memory_bytes, weight_bytes = self.device.memory_bytes, self.shape.weight_bytes
+        kv_bytes = config.kv_memory_bytes
+        if kv_bytes == "auto":
+            kv_bytes = predicted_kv_bytes(
+                memory_bytes, weight_bytes, memory_fraction=config.memory_fraction, most_bytes=self.most_kv_bytes
             )
-            if config.kv_memory_bytes == "auto"
-            else config.kv_memory_bytes
-        )
-        if budget_bytes > left_bytes or budget_bytes < config.block_size * self.shape.kv_bytes_per_token:
+        if not config.block_size * self.shape.kv_bytes_per_token <= kv_bytes <= memory_bytes - weight_bytes:
             raise CapacityError(
-                f"device {self.device.name!r} has {_gigabytes(self.device.memory_bytes)} of memory, the weights take "
-                f"{_gigabytes(self.shape.weight_bytes)}: a KV budget of {_gigabytes(max(0, budget_bytes))} does not do"
+                f"device {self.device.name!r} has {_gigabytes(memory_bytes)} of memory, the weights take "
+                f"{_gigabytes(weight_bytes)}: a KV budget of {_gigabytes(kv_bytes)} does not do"
             )
-        return budget_bytes
+        return kv_bytes
+
+    def simulate(
+        self,
+        requests: Sequence[Request],
+        groups: Sequence[PrefixGroup],
+        config: EngineConfig,
+        kv_bytes: int,
+        num_answer_tokens: int,
+    ) -> SimulationSummary:
+        """What one engine on this device does with these groups.
+
+        Args:
+            groups: their members' request_indices point into `requests`.
+            kv_bytes: memory for KV.
+            num_answer_tokens: of every answer.
+        Raises:
+            ConfigError: the device has no rate for the number format.
+        """
+        steps = simulate_plan(
+            requests,
+            groups,
+            num_answer_tokens=num_answer_tokens,
+            num_kv_blocks=kv_bytes // (config.block_size * self.shape.kv_bytes_per_token),
+            config=config,
+            roofline=Roofline(self.shape, self.device, self.dtype),
+        )
+        return summarize_steps(steps)
 
 
 def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_host: int = 1) -> Hardware:

@@ -1,110 +1,183 @@
-"""A planned workload through the simulated engine, partition by partition as the nightly run has it, and what-ifs."""
+"""What a run will do, simulated before it starts: every partition of its plan, or a few that stand for the others."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import cast
 
-from engine.config import EngineConfig
-from engine.request import Request
-from engine.simulation.simulation import SimulatedStep, find_oversized
-from engine.simulation.simulation_summary import SimulationSummary, summarize_steps
-from tasks.forecast.answer_length import AnswerLength
-from tasks.forecast.forecast import KVMemory, Prediction, WhatIf
-from tasks.forecast.hardware import Hardware
-from tasks.forecast.simulator import Simulator
-from tasks.partitions.planned_rows import PlannedRows
-from tasks.workers.engine_team import hand_out
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
-WHAT_IF_PARTITIONS = 4
-"""Partitions on which a changed setting is tried."""
+from engine.planning.prefix_groups import rebuild_groups
+from engine.simulation.simulation_summary import SimulationSummary
+from sql import statement
+from tasks.database.connection import connect, fill_identifiers
+from tasks.database.schema import list_relations
+from tasks.forecast.hardware import choose_hardware
+from tasks.partitions.partition import read_partition
+from tasks.prompts.request_form import RequestForm
+from tasks.prompts.text_codec import TextCodec
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import PlanSummary
+from tasks.workers.engine_team import EngineTeam, hand_out
+from tasks.workloads.workload import Workload
 
-MORE_TOKENS = 4
-"""By which chunk and partition are multiplied to see whether that helps; memory is doubled."""
+FEWEST_TOKENS_TO_PREDICT = 50_000
+"""Prompt tokens to compute: less is done before a device that is not in the table has been measured."""
 
-
-def predict(
-    rows: PlannedRows,
-    requests: Sequence[Request],
-    config: EngineConfig,
-    hardware: Hardware,
-    answer: AnswerLength,
-    *,
-    dispatch_order: Sequence[int] = (),
-    num_engines: int = 1,
-) -> Prediction:
-    """Simulates every partition, one after the other, and tries what could help on a few of them.
-
-    Args:
-        requests: of all rows, in their order.
-        dispatch_order: in which several engines take the partitions; of no account where there is one.
-    Raises:
-        CapacityError: see `Hardware.kv_budget_bytes`.
-        ConfigError: the device has no rate for the number format.
-    """
-    budget_bytes = hardware.kv_budget_bytes(config)
-    simulation = _Simulation(rows=rows, requests=requests, simulator=Simulator(hardware, answer))
-    seconds_of: list[float] = []
-
-    def watched(partition: int) -> Iterable[SimulatedStep]:
-        seconds_of.append(0.0)
-        for step in simulation.run(config, budget_bytes, partition, 1):
-            seconds_of[-1] += step.cost.seconds
-            yield step
-
-    run = summarize_steps(chain.from_iterable(map(watched, range(rows.num_partitions))))
-    shares = hand_out(dispatch_order, seconds_of, num_engines) if num_engines > 1 else []
-    block_bytes = config.block_size * hardware.shape.kv_bytes_per_token
-    return Prediction(
-        device=hardware.device,
-        dtype=hardware.dtype,
-        weight_bytes=hardware.shape.weight_bytes,
-        kv=KVMemory(budget_bytes=budget_bytes, peak_bytes=run.peak_kv_blocks * block_bytes),
-        answer=answer,
-        num_oversized_rows=len(find_oversized(requests, config.block_size, budget_bytes // block_bytes)),
-        num_engines=num_engines,
-        seconds=max((share.seconds for share in shares), default=run.seconds),
-        run=run,
-        what_ifs=_try_settings(simulation, config, budget_bytes, run, seconds_of),
-    )
-
-
-def _try_settings(
-    simulation: "_Simulation", config: EngineConfig, budget_bytes: int, run: SimulationSummary, seconds_of: list[float]
-) -> tuple[WhatIf, ...]:
-    """Each setting alone, on a few partitions spread over the plan or on consecutive ones."""
-    num_partitions = len(seconds_of)
-    num_tried = min(WHAT_IF_PARTITIONS, num_partitions)
-    spread = [index * num_partitions // num_tried for index in range(num_tried)]
-    spread_seconds = sum(seconds_of[partition] for partition in spread)
-    longer = replace(config, max_num_batched_tokens=MORE_TOKENS * config.max_num_batched_tokens)
-    tried = [(f"--max-num-batched-tokens {longer.max_num_batched_tokens}", longer, budget_bytes)]
-    if run.seconds_by_resource["KV capacity"] > 0:
-        tried.append((f"--kv-memory {2 * budget_bytes >> 20}MiB", config, 2 * budget_bytes))
-    what_ifs = []
-    for option, changed, kv_bytes in tried:
-        steps = chain.from_iterable(simulation.run(changed, kv_bytes, partition, 1) for partition in spread)
-        ratio = summarize_steps(steps).seconds / spread_seconds
-        what_ifs.append(WhatIf(option=option, time_ratio=ratio, num_partitions=num_tried))
-    if num_partitions > 1:
-        num_joined = min(MORE_TOKENS, num_partitions)
-        first = (num_partitions - num_joined) // 2
-        seconds = summarize_steps(simulation.run(config, budget_bytes, first, num_joined)).seconds
-        ratio = seconds / sum(seconds_of[first : first + num_joined])
-        option = f"--partition-tokens times {num_joined}"
-        what_ifs.append(WhatIf(option=option, time_ratio=ratio, num_partitions=num_joined))
-    return tuple(sorted(what_ifs, key=lambda what_if: what_if.time_ratio))
+MOST_TIME_SHARE = 0.01
+"""Of the predicted time: once so much is spent on simulating, the partitions left are taken to be like the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Simulation:
-    """Runs consecutive partitions as one plan, under any configuration."""
+class AnswerLength:
+    """How long an answer is taken to be.
 
-    rows: PlannedRows
-    requests: Sequence[Request]
-    simulator: Simulator
+    Attributes:
+        num_tokens: of every answer; 1 where the workload scores, because a prompt's last row gives the score.
+        num_earlier_answers: whose mean it is; 0 where there are none and it is the workload's max_new_tokens.
+    """
 
-    def run(
-        self, config: EngineConfig, budget_bytes: int, first_partition: int, num_partitions: int
-    ) -> Iterable[SimulatedStep]:
-        requests = self.requests[self.rows.rows(first_partition, num_partitions)]
-        return self.simulator.run(requests, self.rows.groups(first_partition, num_partitions), config, budget_bytes)
+    num_tokens: int
+    num_earlier_answers: int
+
+    @property
+    def expected_output_tokens(self) -> int | None:
+        """What a request is told of it (`engine.Request`); None where no earlier answer says anything."""
+        return self.num_tokens if self.num_earlier_answers else None
+
+
+def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength:
+    """The mean of the workload's earlier answers, rounded, else its max_new_tokens.
+
+    Raises:
+        DatabaseError: it cannot be opened.
+    """
+    if workload.mode == "score":
+        return AnswerLength(num_tokens=1, num_earlier_answers=0)
+    with connect(database, read_only=True) as connection:
+        if workload.output.table.lower() in list_relations(connection):
+            query = fill_identifiers(statement("read/mean_answer_tokens"), table=workload.output.table)
+            mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
+            if mean is not None:
+                num_tokens = min(max(1, round(mean)), workload.decoding.max_new_tokens)
+                return AnswerLength(num_tokens=num_tokens, num_earlier_answers=num_answers)
+    return AnswerLength(num_tokens=workload.decoding.max_new_tokens, num_earlier_answers=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPrediction:
+    """What the simulated partitions of a plan say of the whole run.
+
+    Attributes:
+        simulated: steps, tokens and times of the simulated partitions, of all engines together.
+        num_simulated: partitions.
+        scale: cost of the whole plan over that of the simulated partitions; 1 where all of them were.
+        partition_seconds: of each partition; one that was not simulated is taken for as dear as the plan's costs say.
+        seconds: until the last engine is done.
+        tecd_seconds: the same, without the cool-down of the partition that is handed out last.
+    """
+
+    simulated: SimulationSummary
+    num_simulated: int
+    scale: float
+    partition_seconds: Sequence[float]
+    seconds: float
+    tecd_seconds: float
+
+
+def predict(
+    simulate: Callable[[int], SimulationSummary], plan: PlanSummary, num_engines: int, *, since: float | None = None
+) -> RunPrediction:
+    """Simulate the partition that is handed out last, then the others in an order that is spread over the plan.
+
+    Args:
+        simulate: a partition, by its number, on one engine.
+        plan: costs and dispatch order; one engine alone takes the partitions in their order.
+        num_engines: that work side by side.
+        since: `time.perf_counter` at the beginning of a prediction that ends early: of the others it simulates as many
+            as `MOST_TIME_SHARE` allows, at least one. None to simulate all.
+    """
+    costs, num_partitions = plan.partition_costs, plan.num_partitions
+    order = plan.dispatch_order if num_engines > 1 else range(num_partitions)
+    last = order[-1]
+    done: dict[int, SimulationSummary] = {}
+    scale = 1.0
+    for partition in [last, *(partition for partition in spread(num_partitions) if partition != last)]:
+        if since is not None and len(done) > 1:
+            predicted_seconds = scale * sum(run.seconds for run in done.values())
+            if time.perf_counter() - since > MOST_TIME_SHARE * predicted_seconds:
+                break
+        done[partition] = simulate(partition)
+        scale = sum(costs) / sum(costs[known] for known in done)
+    simulated = reduce(add, (done[partition] for partition in sorted(done)))
+    seconds_per_cost = scale * simulated.seconds / sum(costs)
+    partition_seconds = [
+        done[number].seconds if number in done else cost * seconds_per_cost for number, cost in enumerate(costs)
+    ]
+    seconds = max(share.seconds for share in hand_out(order, partition_seconds, num_engines))
+    return RunPrediction(
+        simulated=simulated,
+        num_simulated=len(done),
+        scale=scale,
+        partition_seconds=partition_seconds,
+        seconds=seconds,
+        tecd_seconds=max(0.0, seconds - done[last].cool_down_seconds),
+    )
+
+
+def spread(count: int) -> list[int]:
+    """0 to count - 1 in an order whose beginnings are spread over all of it: the bits of each number backwards."""
+    num_bits = max(count - 1, 0).bit_length()
+    backwards = (int(f"{number:0{num_bits}b}"[::-1], 2) if num_bits else 0 for number in range(1 << num_bits))
+    return [number for number in backwards if number < count]
+
+
+@task(name="predict", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def predict_run(
+    plan: ArtifactRef,
+    summary: PlanSummary,
+    workload: Workload,
+    answer: AnswerLength,
+    checkpoint: Path,
+    team: EngineTeam,
+) -> dict[str, float]:
+    """Steps, tokens, memory and time of a run, before its model is loaded, from a part of its partitions.
+
+    Args:
+        summary: of the plan.
+        answer: length of the answers.
+        checkpoint: the model's folder.
+        team: the engines.
+    Returns:
+        quantity to value, as `RunFacts.prediction` names them, and num_simulated_partitions.
+    Raises:
+        ArtifactError: the plan is not what its reference says.
+        CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
+    """
+    started, engine = time.perf_counter(), team.engine
+    hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
+    kv_bytes = hardware.kv_bytes(engine)
+    codec = TextCodec.load(checkpoint) if workload.mode == "score" else None
+    form = RequestForm.of(workload, codec, answer.expected_output_tokens)
+
+    def simulate(partition: int) -> SimulationSummary:
+        rows = read_partition(plan, partition)
+        requests = form.ask(rows.row_ids, rows.prompts, rows.priority)
+        groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
+        return hardware.simulate(requests, groups, engine, kv_bytes, answer.num_tokens)
+
+    found = predict(simulate, summary, team.num_engines, since=started)
+    return {
+        "num_steps": found.scale * found.simulated.num_steps,
+        "num_computed_tokens": found.scale * found.simulated.num_computed_tokens,
+        "num_preempted_requests": found.scale * found.simulated.num_preempted_requests,
+        "peak_kv_blocks": found.simulated.peak_kv_blocks,
+        "step_seconds": found.scale * found.simulated.seconds,
+        "elapsed_seconds": found.seconds,
+        "tecd_seconds": found.tecd_seconds,
+        "num_simulated_partitions": found.num_simulated,
+    }

@@ -12,8 +12,7 @@ from engine.planning.sharing_stats import SharingStats
 from flows.nightly import Night, predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
-from tasks.forecast.answer_length import read_answer_length
-from tasks.forecast.night_prediction import FEWEST_TOKENS_TO_PREDICT, spread
+from tasks.forecast.prediction import FEWEST_TOKENS_TO_PREDICT, read_answer_length, spread
 from tasks.report import write_report
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef

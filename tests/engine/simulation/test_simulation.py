@@ -14,7 +14,7 @@ from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepR
 from engine.errors import ConfigError, ModelError
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.planning.sharing_shape import Quantiles, measure_shape
-from engine.simulation.device import DEVICES, find_device, kv_budget_bytes
+from engine.simulation.device import DEVICES, match_device, predicted_kv_bytes
 from engine.simulation.device_probe import measure_device, native_dtype, probe_device
 from engine.simulation.model_shape import ModelShape
 from engine.simulation.roofline import Roofline, StepWork
@@ -218,7 +218,11 @@ def test_attention_is_counted_causally_and_a_shared_prefix_read_once() -> None:
         StepWork(num_rows=4, num_output_rows=2, num_attention_pairs=33 + 34 + 35 + 33, num_kv_tokens_read=32 + 4),
         StepWork(num_rows=2, num_output_rows=2, num_attention_pairs=36 + 34, num_kv_tokens_read=32 + 6),
     ]
-    assert [step.is_cool_down for step in steps] == [False, True, True]
+    assert [step.is_busy for step in steps] == [True, False, False]
+    summary = summarize_steps(steps)
+    assert summary.num_cool_down_steps == 2
+    assert summary.cool_down_seconds == pytest.approx(steps[1].cost.seconds + steps[2].cost.seconds)
+    assert (summary + summary).num_cool_down_steps == 4, "each of two plans has a cool-down"
     assert not any(step.is_held_back for step in steps)
 
 
@@ -275,11 +279,11 @@ def test_the_shape_of_a_tree_with_two_levels() -> None:
 
 def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> None:
     gib = 1024**3
-    assert find_device("NVIDIA A100-SXM4-80GB", 79 * gib) is DEVICES["a100"]
-    assert find_device("NVIDIA H200", 139 * gib) is DEVICES["h200"]
-    assert find_device("AMD Instinct MI300X OAM", 192 * gib) is DEVICES["mi300x"]
-    assert find_device("AMD Instinct MI250X / MI250", 64 * gib) is DEVICES["mi250"]
-    assert find_device("NVIDIA GeForce RTX 4090", 24 * gib) is None
+    assert match_device("NVIDIA A100-SXM4-80GB", 79 * gib) is DEVICES["a100"]
+    assert match_device("NVIDIA H200", 139 * gib) is DEVICES["h200"]
+    assert match_device("AMD Instinct MI300X OAM", 192 * gib) is DEVICES["mi300x"]
+    assert match_device("AMD Instinct MI250X / MI250", 64 * gib) is DEVICES["mi250"]
+    assert match_device("NVIDIA GeForce RTX 4090", 24 * gib) is None
     cpu = measure_device(torch.device("cpu"), SHAPE, "float32")
     assert 1e6 < cpu.flops_per_second("float32") < 1e14  # a loaded machine may be slow
     assert 1e8 < cpu.bytes_per_second < 1e13
@@ -294,13 +298,13 @@ def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> Non
 
 def test_a_device_that_only_has_the_name_is_not_in_the_table() -> None:
     gib = 1024**3
-    assert find_device("NVIDIA A100-SXM4-40GB", 40 * gib) is None
-    assert find_device("NVIDIA H100 PCIe", 80 * gib) is None
-    assert find_device("NVIDIA GH200 480GB", 96 * gib) is None
-    assert find_device("NVIDIA RTX A1000", 6 * gib) is None
+    assert match_device("NVIDIA A100-SXM4-40GB", 40 * gib) is None
+    assert match_device("NVIDIA H100 PCIe", 80 * gib) is None
+    assert match_device("NVIDIA GH200 480GB", 96 * gib) is None
+    assert match_device("NVIDIA RTX A1000", 6 * gib) is None
 
 
 def test_a_kv_budget_is_a_share_of_what_the_weights_leave() -> None:
-    assert kv_budget_bytes(1000, 200, memory_fraction=0.5) == 400
-    assert kv_budget_bytes(1000, 200, memory_fraction=0.5, most_bytes=300) == 300
-    assert kv_budget_bytes(1000, 2000, memory_fraction=0.5) == 0
+    assert predicted_kv_bytes(1000, 200, memory_fraction=0.5) == 400
+    assert predicted_kv_bytes(1000, 200, memory_fraction=0.5, most_bytes=300) == 300
+    assert predicted_kv_bytes(1000, 2000, memory_fraction=0.5) == 0
