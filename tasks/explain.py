@@ -17,12 +17,11 @@ from engine.planning.shared_runs import plan_shared_runs
 from engine.planning.sharing_shape import measure_shape
 from engine.simulation.simulation import find_oversized
 from engine.simulation.simulation_summary import SimulationSummary
-from tasks.forecast.advice import advise
+from tasks.forecast.advice import advise, try_settings
 from tasks.forecast.field_orders import order_fields
 from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy
 from tasks.forecast.hardware import Hardware
 from tasks.forecast.prediction import AnswerLength, predict, read_answer_length
-from tasks.forecast.what_ifs import try_settings
 from tasks.partitions.planned_rows import PlannedRows, read_planned_rows
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec

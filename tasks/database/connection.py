@@ -1,7 +1,9 @@
-"""A DuckDB file: opened with patience, its errors told plainly, its identifiers quoted in one place."""
+"""A DuckDB file: opened with patience, its errors and a full disk told plainly, its identifiers quoted in one place."""
 
+import errno
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +13,9 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.disk_space import FULL, describe_free_space
 
 LOCK_MESSAGE = "Could not set lock on file"
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
 
 
@@ -75,7 +77,7 @@ def connect(
             connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
         yield connection
     except duckdb.Error as error:
-        full = describe_free_space(path) if any(os.strerror(number) in str(error) for number in FULL) else ""
+        full = describe_free_space(path) if any(os.strerror(number) in str(error) for number in DISK_FULL) else ""
         raise DatabaseError(f"{path}: {explain(error)}{full}") from error
     finally:
         connection.close()
@@ -116,3 +118,18 @@ def explain(error: duckdb.Error) -> str:
         found = re.search(r"Candidate bindings: (.+)", message)
         return f"no column {match.group(1)!r}" + (f"; there are {found.group(1)}" if found else "")
     return message.strip().splitlines()[0]
+
+
+def describe_write_error(path: str | Path, error: OSError) -> str:
+    """Why a file cannot be written, in a line."""
+    reason = error.strerror or str(error)
+    return f"{path} cannot be written: {reason}{describe_free_space(path) if error.errno in DISK_FULL else ''}"
+
+
+def describe_free_space(path: str | Path) -> str:
+    """``; 4,096 bytes free in /data``, to end a message with; empty where the folder does not say."""
+    folder = Path(path).absolute().parent
+    try:
+        return f"; {shutil.disk_usage(folder).free:,} bytes free in {folder}"
+    except OSError:
+        return ""

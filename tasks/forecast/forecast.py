@@ -7,7 +7,6 @@ from engine.simulation.device import Device
 from engine.simulation.simulation_summary import SimulationSummary
 from tasks.forecast.field_orders import FieldOrder
 from tasks.forecast.prediction import AnswerLength
-from tasks.forecast.what_ifs import WhatIf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +21,21 @@ class SharingPolicy:
     name: str
     num_processed_tokens: int
     token_saving_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The simulation again with one setting changed.
+
+    Attributes:
+        option: of the command line, with its value.
+        time_ratio: predicted time with it against without it; below 1 is faster.
+        num_partitions: on which both were simulated.
+    """
+
+    option: str
+    time_ratio: float
+    num_partitions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

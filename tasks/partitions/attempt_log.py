@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import ArtifactError, WorkerError
-from tasks.database.disk_space import describe_write_error
+from tasks.database.connection import describe_write_error
 from tasks.partitions.piece import Piece
 
 MOST_STARTS = 4

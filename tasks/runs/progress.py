@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
-from tasks.database.disk_space import describe_write_error
+from tasks.database.connection import describe_write_error
 
 LOGGER = logging.getLogger("batchloom")
 

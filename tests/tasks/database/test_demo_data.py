@@ -8,8 +8,13 @@ import pytest
 
 from engine.errors import ConfigError, DatabaseError
 from tasks.database.connection import connect
-from tasks.database.demo_database import DemoContents, build_demo_database, read_demo_contents
-from tasks.database.reference_topic import MAX_BODY_CHARS, read_reference_topic
+from tasks.database.demo_database import (
+    MAX_BODY_CHARS,
+    DemoContents,
+    build_demo_database,
+    read_demo_contents,
+    read_reference_topic,
+)
 
 DEMO = Path(__file__).parents[3] / "demo"
 
@@ -113,7 +118,7 @@ def test_missing_topics_are_left_out_everywhere_and_named(monkeypatch: pytest.Mo
 
 
 def test_too_few_topics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.database.reference_topic.topics", {"break": "Break\n*****\n\nIt ends a loop.\n"})
+    monkeypatch.setattr("tasks.database.demo_database.topics", {"break": "Break\n*****\n\nIt ends a loop.\n"})
     with pytest.raises(ConfigError, match=r"has 1 of the demo's \d+ topics, at least 30"):
         read_demo_contents()
 
