@@ -67,7 +67,7 @@ class TextMaker:
         sample = codec.encode([" ".join(self._sentences)], add_special_tokens=False)
         self._tokens_each = len(sample[0]) / NUM_SENTENCES
         form = build_prompt_format(load_workload("snippets").prompt, codec)
-        prompt = form.render({"title": "Document 100000", "body": "", "query_text": ""})
+        prompt = form.place({"title": "Document 100000", "body": "", "query_text": ""})[0]
         (head,) = codec.encode([prompt], add_special_tokens=form.add_special_tokens)
         self._num_form_tokens = len(head)
 

@@ -13,8 +13,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError
-from tasks.prompts.prompt import PromptFormat, build_prompt_format, encode_labels
+from tasks.prompts.prompt import PromptFormat, build_prompt_format
 from tasks.prompts.prompt_encoder import PromptEncoder
+from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.artifact_cache import build_once
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
@@ -34,6 +35,7 @@ CODE = (
     __name__,
     "tasks.prompts.prompt",
     "tasks.prompts.prompt_encoder",
+    "tasks.prompts.request_form",
     "tasks.prompts.text_codec",
     "tasks.prompts.text_cuts",
 )
@@ -72,8 +74,7 @@ def write_tokens(
     """
     codec = TextCodec.load(Path(checkpoint))
     form = build_prompt_format(workload.prompt, codec)
-    labels = encode_labels(workload.labels, form, codec)
-    num_answer_tokens = max(map(len, labels)) if labels else workload.decoding.max_new_tokens
+    num_answer_tokens = RequestForm.of(workload, codec, None).num_answer_tokens
     with open_parquet(requests) as file:
         batches = tokenize_requests(file, form, codec, max_model_len=max_model_len, num_answer_tokens=num_answer_tokens)
         return write_parquet(target, TOKENS_SCHEMA, batches)

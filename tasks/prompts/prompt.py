@@ -1,11 +1,11 @@
 """How the rows of a workload become prompts of one model: the chat template around the workload's own template."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from engine.errors import ModelError, WorkloadError
+from engine.errors import ModelError
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload_file import Prompt
 
@@ -35,12 +35,8 @@ class PromptFormat:
     strips_end: bool
     add_special_tokens: bool
 
-    def render(self, values: Mapping[str, str]) -> str:
-        """The prompt of one row, for `TextCodec.encode`."""
-        return self.place(values)[0]
-
     def place(self, values: Mapping[str, str]) -> tuple[str, list[int]]:
-        """The prompt of one row, and where in it each column's value begins."""
+        """The prompt of one row, for `TextCodec.encode`, and where in it each column's value begins."""
         message, starts = "", []
         for literal, column in self.segments:
             message += literal
@@ -72,54 +68,25 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec) -> PromptFormat:
     Raises:
         ModelError: there is no chat template, or it does not carry a message through unchanged.
     """
-    if not prompt.chat:
-        return _trusted_format("", prompt.segments, "", (False, False), codec, is_plain=True)
-    if not codec.has_chat_template:
-        raise ModelError("the model's tokenizer has no chat template; set chat = false in the workload's [prompt]")
-    segments, system = prompt.segments, prompt.system.strip()
-    if system and not _takes_system(system, codec):
-        segments, system = ((f"{system}\n\n", None), *segments), ""
-    head, tail = _render_around("", system, codec)
-    spaced_head, spaced_tail = _render_around(" \n", system, codec)
-    if spaced_head not in (head, head + " \n") or spaced_tail not in (tail, " \n" + tail):
-        raise ModelError("the model's chat template does not carry a user's message through unchanged")
-    return _trusted_format(head, segments, tail, (spaced_head == head, spaced_tail == tail), codec)
-
-
-def encode_labels(labels: Sequence[str], prompt: PromptFormat, codec: TextCodec) -> list[tuple[int, ...]]:
-    """Token ids of each label as it follows a prompt.
-
-    The label is encoded behind the text that ends every prompt, and what is added to that text's ids is the label's.
-    Where the two would melt into one token, the label is encoded alone: the prompt's own tokens never change.
-
-    Raises:
-        WorkloadError: a label has no tokens, or the same ones as another.
-    """
-    ending = prompt.ending or "\n"
-    known, *both = codec.encode([ending, *(ending + codec.trust(label) for label in labels)], add_special_tokens=False)
-    alone = codec.encode([codec.trust(label) for label in labels], add_special_tokens=False)
-    found: dict[tuple[int, ...], str] = {}
-    for label, joined, single in zip(labels, both, alone, strict=True):
-        follows = joined[: len(known)] == known and len(joined) > len(known)
-        token_ids = tuple(joined[len(known) :] if follows else single)
-        if not token_ids:
-            raise WorkloadError(f"label {label!r} has no tokens with this model's tokenizer")
-        if token_ids in found:
-            raise WorkloadError(f"labels {found[token_ids]!r} and {label!r} are the same tokens {list(token_ids)}")
-        found[token_ids] = label
-    return list(found)
-
-
-def _trusted_format(
-    head: str, segments: Segments, tail: str, strips: tuple[bool, bool], codec: TextCodec, *, is_plain: bool = False
-) -> PromptFormat:
+    segments, head, tail, strips_start, strips_end = prompt.segments, "", "", False, False
+    if prompt.chat:
+        if not codec.has_chat_template:
+            raise ModelError("the model's tokenizer has no chat template; set chat = false in the workload's [prompt]")
+        system = prompt.system.strip()
+        if system and not _takes_system(system, codec):
+            segments, system = ((f"{system}\n\n", None), *segments), ""
+        head, tail = _render_around("", system, codec)
+        spaced_head, spaced_tail = _render_around(" \n", system, codec)
+        strips_start, strips_end = spaced_head == head, spaced_tail == tail
+        if not (strips_start or spaced_head == head + " \n") or not (strips_end or spaced_tail == " \n" + tail):
+            raise ModelError("the model's chat template does not carry a user's message through unchanged")
     return PromptFormat(
         head=codec.trust(head),
         segments=tuple((codec.trust(literal), column) for literal, column in segments),
         tail=codec.trust(tail),
-        strips_start=strips[0],
-        strips_end=strips[1],
-        add_special_tokens=is_plain,
+        strips_start=strips_start,
+        strips_end=strips_end,
+        add_special_tokens=not prompt.chat,
     )
 
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.errors import WorkloadError
 from engine.request import Mode, Request
-from tasks.prompts.prompt import build_prompt_format, encode_labels
+from tasks.prompts.prompt import PromptFormat, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Workload
+from tasks.workloads.workload_file import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +22,12 @@ class RequestForm:
 
     Attributes:
         settings: parameters of `engine.Request`, the same for all rows.
+        num_answer_tokens: of the longest answer that there can be.
     """
 
     mode: Mode
     settings: Mapping[str, Any]
+    num_answer_tokens: int
 
     @classmethod
     def of(cls, workload: Workload, codec: TextCodec | None, expected_output_tokens: int | None) -> "RequestForm":
@@ -36,10 +41,10 @@ class RequestForm:
         """
         if workload.mode == "generate":
             settings = asdict(workload.decoding) | {"expected_output_tokens": expected_output_tokens}
-            return cls(mode="generate", settings=settings)
+            return cls(mode="generate", settings=settings, num_answer_tokens=workload.decoding.max_new_tokens)
         assert codec is not None, "labels need a tokenizer"
-        labels = encode_labels(workload.labels, build_prompt_format(workload.prompt, codec), codec)
-        return cls(mode="score", settings={"labels": tuple(labels)})
+        labels = _encode_labels_once(workload.labels, workload.prompt, codec)
+        return cls(mode="score", settings={"labels": labels}, num_answer_tokens=max(map(len, labels)))
 
     def ask(
         self,
@@ -57,3 +62,33 @@ class RequestForm:
             Request(request_id=str(row_id), token_ids=prompt, mode=self.mode, priority=priority, **self.settings)
             for row_id, prompt, priority in zip(row_ids.tolist(), prompts, priorities.tolist(), strict=True)
         ]
+
+
+def encode_labels(labels: Sequence[str], prompt: PromptFormat, codec: TextCodec) -> list[tuple[int, ...]]:
+    """Token ids of each label as it follows a prompt.
+
+    The label is encoded behind the text that ends every prompt, and what is added to that text's ids is the label's.
+    Where the two would melt into one token, the label is encoded alone: the prompt's own tokens never change.
+
+    Raises:
+        WorkloadError: a label has no tokens, or the same ones as another.
+    """
+    ending = prompt.ending or "\n"
+    known, *both = codec.encode([ending, *(ending + codec.trust(label) for label in labels)], add_special_tokens=False)
+    alone = codec.encode([codec.trust(label) for label in labels], add_special_tokens=False)
+    found: dict[tuple[int, ...], str] = {}
+    for label, joined, single in zip(labels, both, alone, strict=True):
+        follows = joined[: len(known)] == known and len(joined) > len(known)
+        token_ids = tuple(joined[len(known) :] if follows else single)
+        if not token_ids:
+            raise WorkloadError(f"label {label!r} has no tokens with this model's tokenizer")
+        if token_ids in found:
+            raise WorkloadError(f"labels {found[token_ids]!r} and {label!r} are the same tokens {list(token_ids)}")
+        found[token_ids] = label
+    return list(found)
+
+
+@lru_cache(maxsize=1)
+def _encode_labels_once(labels: tuple[str, ...], prompt: Prompt, codec: TextCodec) -> tuple[tuple[int, ...], ...]:
+    """Tokenization, prediction and inference of a workload ask with the same labels."""
+    return tuple(encode_labels(labels, build_prompt_format(prompt, codec), codec))

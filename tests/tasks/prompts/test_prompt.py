@@ -8,7 +8,8 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.errors import ModelError, WorkloadError
-from tasks.prompts.prompt import PromptFormat, build_prompt_format, encode_labels
+from tasks.prompts.prompt import PromptFormat, build_prompt_format
+from tasks.prompts.request_form import encode_labels
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload_file import Prompt
 
@@ -134,7 +135,7 @@ def random_texts(seed: int, count: int) -> list[str]:
 
 
 def encode_rows(form: PromptFormat, codec: TextCodec, rows: list[dict[str, str]]) -> list[list[int]]:
-    return codec.encode([form.render(row) for row in rows], add_special_tokens=form.add_special_tokens)
+    return codec.encode([form.place(row)[0] for row in rows], add_special_tokens=form.add_special_tokens)
 
 
 @pytest.mark.parametrize("system", ["", "You answer <|im_start|> in one sentence."])
@@ -223,7 +224,7 @@ def test_labels_are_encoded_as_they_follow_the_prompt(tokenizer: transformers.Pr
         (prompt_ids,) = encode_rows(form, codec, [{"body": "the dog"}])
         for label, token_ids in zip(("yes", " no"), encode_labels(["yes", " no"], form, codec), strict=True):
             whole = codec.encode(
-                [form.render({"body": "the dog"}) + label], add_special_tokens=form.add_special_tokens
+                [form.place({"body": "the dog"})[0] + label], add_special_tokens=form.add_special_tokens
             )[0]
             assert [*prompt_ids, *token_ids] == whole
 

@@ -200,7 +200,7 @@ def test_prompts_in_pieces_are_whole_prompts(family: str, rows: list[tuple[str, 
     template = "Document:\n{body}\n\nQuestion: {query}\nAnswer:" if chat else "{query}{body} {query}<s> {body}\n"
     form = build_prompt_format(Prompt(system="", template=template, chat=False, may_be_empty=()), codec)
     values = [{"body": body * 9, "query": query} for body, query in rows]
-    expected = codec.encode([form.render(row) for row in values], add_special_tokens=True)
+    expected = codec.encode([form.place(row)[0] for row in values], add_special_tokens=True)
     encoder = PromptEncoder(form, codec)
     for _ in range(2):  # pieces that are new, pieces that are known
         assert [prompt.tolist() for prompt in encoder.encode(values)] == expected
