@@ -8,8 +8,8 @@ benchmarks/measuring/workloads.py; rows shuffled, as a table gives them, or grou
 First, in float32, a small part of each workload: an engine whose answers are not those of a transformers model (teacher
 forced, but for near ties) is named and not timed; if it is batchloom, the program ends. Then, in --dtype, every engine
 is loaded and warmed up by the workload itself, on a GPU twice; it is timed in rounds, one engine after the other, each
-round in another order; processes that wait are stopped. Prompts of two rounds share nothing. No figure contains loading
-or compiling.
+round in another order; processes that wait are stopped. Prompts of two rounds share nothing. Each round measures the
+machine as well: what it reaches in matrix products and copies. No figure contains loading or compiling.
 
 The defaults are sizes for a CPU. A GPU needs larger ones to have anything to do: docs/measurements.md has its command.
 """
@@ -30,7 +30,7 @@ from benchmarks.measuring.engine_session import BLOCK_TOKENS, Session
 from benchmarks.measuring.machine import describe_command, describe_machine
 from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.measuring.result_file import write_result
-from benchmarks.measuring.timed_runs import OURS, Timed, figures, measure_batch, speedups
+from benchmarks.measuring.timed_runs import OURS, Ceilings, Timed, figures, measure_batch, speedups
 from benchmarks.measuring.workloads import Sizes, make_batches, workload_names
 from benchmarks.peers.catalog import PEERS, Peer, available
 from benchmarks.peers.process import PeerError, PeerProcess
@@ -59,8 +59,8 @@ def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Bat
             try:
                 with session.start(peer.name, peer.module, peer.arguments) as engine:
                     engine.load(session.settings(peer.name, "float32", kv_tokens, longest), LOAD_SECONDS)
-                    for part in parts:
-                        work = part.work("shuffled")
+                    for number, part in enumerate(parts):
+                        work = part.work("shuffled", round_number=number)
                         answers, _ = engine.run(work, session.run_seconds)
                         referee.judge(part, work.token_ids, answers, verdict)
             except PeerError as error:
@@ -72,14 +72,18 @@ def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Bat
 def measure(
     session: Session, peers: Sequence[Peer], batches: Sequence[Batch], arguments: argparse.Namespace
 ) -> Iterator[tuple[str, Any]]:
-    """Parts of the report: "ceilings", "engines", then "workloads" one by one."""
+    """Parts of the report: "engines", then for each workload "ceilings" (the best so far) and "workloads"."""
     longest = max(batch.longest_request for batch in batches)
     shape = read_model_shape(session.model, arguments.dtype)
-    with session.start("ceilings", "benchmarks.peers.ceilings_engine") as process:
-        process.load(session.settings("ceilings", arguments.dtype, BLOCK_TOKENS, longest), LOAD_SECONDS)
-        ceilings = process.call("measure", {}, LOAD_SECONDS)["answer"]
-    yield "ceilings", ceilings
     with ExitStack() as stack:
+        process = stack.enter_context(session.start("ceilings", "benchmarks.peers.ceilings_engine"))
+        process.load(session.settings("ceilings", arguments.dtype, BLOCK_TOKENS, longest), LOAD_SECONDS)
+        ceilings = Ceilings(**process.call("measure", {}, LOAD_SECONDS)["answer"])
+
+        def measure_ceilings() -> None:
+            nonlocal ceilings
+            ceilings = ceilings.best_of(Ceilings(**process.call("measure", {}, LOAD_SECONDS)["answer"]))
+
         engines: dict[str, PeerProcess] = {}
         loads: dict[str, Any] = {}
         for peer in peers:
@@ -92,13 +96,16 @@ def measure(
                 loads[peer.name] = {"failure": str(error)}
             print(f"{peer.name:24} loaded: {json.dumps(loads[peer.name])}", flush=True)
         yield "engines", loads
-        memory_limit = settings.kv_bytes + shape.weight_bytes + ROOM_BYTES
+        memory_limit = arguments.kv_tokens * shape.kv_bytes_per_token + shape.weight_bytes + ROOM_BYTES
+        first_round = 1
         for batch in batches:
             for order in arguments.orders:
                 found = measure_batch(
                     engines, batch, order, num_unmeasured=session.num_unmeasured, num_repeats=arguments.repeats,
-                    run_seconds=session.run_seconds,
+                    run_seconds=session.run_seconds, first_round=first_round, before_round=measure_ceilings,
                 )  # fmt: skip
+                first_round += session.num_unmeasured + arguments.repeats
+                yield "ceilings", asdict(ceilings)
                 yield (
                     "workloads",
                     _workload(batch, order, arguments.kv_tokens, memory_limit)
@@ -148,6 +155,9 @@ def print_workload(workload: Mapping[str, Any]) -> None:
             f"{row['peak_host_bytes'] / 2**30:.2f} GiB{'' if ratio is None else f'  batchloom is {ratio:.2f}x'}",
             flush=True,
         )
+        for figure, reason in row["not_measured"].items():
+            if computed is not None:
+                print(f"    {figure}: {reason}", flush=True)
 
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -211,6 +221,8 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         if OURS in verdicts and not verdicts[OURS].is_right:
             raise SystemExit(f"benchmarks.end_to_end: no figures: {OURS}: {verdicts[OURS].text}")
         right = [peer for peer in present if verdicts[peer.name].is_right]
+        if not right:
+            raise PeerError("no figures: no engine that is installed gives right answers")
         found["workloads"] = []
         for part, value in measure(session, right, batches, arguments):
             if part != "workloads":
@@ -253,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
         "--python", dest="pythons", type=_named_path, action="append", default=[], metavar="ENGINE=PATH",
         help="the interpreter that has an engine, where it is not in .peers",
     )  # fmt: skip
-    parser.add_argument("--logs", type=Path, help="existing folder for what the engines print")
+    parser.add_argument("--logs", type=Path, help="folder for what the engines print; made where it is missing")
     parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/end_to_end.json")
     return parser
 
@@ -275,6 +287,11 @@ def main(command_line: Sequence[str] | None = None) -> int:
     )
     if arguments.kv_tokens % BLOCK_TOKENS or arguments.kv_tokens < 1:
         parser.error(f"--kv-tokens must be a multiple of {BLOCK_TOKENS}, got {arguments.kv_tokens}")
+    if arguments.logs is not None:
+        try:
+            arguments.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--logs {arguments.logs}: {error.strerror}")
     try:
         report(arguments)
     except (BatchloomError, PeerError) as error:

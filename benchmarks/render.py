@@ -47,11 +47,12 @@ def render_comparison(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         row = workload["engines"].get("batchloom", {"failure": "not measured"})
         if "failure" in row:
             continue
+        share = row["share_of_ceiling"]
         yield (
             f"| {workload['name']} | {workload['order']} | {row['median_seconds']:.2f} | {row['spread']:.0%} "
             f"| {row['output_tokens_per_second']:,.0f} | {row['total_tokens_per_second']:,.0f} "
             f"| {row['num_computed_tokens']:,} of {workload['num_prompt_tokens'] + workload['num_output_tokens']:,} "
-            f"| {row['share_of_ceiling']:.0%} "
+            f"| {'not measured' if share is None else f'{share:.0%}'} "
             f"| {row['peak_host_bytes'] / GIB:.2f} GiB, {workload['memory_limit_bytes'] / GIB:.2f} GiB |"
         )
     yield ""

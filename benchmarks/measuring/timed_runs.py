@@ -1,7 +1,7 @@
 """Engines timed side by side on one batch, and what is reported of their runs."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,31 @@ class Timed:
     peak_device_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What the machine itself reached beside the engines; the best of all rounds, since nothing goes above a ceiling.
+
+    Attributes:
+        device: what was measured: the GPU's name, or "CPU".
+        by_product: operations a second of each kind of matrix product that was tried.
+    """
+
+    device: str
+    matrix_flops_per_second: float
+    copy_bytes_per_second: float
+    by_product: dict[str, float]
+
+    def best_of(self, other: "Ceilings") -> "Ceilings":
+        """The higher of each rate."""
+        return Ceilings(
+            device=self.device,
+            matrix_flops_per_second=max(self.matrix_flops_per_second, other.matrix_flops_per_second),
+            copy_bytes_per_second=max(self.copy_bytes_per_second, other.copy_bytes_per_second),
+            by_product=self.by_product
+            | {name: max(rate, self.by_product.get(name, 0.0)) for name, rate in other.by_product.items()},
+        )
+
+
 def measure_batch(
     engines: Mapping[str, PeerProcess],
     batch: Batch,
@@ -31,12 +56,26 @@ def measure_batch(
     num_unmeasured: int,
     num_repeats: int,
     run_seconds: float,
+    first_round: int = 1,
+    before_round: Callable[[], object] = lambda: None,
 ) -> dict[str, Timed | str]:
-    """By engine: its runs, or why it has none. Every engine runs once in each round, the first ones unmeasured."""
+    """Times every engine once in each round.
+
+    Args:
+        num_unmeasured: rounds before the first one that is measured.
+        first_round: number of the first round. Prompts of two rounds share nothing if their numbers differ: an engine
+            that keeps KV from call to call would be served by what it computed before.
+        before_round: called before each measured round; measures the machine.
+
+    Returns:
+        By engine: its runs, or why it has none.
+    """
     found: dict[str, Timed | str] = {}
     names = list(engines)
     for round_number in range(num_unmeasured + num_repeats):
-        work = batch.work(order, round_number=round_number + 1)
+        work = batch.work(order, round_number=first_round + round_number)
+        if round_number >= num_unmeasured:
+            before_round()
         turn = round_number % max(1, len(names))
         for name in names[turn:] + names[:turn]:
             timed = found.get(name)
@@ -57,21 +96,32 @@ def measure_batch(
     return found
 
 
-def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Mapping[str, Any]) -> dict[str, Any]:
+def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Ceilings) -> dict[str, Any]:
     """What is reported of one engine's runs. Shares are of the machine's own rate, attention not counted as work.
 
-    A computed token counts as all layers' work; batchloom leaves most of the last one out on a CPU.
+    A computed token counts as all layers' work; batchloom leaves most of the last one out on a CPU. A share above 1
+    is None, with the reason under "not_measured": no engine goes above a ceiling, so the ceiling is wrong.
     """
     seconds = statistics.median(timed.seconds)
     num_output = batch.num_requests * batch.num_output_tokens
     num_decoded = num_output - batch.num_requests
-    rate = ceilings["matrix_flops_per_second"]
-
-    def share(num_rows: int) -> float:
-        flops = 2 * (num_rows * shape.num_layer_weights + num_output * shape.num_head_weights)
-        return round(flops / seconds / rate, 4)
-
     answers = timed.answers
+    not_measured: dict[str, str] = {}
+
+    def share(name: str, amount: float, rate: float) -> float | None:
+        found = round(amount / seconds / rate, 4)
+        if found <= 1:
+            return found
+        not_measured[name] = f"not measured: {found:.0%}; the machine was busy while its ceiling was measured"
+        return None
+
+    def share_of_rate(name: str, num_rows: int | None) -> float | None:
+        if num_rows is None:
+            not_measured[name] = "not measured: the engine does not say how many tokens it computed"
+            return None
+        flops = 2 * (num_rows * shape.num_layer_weights + num_output * shape.num_head_weights)
+        return share(name, flops, ceilings.matrix_flops_per_second)
+
     result = {
         "seconds": [round(value, 4) for value in timed.seconds],
         "median_seconds": round(seconds, 4),
@@ -80,16 +130,19 @@ def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Mapping[str
         "output_tokens_per_second": 0.0 if batch.labels else round(num_output / seconds, 2),
         "total_tokens_per_second": round((batch.num_prompt_tokens + num_output) / seconds, 1),
         "num_computed_tokens": answers.num_computed_tokens,
-        "share_of_ceiling": None if answers.num_computed_tokens is None else share(answers.num_computed_tokens),
-        "share_of_ceiling_for_the_least_work": share(batch.num_distinct_tokens + num_decoded),
+        "share_of_ceiling": share_of_rate("share_of_ceiling", answers.num_computed_tokens),
+        "share_of_ceiling_for_the_least_work": share_of_rate(
+            "share_of_ceiling_for_the_least_work", batch.num_distinct_tokens + num_decoded
+        ),
         "peak_host_bytes": timed.peak_host_bytes,
         "peak_device_bytes": timed.peak_device_bytes,
         "details": answers.details,
     }
     if "num_steps" in answers.details:
         num_bytes = answers.details["num_steps"] * shape.weight_bytes
-        result["share_of_bandwidth_for_weights"] = round(num_bytes / seconds / ceilings["copy_bytes_per_second"], 4)
-    return result
+        name = "share_of_bandwidth_for_weights"
+        result[name] = share(name, num_bytes, ceilings.copy_bytes_per_second)
+    return result | {"not_measured": not_measured}
 
 
 def speedups(found: Mapping[str, Timed | str]) -> dict[str, dict[str, float]]:

@@ -33,15 +33,26 @@ class CeilingsEngine:
         self._device = torch.device("cuda" if is_gpu else "cpu")
         self._dtype = getattr(torch, settings.dtype)
         self._shape = read_model_shape(Path(settings.model), settings.dtype)
+        self._best: tuple[str, list[tuple[int, int, Product]], int] | None = None
         return Loaded(versions={"torch": torch.__version__})
 
     @torch.inference_mode()
     def measure(self, _: dict[str, object]) -> dict[str, object]:
-        """Operations a second by kind of product and number of rows, and bytes a second of a large copy."""
-        rates = {}
-        for name, products in self._products().items():
-            for rows in (*ROWS, MANY_ROWS) if self._device.type == "cuda" else ROWS:
-                rates[f"{name}, {rows} rows"] = self._rate(products, rows)
+        """Operations a second by kind of product and number of rows, and bytes a second of a large copy.
+
+        The first call tries every kind; later ones, which take a second, the one that was the fastest.
+        """
+        rates: dict[str, float] = {}
+        if self._best is not None:
+            name, products, rows = self._best
+            rates[name] = self._rate(products, rows)
+        else:
+            for kind, products in self._products().items():
+                for rows in (*ROWS, MANY_ROWS) if self._device.type == "cuda" else ROWS:
+                    name = f"{kind}, {rows} rows"
+                    rates[name] = self._rate(products, rows)
+                    if rates[name] == max(rates.values()):
+                        self._best = name, products, rows
         device = torch.cuda.get_device_name() if self._device.type == "cuda" else "CPU"
         return {
             "device": device,

@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks import end_to_end, render
 from benchmarks.measuring import engine_session
-from benchmarks.measuring.batch import random_groups
+from benchmarks.measuring.batch import Batch, random_groups
 from benchmarks.measuring.machine import commit
-from benchmarks.measuring.timed_runs import Timed, measure_batch
+from benchmarks.measuring.model_folder import read_model_shape
+from benchmarks.measuring.timed_runs import Ceilings, Timed, figures, measure_batch
 from benchmarks.measuring.workloads import MICRO_DEGREES, MICRO_LENGTHS, Sizes, make_batches, workload_names
 from benchmarks.peers.catalog import PEERS, Peer, available, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
@@ -79,6 +80,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
     assert [(w["name"], w["order"]) for w in found["workloads"]] == [
         (name, order) for name in ("case-1", "scoring") for order in ("shuffled", "grouped")
     ]
+    assert found["ceilings"]["matrix_flops_per_second"] == max(found["ceilings"]["by_product"].values())
     for workload in found["workloads"]:
         assert set(workload["engines"]) == set(found["engines"])  # and nowhere a speed of the wrong one
         ours = workload["engines"]["batchloom"]
@@ -193,6 +195,56 @@ def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, 
     assert isinstance(timed, Timed)
     assert timed.seconds == expected
     assert len({tuple(map(tuple, prompts)) for prompts in engine.prompts}) == len(engine.prompts)
+
+
+def case_1_batch() -> Batch:
+    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
+    return batch
+
+
+def test_the_machine_is_measured_in_each_measured_round() -> None:
+    """Before the engines run, and the highest of all rates is the ceiling."""
+    engine = CountingEngine()
+    measured_after: list[int] = []
+    measure_batch(
+        {"batchloom": engine}, case_1_batch(), "shuffled", num_unmeasured=2, num_repeats=3, run_seconds=1,
+        before_round=lambda: measured_after.append(len(engine.prompts)),
+    )  # fmt: skip
+    assert measured_after == [2, 3, 4]
+    slow, fast = (
+        Ceilings(device="CPU", matrix_flops_per_second=rate, copy_bytes_per_second=5 - rate, by_product={"fused": rate})
+        for rate in (1.0, 2.0)
+    )
+    best = slow.best_of(fast)
+    assert (best.matrix_flops_per_second, best.copy_bytes_per_second, best.by_product) == (2.0, 4.0, {"fused": 2.0})
+
+
+def test_a_share_above_the_ceiling_is_not_measured(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    shape = read_model_shape(tmp_path / "model", "float32")
+    answers = Answers(token_ids=[], seconds=1.0, num_computed_tokens=1000, details={"num_steps": 1})
+    timed = Timed(seconds=[1.0], answers=answers)
+    for rate, is_measured in ((1.0, False), (1e15, True)):
+        ceilings = Ceilings(device="CPU", matrix_flops_per_second=rate, copy_bytes_per_second=1e15, by_product={})
+        found = figures(timed, case_1_batch(), shape, ceilings)
+        assert (found["share_of_ceiling"] is not None) == is_measured
+        assert found["share_of_bandwidth_for_weights"] is not None
+        reasons = found["not_measured"]
+        assert set(reasons) == (set() if is_measured else {"share_of_ceiling", "share_of_ceiling_for_the_least_work"})
+        assert all(reason.startswith("not measured: ") for reason in reasons.values())
+
+
+def test_the_folder_for_logs_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    arguments = ["--model", str(tmp_path / "model"), "--engines", "vllm", "--python", f"vllm={tmp_path / 'none'}"]
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit):
+        end_to_end.main([*arguments, "--logs", str(file)])
+    assert "--logs" in capsys.readouterr().err
+    assert end_to_end.main([*arguments, "--logs", str(tmp_path / "new" / "logs"), "--model", "absent"]) == 1
+    assert (tmp_path / "new" / "logs").is_dir()
 
 
 def test_a_machine_without_git_has_an_unknown_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
