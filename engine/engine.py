@@ -20,7 +20,6 @@ from engine.execution.step_record import StepRecord
 from engine.execution.step_runner import StepRunner, choose_swap_budget
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
-from engine.model.compiling import should_compile
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup, plan_prefix_groups
 from engine.request import Completion, Mode, Request
@@ -146,7 +145,7 @@ class Engine:
             config=self.config,
             swap=SwapSpace(self._cache, self._num_swap_blocks),
         )
-        if should_compile(self.config.compile, self._model.dtype, sum(group.num_tokens for group in groups)):
+        if self._model.should_compile(self.config.compile, sum(group.num_tokens for group in groups)):
             self._model.compile_layers()
         outputs = OutputProcessor(requests, self._model, scheduler, decode)
         books = StepMetrics(scheduler)

@@ -12,8 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Step
-from engine.kernels.triton.fused import FusedAttention
-from engine.kernels.triton.paged import PagedAttention
+from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
 
 Attend = Callable[[], torch.Tensor]

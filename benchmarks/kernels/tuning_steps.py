@@ -14,8 +14,7 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.device_work import WorkCapacity
-from engine.kernels.triton.fused import FusedAttention
-from engine.kernels.triton.paged import PagedAttention
+from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import TileField, WorkList

@@ -62,7 +62,7 @@ class Step:
                 torch.from_numpy(shared.prefix_block_ids.astype(np.int64))
             ]
             caches.append(cache)
-        query = torch.randn(num_requests, NUM_HEADS * HEAD_DIM).to(dtype)
+        query = torch.randn(num_requests, NUM_HEADS, HEAD_DIM).to(dtype)
         return cls(query=query, k_cache=caches[0], v_cache=caches[1], shared=shared, copied=copied)
 
     def attend(self, kernels: NativeKernels, work: NativeWork) -> torch.Tensor:

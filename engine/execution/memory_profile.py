@@ -10,7 +10,6 @@ from engine.config import EngineConfig
 from engine.errors import CapacityError
 from engine.execution.sampler import ROWS_AT_ONCE, sample
 from engine.kernels import cdiv
-from engine.kernels.cpu.native import NativeKernels
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import AttentionBackend
 from engine.model.model import Model
@@ -110,7 +109,7 @@ class MemoryProfile:
 
 def measure_memory(
     model: Model,
-    backend: AttentionBackend | NativeKernels,
+    backend: AttentionBackend,
     config: EngineConfig,
     counters: MemoryCounters,
     *,
@@ -138,7 +137,7 @@ def measure_memory(
     )
 
 
-def _run_full_step(model: Model, backend: AttentionBackend | NativeKernels, config: EngineConfig) -> int:
+def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig) -> int:
     """As many rows as a step may have, and as many through the output layer; returns the bytes of KV it took."""
     batch = _full_batch(config, model.max_positions)
     num_blocks = len(batch.attention.suffix_block_table)
@@ -148,11 +147,11 @@ def _run_full_step(model: Model, backend: AttentionBackend | NativeKernels, conf
         budget_bytes=num_blocks * config.block_size * model.kv_shape.bytes_per_token,
         device=model.device,
     )
-    # Rows that share a prefix have two partial results each; these rows share nothing.
-    shape = (2 * config.max_num_batched_tokens, model.num_q_heads, model.kv_shape.head_dim + 1)
-    partials = torch.empty(shape, dtype=torch.float32, device=model.device)
+    # Rows that share a prefix need scratch memory; these rows share nothing.
+    num_scratch_bytes = backend.scratch_bytes(config.max_num_batched_tokens)
+    scratch = torch.empty(num_scratch_bytes, dtype=torch.uint8, device=model.device)
     hidden = model.forward(batch, cache, backend)
-    del partials
+    del scratch
     drawn = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
     sample(hidden, model, [drawn] * len(hidden), [0] * len(hidden))
     model.logits(hidden).log_softmax(dim=-1)  # what scoring does instead; greedy rows need less

@@ -20,7 +20,8 @@ from engine.device.transfers import overwrite, to_device
 from engine.kernels import cdiv
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kv.kv_cache import KVCache
-from engine.model.model import AttentionStep, Model, fill_in
+from engine.model.layers import AttentionStep
+from engine.model.model import Model, fill_in
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:  # Triton is not installed everywhere

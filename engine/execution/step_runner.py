@@ -10,7 +10,6 @@ from engine.device.memory import MOST_CPU_KV_BYTES, free_memory_bytes
 from engine.device.placement import resolve_prefill_device
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.step_graphs import BUCKETS, StepGraphs, device_graphs, graph_bytes
-from engine.kernels.cpu.native import NativeKernels
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import make_attention
 from engine.model.model import Model
@@ -25,7 +24,7 @@ class StepRunner:
     """Takes its KV memory when it is made.
 
     Attributes:
-        model: computed by `attention`; on the CPU its layers may be replaced by native ones.
+        model: its attention is computed by `attention`, and its layers where that brings its own.
         graphs: of decode steps; None where there are none.
     """
 
@@ -39,17 +38,17 @@ class StepRunner:
             CapacityError: the KV budget holds no block.
         """
         self.model = model
-        is_cpu = model.device.type == "cpu"
         self.attention = make_attention(
-            "torch" if config.attention == "auto" and is_cpu and not model.is_swiglu else config.attention,
+            config.attention,
             num_q_heads=model.num_q_heads,
             kv_shape=model.kv_shape,
             block_size=config.block_size,
             device=model.device,
+            is_swiglu=model.is_swiglu,
         )
-        if isinstance(self.attention, NativeKernels):
-            model.use_native_layers(self.attention)
-        graphable = None if is_cpu or config.cuda_graphs == "never" else self._graphable_attention()
+        model.use_layers_of(self.attention)
+        has_graphs = model.device.type != "cpu" and config.cuda_graphs != "never"
+        graphable = self.attention.graphable if has_graphs else None
         self.cache = KVCache(
             model.kv_shape,
             block_size=config.block_size,
@@ -73,13 +72,6 @@ class StepRunner:
         """
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
-
-    def _graphable_attention(self) -> "TritonAttention | None":
-        """The attention backend, where CUDA graphs can be made of what it launches."""
-        from engine.kernels.triton.triton_attention import TritonAttention  # not installed everywhere
-
-        attention = self.attention
-        return attention if isinstance(attention, TritonAttention) and attention.has_fixed_launches else None
 
     def _measure_memory(self, config: EngineConfig, graphable: "TritonAttention | None") -> MemoryProfile:
         return measure_memory(

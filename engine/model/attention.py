@@ -1,28 +1,49 @@
-"""Which attention backend computes: native or torch on the CPU, Triton on a GPU."""
+"""The attention backends: native or torch on the CPU, Triton on a GPU."""
 
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from engine.config import Attention
 from engine.errors import ConfigError
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import NativeBuildError
+from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.torch_attention import CpuAttention
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, OutputLayer
 from engine.kv.kv_cache import KVShape
 from engine.model.checkpoint import cache_folder
+
+if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
+    from engine.kernels.triton.triton_attention import TritonAttention
 
 LOGGER = logging.getLogger("batchloom.engine")
 
 
 class AttentionBackend(Protocol):
-    """What a kernel package offers the model: prepare once a step, then write and attend once a layer."""
+    """Attention over paged KV for one model on one device: prepare once a step, then write and attend in each layer."""
+
+    @property
+    def name(self) -> str:
+        """As in `EngineConfig.attention`."""
+
+    @property
+    def graphable(self) -> "TritonAttention | None":
+        """Itself, where CUDA graphs can be made of its launches."""
+
+    def scratch_bytes(self, num_rows: int) -> int:
+        """GPU memory that a step of num_rows tokens takes at most, beyond its results."""
+
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
+        """The backend's own decoder layers; None, with no weights read, where it computes attention alone."""
+
+    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> OutputLayer | None:
+        """The backend's own output layer; None where it has none for this shape."""
 
     def prepare(self, batch: AttentionBatch) -> Any:
-        """Whatever the layers of this step need, made once."""
+        """What all layers of this step need, made once."""
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any
@@ -36,16 +57,17 @@ class AttentionBackend(Protocol):
 
 
 def make_attention(
-    name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device
-) -> AttentionBackend | NativeKernels:
+    name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, is_swiglu: bool
+) -> AttentionBackend:
     """The named backend for a model's shape on a device.
 
     Args:
-        name: "native" (compiled C++, which computes the rest of a layer as well) and "torch" run on the CPU; "paged"
-            (paged), "relay" (three launches) and "fused" (one launch) are Triton kernels. "auto" is "fused" on a GPU;
-            on the CPU it is "native" where that can be had, else "torch".
+        name: as in `EngineConfig.attention`. "auto" is "fused" on a GPU; on the CPU it is "native" where that covers
+            the model and compiles, else "torch".
+        block_size: tokens in a KV block.
+        is_swiglu: whether the model's layers compute silu(gate) * up without biases.
     Raises:
-        ConfigError: the backend does not run on the device, or does not cover the shape.
+        ConfigError: the backend does not run on the device, or does not cover the model.
     """
     shape: dict[str, Any] = {
         "num_q_heads": num_q_heads,
@@ -55,30 +77,34 @@ def make_attention(
     }
     if name == "auto" and device.type != "cpu":
         name = "fused"
-    if name in ("auto", "native", "torch"):
-        if device.type != "cpu":
-            raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
+    if name not in ("auto", "native", "torch"):
+        return _make_triton_attention(name, **shape, block_size=block_size, device=device)
+    if device.type != "cpu":
+        raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
+    if name != "torch":
         try:
-            if name != "torch":
-                return NativeKernels(**shape, block_size=block_size, folder=cache_folder())
+            if not is_swiglu:
+                raise ValueError("needs layers of silu(gate) * up without biases")
+            return NativeBackend(**shape, block_size=block_size, folder=cache_folder())
         except (ValueError, NativeBuildError) as error:
             if name == "native":
                 raise ConfigError(f"attention 'native': {error}") from error
-            LOGGER.info("attention is computed by torch: %s", error)
-        return CpuAttention(**shape)
+            LOGGER.info("torch computes the layers, and the night takes about twice as long: %s", error)
+    return CpuAttention(**shape)
+
+
+def _make_triton_attention(name: str, **arguments: Any) -> AttentionBackend:
     try:
-        # Triton is not installed everywhere that the CPU path runs.
-        from engine.kernels.triton.fused import FusedAttention
-        from engine.kernels.triton.paged import PagedAttention
+        from engine.kernels.triton.fused import FusedAttention, PagedAttention
         from engine.kernels.triton.relay import RelayAttention
     except ImportError as error:
         raise ConfigError(f"attention {name!r} needs Triton: {error}") from error
-    kernels: dict[str, Callable[..., AttentionBackend]] = {
+    backends: dict[str, type[TritonAttention]] = {
         "paged": PagedAttention,
         "relay": RelayAttention,
         "fused": FusedAttention,
     }
     try:
-        return kernels[name](**shape, block_size=block_size, device=device)
+        return backends[name](**arguments)
     except ValueError as error:
         raise ConfigError(f"attention {name!r}: {error}") from error

@@ -1,69 +1,41 @@
-"""A stock transformers causal LM with our attention underneath; what could not be exact is refused."""
+"""A stock transformers causal LM with our attention underneath; what is not computed exactly is refused."""
 
 import copy
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.config import Compile
 from engine.device.memory import give_back_freed_memory
 from engine.device.transfers import to_device
-from engine.errors import ConfigError, ModelError
-from engine.kernels.cpu.native import NativeKernels
+from engine.errors import ModelError
+from engine.kernels.cpu.native_build import find_compiler
+from engine.kernels.decoder_layer import LayerWeights, OutputLayer
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend
 from engine.model.checkpoint import no_progress_bars, resolve_checkpoint
-from engine.model.native_head import NativeEmbedding, NativeHead
-from engine.model.native_layers import NativeLayers, NativeStep
+from engine.model.layers import (
+    ATTENTION_NAME,
+    AttentionStep,
+    ReplacedLayers,
+    TiedEmbedding,
+    TorchOutputLayer,
+    read_weights,
+)
 from engine.model.supported_models import check_supported
 from engine.scheduling.token_batch import TokenBatch
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_ATTENTION_NAME = "batchloom"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionStep:
-    """What travels through the model's forward to every layer's attention."""
-
-    backend: AttentionBackend
-    cache: KVCache
-    work: Any
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    attention_step: AttentionStep,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query ``[1, Hq, T, D]``, key and value ``[1, Hkv, T, D]``."""
-    cache, layer = attention_step.cache, int(module.layer_idx)  # type: ignore[arg-type]
-    k_cache, v_cache = cache.keys[layer], cache.values[layer]
-    backend, work = attention_step.backend, attention_step.work
-    backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_cache, v_cache, work)
-    out = backend.attend(query[0].transpose(0, 1), k_cache, v_cache, work, scale=scaling)
-    return out.unsqueeze(0), None
-
-
-AttentionInterface.register(_ATTENTION_NAME, _attention)
-# Without a mask function of that name transformers makes no mask, and does not look for packed sequences in the
-# positions either, which would make the host wait for the device in each step. Who sees what is in the AttentionBatch.
+TOKENS_THAT_PAY_FOR_COMPILING = 100_000
+"""Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
 
 
 class Model:
@@ -81,7 +53,7 @@ class Model:
         config = language_model.config
         check_supported(config)
         self._base = language_model.base_model
-        self._head: nn.Linear | NativeHead = language_model.get_output_embeddings()
+        self._output_layer: OutputLayer = TorchOutputLayer(language_model.get_output_embeddings())
         self.device = device
         self.dtype: torch.dtype = language_model.dtype
         self.vocab_size = int(config.vocab_size)
@@ -98,9 +70,9 @@ class Model:
         self.is_swiglu = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
         self.eos_token_ids = _eos_token_ids(language_model)
         self.is_compiled = False
-        self._has_native_layers = False
+        self._has_replaced_layers = False
         self._owns_weights = owns_weights
-        language_model.set_attn_implementation(_ATTENTION_NAME)
+        language_model.set_attn_implementation(ATTENTION_NAME)
 
     @classmethod
     def load(
@@ -129,46 +101,56 @@ class Model:
         return cls(loaded.eval(), device=device, owns_weights=True)
 
     @torch.inference_mode()
-    def use_native_layers(self, kernels: NativeKernels) -> None:
-        """Puts the CPU kernels' layers in the place of transformers' own; they take over the weights.
+    def use_layers_of(self, backend: AttentionBackend) -> None:
+        """Puts the backend's layers and output layer, where it has its own, in the place of transformers' ones.
 
         Raises:
-            ConfigError: the layers compute something else than silu(gate) * up.
+            ModelError: a layer has a parameter that the backend's layers do not compute with.
         """
-        if not self.is_swiglu:
-            raise ConfigError("attention 'native' needs layers of silu(gate) * up without biases")
+        layers = backend.make_layers(self._take_layers())
+        if layers is None:
+            return
         # A caller's model keeps its own layers: the copy shares everything but the list of them.
         self._base = copy.copy(self._base)
         self._base._modules = dict(self._base._modules)
-        self._base.layers = nn.ModuleList([NativeLayers(self._take_layers(self._base.layers), kernels)])
-        self._use_native_head(kernels)
+        self._base.layers = nn.ModuleList([ReplacedLayers(layers)])
+        self._has_replaced_layers = True
+        assert isinstance(self._output_layer, TorchOutputLayer), "the output layer is replaced once"
+        head, embedding = self._output_layer.linear, self._base.embed_tokens
+        output_layer = backend.make_output_layer(head.weight, head.bias)
+        if output_layer is not None:
+            self._output_layer = output_layer
+            if self._owns_weights and head.weight is embedding.weight:
+                self._base.embed_tokens = TiedEmbedding(output_layer)
         give_back_freed_memory()
-        self._has_native_layers = True
 
-    def _take_layers(self, layers: nn.ModuleList) -> Iterator[nn.Module]:
-        """Layer by layer; where they are nobody else's, weights are freed before the next one's are copied."""
+    def _take_layers(self) -> Iterator[LayerWeights]:
+        """Layer by layer. Where nobody else holds the weights, a layer's are freed before the next layer is copied."""
+        layers = self._base.layers
         for index, layer in enumerate(layers):
             if self._owns_weights:
                 layers[index] = nn.Identity()
-            yield layer
+            yield read_weights(layer, index)
 
-    def _use_native_head(self, kernels: NativeKernels) -> None:
-        assert isinstance(self._head, nn.Linear), "the output layer is replaced once"
-        packed = kernels.pack(self._head.weight, self._head.bias)
-        if packed is None:
-            return
-        is_tied = self._head.weight is self._base.embed_tokens.weight
-        self._head = NativeHead(kernels, packed)
-        if is_tied and self._owns_weights:
-            self._base.embed_tokens = NativeEmbedding(self._head)
+    def should_compile(self, setting: Compile, num_tokens: int) -> bool:
+        """Whether a run is long enough to pay for torch.compile.
+
+        Args:
+            setting: as `EngineConfig.compile` says.
+            num_tokens: prompt tokens to compute.
+        """
+        if setting != "auto":
+            return setting == "always"
+        is_long = num_tokens >= TOKENS_THAT_PAY_FOR_COMPILING
+        return is_long and self.dtype != torch.float32 and find_compiler() is not None
 
     def compile_layers(self) -> None:
         """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
 
-        All layers share the code, for any number of rows: one compilation of some ten seconds. Native layers have
-        nothing left to fuse.
+        All layers share the code, for any number of rows: one compilation of some ten seconds. Layers of the backend
+        have nothing left to fuse.
         """
-        if not (self.is_compiled or self._has_native_layers):
+        if not (self.is_compiled or self._has_replaced_layers):
             for layer in self._base.layers:
                 layer.compile(dynamic=True)
             self.is_compiled = True
@@ -183,7 +165,7 @@ class Model:
         self,
         batch: TokenBatch,
         cache: KVCache,
-        backend: AttentionBackend | NativeKernels,
+        backend: AttentionBackend,
         pending_token_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs one token batch and writes its KV.
@@ -200,21 +182,20 @@ class Model:
         if batch.has_pending_tokens:
             assert pending_token_ids is not None, "a token is missing that no step has sampled"
             input_ids = fill_in(input_ids, pending_token_ids)
-        if isinstance(backend, NativeKernels):
-            native = NativeStep(cache=cache, work=backend.prepare(batch.attention), output_rows=output_rows)
-            return self.compute(input_ids, positions, native)
-        step = AttentionStep(backend=backend, cache=cache, work=backend.prepare(batch.attention))
-        return self.compute(input_ids, positions, step).index_select(0, output_rows)
+        work = backend.prepare(batch.attention)
+        step = AttentionStep(backend=backend, cache=cache, work=work, output_rows=output_rows)
+        return self.compute(input_ids, positions, step)
 
     @torch.inference_mode()
-    def compute(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep | NativeStep
-    ) -> torch.Tensor:
-        """The layers alone, all tensors on the device: int64 ``[T]`` twice -> last hidden states ``[T, hidden]``.
-
-        Native layers give those of the step's output rows only, ``[R, hidden]``.
+    def compute(self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """The layers alone, all tensors on the device.
 
         Nothing in it waits for the device or depends on what is in the tensors, so a CUDA graph can be made of it.
+
+        Args:
+            input_ids, positions: int64 ``[T]``.
+        Returns:
+            last hidden states ``[R, hidden]`` of the step's output rows; of all rows where it names none.
         """
         inputs = {
             "input_ids": input_ids.unsqueeze(0),
@@ -229,20 +210,19 @@ class Model:
             LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
             self._decompile_layers()
             hidden = self._base(**inputs).last_hidden_state
-        return hidden[0]
+        if self._has_replaced_layers or step.output_rows is None:
+            return hidden[0]
+        return hidden[0].index_select(0, step.output_rows)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, hidden]`` through the output layer: float32 ``[R, vocab_size]``."""
-        logits: torch.Tensor = self._head(hidden)
-        return logits.float()
+        return self._output_layer.logits(hidden).float()
 
     @torch.inference_mode()
     def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, hidden]`` -> int64 ``[R]``: the token of the largest logit, the first of equals."""
-        if isinstance(self._head, NativeHead):
-            return self._head.most_likely(hidden)
-        return self.logits(hidden).argmax(dim=-1)
+        return self._output_layer.most_likely(hidden)
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -251,10 +231,9 @@ class Model:
         A few columns cost nothing, so they are computed in float64 and rounded: in 16 bits many rows would tie, and a
         row is the same whatever other rows it is computed with.
         """
-        head = self._head
-        weights = head.weights_of(token_ids) if isinstance(head, NativeHead) else head.weight[token_ids]
+        head = self._output_layer
         bias = None if head.bias is None else head.bias[token_ids].double()
-        return nn.functional.linear(hidden.double(), weights.double(), bias).float()
+        return nn.functional.linear(hidden.double(), head.weights_of(token_ids).double(), bias).float()
 
 
 def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:

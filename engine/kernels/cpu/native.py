@@ -1,6 +1,6 @@
 """The CPU kernels of cpp/, called on torch tensors: attention, norms, rotation, SwiGLU and bf16 products.
 
-Whoever has a C++ compiler gets them; without one the CPU path is torch alone (`engine.kernels.cpu.torch_attention`).
+They need a C++ compiler; without one torch computes everything (`engine.kernels.cpu.torch_attention`).
 """
 
 from collections.abc import Sequence
@@ -178,12 +178,12 @@ class NativeKernels:
         """Attention of a whole token batch.
 
         Args:
-            query: ``[T, >= num_q_heads * head_dim]``; the first columns are the query heads.
+            query: ``[T, num_q_heads, head_dim]``; rows may be strided, heads lie together.
             k_cache, v_cache: one layer's, ``[num_blocks, block_size, num_kv_heads, head_dim]`` in size, in the order of
                 cpp/attention.h; this step's rows already written.
             scale: applied to the logits.
         Returns:
-            ``[T, num_q_heads * head_dim]``.
+            ``[T, num_q_heads, head_dim]``.
         """
         out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
         self._attend(
@@ -192,7 +192,16 @@ class NativeKernels:
             *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
             *(work.prefix_blocks.ctypes.data, work.own_blocks.ctypes.data, work.state.data_ptr()),
         )
-        return out
+        return out.view(-1, self.num_q_heads, self.head_dim)
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
+    ) -> None:
+        """Writes ``[T, num_kv_heads, head_dim]`` keys and values into the step's slots of the caches."""
+        query = key.new_zeros(len(key), self.num_q_heads, self.head_dim)
+        qkv = torch.cat([query, key, value], dim=1).flatten(1)
+        cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
+        self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
 
     def copy_rows(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """``[T, n]``, int64 ``[R]`` -> ``[R, n]``: some rows, or all, as `project` takes them."""
@@ -206,7 +215,7 @@ class NativeKernels:
         self._rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
         return out
 
-    def rotate_and_store(
+    def rotate_and_write_kv(
         self,
         qkv: torch.Tensor,
         cos: torch.Tensor,

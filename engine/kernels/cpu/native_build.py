@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -11,6 +12,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+LOGGER = logging.getLogger("batchloom.engine")
 
 _SOURCES = Path(__file__).with_name("cpp")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
@@ -27,7 +30,7 @@ KERNELS: dict[str, list[Any]] = {
 
 _PROJECT_SIGNATURE: list[Any] = [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool]
 _LARGEST_COLUMN_SIGNATURE: list[Any] = [*[_POINTER] * 4, *[_I64] * 3]
-_COMPUTE_LAYERS_SIGNATURE: list[Any] = [_POINTER, _I64, *[_POINTER] * 5, _I64]
+_COMPUTE_LAYERS_SIGNATURE: list[Any] = [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64]
 _SUFFIXES = ("bf16", "float32")
 
 
@@ -49,7 +52,10 @@ def load_library(folder: Path) -> ctypes.CDLL:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise NativeBuildError(f"there is no C++ compiler: {os.environ.get('CXX', 'g++')!r} is not on the path")
+        raise NativeBuildError(
+            f"there is no C++ compiler ({os.environ.get('CXX', 'g++')!r} is not on the path); on Debian and Ubuntu "
+            "`apt install g++` installs one"
+        )
     try:
         library = ctypes.CDLL(str(_built(compiler, folder)))
     except OSError as error:
@@ -76,6 +82,7 @@ def _built(compiler: str, folder: Path) -> Path:
     path = folder / f"native-{identity.hexdigest()[:16]}.so"
     if path.is_file():
         return path
+    LOGGER.info("compiling the C++ kernels for this processor: a few seconds, once")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -8,7 +8,7 @@ nothing is padded to the longest. Log-sum-exps are natural; partial results merg
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.decoder_layer import LayerWeights
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -74,14 +75,15 @@ class CpuWork:
 
 
 class CpuAttention:
-    """The attention backend of the embedded default.
+    """An attention backend (`engine.model.attention.AttentionBackend`) that needs nothing but torch.
 
     Args:
         num_q_heads, num_kv_heads, head_dim: of the model; num_q_heads is a multiple of num_kv_heads.
         dtype: of queries and of the KV cache.
     """
 
-    name = "cpu"
+    name = "torch"
+    graphable = None
 
     def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.num_kv_heads = num_kv_heads
@@ -89,6 +91,16 @@ class CpuAttention:
         self.head_dim = head_dim
         self.dtype = dtype
         self._workspace = torch.empty(0, dtype=dtype)
+
+    def scratch_bytes(self, num_rows: int) -> int:
+        """None of a GPU."""
+        return 0
+
+    def make_layers(self, weights: Iterable[LayerWeights]) -> None:
+        """The model's own layers stay."""
+
+    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """The model's own output layer stays."""
 
     def prepare(self, batch: AttentionBatch) -> CpuWork:
         """Turns a step's description into slices, indices and masks. Called once a step."""

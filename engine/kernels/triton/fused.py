@@ -203,3 +203,14 @@ class FusedAttention(TritonAttention):
             out, query, k_cache, v_cache, work, first_tile=0, num_tiles=work.num_tiles,
             scale=scale, softcap=softcap, window=window, is_merging=True, is_amd=self.is_amd,
         )  # fmt: skip
+
+
+class PagedAttention(FusedAttention):
+    """Paged attention, the first baseline: one launch a layer, and every sequence reads its prefix's KV itself.
+
+    Tiles, their shapes, the splits of long ranges and the merge are those of `FusedAttention`, so the two differ by
+    sharing alone. `FusedAttention` computes a group that is not worth sharing in the same way.
+    """
+
+    name: ClassVar[str] = "paged"
+    _policy: ClassVar[SharePolicy] = "never"

@@ -1,13 +1,14 @@
 """What the three Triton attention backends share: the model's shape, the step's work, the KV write, the checks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self
 
 import torch
 import triton
 
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.tuned import Launch, load_tuned
@@ -104,6 +105,23 @@ class TritonAttention(ABC):
                 own.
         """
         return DeviceWork(capacity, launch, scratch or self.make_scratch(capacity), device=self.device)
+
+    @property
+    def graphable(self) -> Self | None:
+        """Itself, where CUDA graphs can be made of its launches."""
+        return self if self.has_fixed_launches else None
+
+    def scratch_bytes(self, num_rows: int) -> int:
+        """Of a step in which every row has two partial results, in its group's prefix and in its own KV."""
+        return 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize
+
+    def make_layers(self, weights: Iterable[LayerWeights]) -> None:
+        """The model's own layers stay."""
+        return
+
+    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """The model's own output layer stays."""
+        return
 
     def make_scratch(self, capacity: WorkCapacity) -> AttentionScratch:
         return AttentionScratch(capacity, num_q_heads=self.num_q_heads, head_dim=self.head_dim, device=self.device)

@@ -10,8 +10,6 @@ has room. One bin is computed when its step comes; the rest is packed again, wit
 
 from collections.abc import Callable, Sequence
 
-from binpacking.to_constant_volume import to_constant_volume
-
 from engine.config import Packing
 
 
@@ -28,6 +26,8 @@ def pack_in_turn(lengths: Sequence[int], budget: int) -> list[int]:
 
 def pack_decreasing(lengths: Sequence[int], budget: int) -> list[int]:
     """The longest prompt and what is packed with it."""
+    from binpacking.to_constant_volume import to_constant_volume  # only this policy needs the library
+
     return [*to_constant_volume(dict(enumerate(lengths)), budget)[0]]
 
 

@@ -11,8 +11,7 @@ import torch
 from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
 from engine.execution.step_graphs import StepGraphs
 from engine.kernels.triton.device_work import WorkCapacity
-from engine.kernels.triton.fused import FusedAttention
-from engine.kernels.triton.paged import PagedAttention
+from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from tests.engine.execution.recorded_graph import RecordedGraph
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 21, max_num_batched_tokens=96, block_size=16)

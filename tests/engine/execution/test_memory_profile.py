@@ -77,7 +77,7 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
     def watch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         if isinstance(module, torch.nn.Embedding):
             rows.append(("layers", args[0].numel()))
-        elif module is engine._model._head:
+        elif module is engine._model._output_layer.linear:
             rows.append(("output layer", len(args[0])))
 
     with register_module_forward_pre_hook(watch):

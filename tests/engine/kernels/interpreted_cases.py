@@ -11,8 +11,7 @@ import torch
 
 from benchmarks.kernels.attention_batches import GroupSize
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.fused import FusedAttention
-from engine.kernels.triton.paged import PagedAttention
+from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
 from engine.kernels.triton.triton_attention import TritonAttention
 

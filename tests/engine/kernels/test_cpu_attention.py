@@ -229,19 +229,13 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     used = layout.used_slots()
     k_cache, v_cache = (torch.full(shape, 1e4, dtype=dtype) for _ in range(2))
-    rows = torch.cat(
-        [
-            torch.zeros(len(used), num_q_heads * head_dim, dtype=dtype),
-            *(kv.flatten(0, 1)[used].flatten(1) for kv in (keys, values)),
-        ],
-        dim=1,
-    )
-    unturned = torch.ones(len(used), head_dim), torch.zeros(len(used), head_dim)
-    kernels.rotate_and_store(rows, *unturned, k_cache, v_cache, replace(work, slots=np.array(used)))
+    new_keys, new_values = (kv.flatten(0, 1)[used] for kv in (keys, values))
+    kernels.write_kv(new_keys, new_values, k_cache, v_cache, replace(work, slots=np.array(used)))
     # A strided query, as the fused projection gives it.
     qkv = torch.randn(layout.batch.num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype)
-    query = qkv[:, : num_q_heads * head_dim].reshape(-1, num_q_heads, head_dim)
-    out = kernels.attend(qkv, k_cache, v_cache, work, scale=0.2).view(query.shape)
+    query = qkv.view(layout.batch.num_rows, -1, head_dim)[:, :num_q_heads]
+    out = kernels.attend(query, k_cache, v_cache, work, scale=0.2)
+    assert out.shape == query.shape
     assert (out.double() - layout.expected(query, keys, values, 0.2)).abs().max() < most_error
 
 
@@ -329,7 +323,7 @@ def test_head_norms_and_rotation_are_those_of_transformers(folders: dict[str, Pa
     caches = torch.zeros(2, 1, 32, 2, 32)
     qkv = heads.reshape(5, -1).contiguous()
     work = kernels.prepare(layout.batch)
-    kernels.rotate_and_store(qkv, cos, sin, *caches, work, q_norm=q_norm, k_norm=k_norm, epsilon=1e-6)
+    kernels.rotate_and_write_kv(qkv, cos, sin, *caches, work, q_norm=q_norm, k_norm=k_norm, epsilon=1e-6)
     assert (qkv.view(5, 8, 32)[:, :4] - query).abs().max() < 1e-5
     assert (qkv.view(5, 8, 32)[:, 4:6] - key).abs().max() < 1e-5
     assert torch.equal(qkv.view(5, 8, 32)[:, 6:], heads[:, 6:])

@@ -5,7 +5,7 @@
 #include "elementwise.h"
 #include "product.h"
 
-// A layer's weights; engine/kernels/cpu/packed_layers.py has the same fields. Products as product.h says, absent ones null.
+// A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Products as product.h says, absent ones null.
 struct LayerWeights {
   const bf16 *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *mlp_norm, *gate_up, *down;
   int64_t hidden_size, intermediate_size;
@@ -13,7 +13,7 @@ struct LayerWeights {
   float epsilon, scale;
 };
 
-// What the layers of a step have in common; engine/kernels/cpu/packed_layers.py has the same fields. The last four are scratch
+// What the layers of a step have in common; engine/kernels/cpu/native_layers.py has the same fields. The last four are scratch
 // for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size].
 struct LayerStep {
   const float *cos, *sin;
@@ -24,6 +24,12 @@ struct LayerStep {
   bf16 *normed, *qkv, *attended, *gated;
 };
 
+// The operations of a layer; engine/kernels/cpu/native_layers.py has the same numbers. The caller passes their order.
+enum class Operation : int32_t {
+  attention_norm = 0, qkv = 1, rotate_and_write_kv = 2, attend = 3, select_rows = 4, output = 5, mlp_norm = 6, gate_up = 7,
+  down = 8
+};
+
 #ifdef HAS_AVX512
 namespace {
 
@@ -32,35 +38,64 @@ void copy_rows(const bf16* from, const int64_t* rows, bf16* to, int64_t num_rows
     std::memcpy(static_cast<void*>(to + row * size), from + rows[row] * size, size_t(size) * sizeof(bf16));
 }
 
-// hidden: [num_rows, hidden_size], in and out. With `output_rows`, only those rows leave the layer, as its first ones.
-void compute_layer(const LayerWeights& w, const LayerStep& s, bf16* hidden, bf16* keys, bf16* values,
-                   const int64_t* output_rows, int64_t num_output_rows) {
+// Where a layer under way finds what the output product reads: all rows, or copies of the output rows.
+struct LayerRows {
+  const bf16 *attended, *residual;
+  int64_t num_rows;
+};
+
+// hidden: [num_rows, hidden_size], in and out. Without output_rows all rows leave the layer, else those, as its first ones.
+void run(Operation operation, const LayerWeights& w, const LayerStep& s, LayerRows& rows, bf16* hidden, bf16* keys,
+         bf16* values, const int64_t* output_rows, int64_t num_output_rows) {
   const int64_t q_size = int64_t(w.num_q_heads) * w.dim, qkv_size = q_size + int64_t(2) * w.num_kv_heads * w.dim;
-  rms_norm(hidden, w.attention_norm, s.normed, s.num_rows, w.hidden_size, w.epsilon);
-  project(s.normed, w.qkv, w.qkv_bias, nullptr, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
-  rotate_and_store(s.qkv, s.cos, s.sin, w.q_norm, w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows, w.num_q_heads,
-                   w.num_kv_heads, w.dim, w.block_size);
-  attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale, s.shared,
-         s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks, s.state);
-  const bf16 *attended = s.attended, *residual = hidden;
-  int64_t num_rows = s.num_rows;
-  if (output_rows) {  // what held other things until here is free
-    copy_rows(attended, output_rows, s.qkv, num_output_rows, q_size);
-    copy_rows(residual, output_rows, s.normed, num_output_rows, w.hidden_size);
-    attended = s.qkv, residual = s.normed, num_rows = num_output_rows;
+  switch (operation) {
+    case Operation::attention_norm:
+      rms_norm(hidden, w.attention_norm, s.normed, s.num_rows, w.hidden_size, w.epsilon);
+      break;
+    case Operation::qkv:
+      project(s.normed, w.qkv, w.qkv_bias, nullptr, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
+      break;
+    case Operation::rotate_and_write_kv:
+      rotate_and_store(s.qkv, s.cos, s.sin, w.q_norm, w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows,
+                       w.num_q_heads, w.num_kv_heads, w.dim, w.block_size);
+      break;
+    case Operation::attend:
+      attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale,
+             s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks, s.state);
+      break;
+    case Operation::select_rows:
+      rows = {s.attended, hidden, s.num_rows};
+      if (output_rows) {  // qkv and normed are free from here on
+        copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
+        copy_rows(hidden, output_rows, s.normed, num_output_rows, w.hidden_size);
+        rows = {s.qkv, s.normed, num_output_rows};
+      }
+      break;
+    case Operation::output:
+      project(rows.attended, w.output, w.output_bias, rows.residual, hidden, rows.num_rows, w.hidden_size, q_size, false);
+      break;
+    case Operation::mlp_norm:
+      rms_norm(hidden, w.mlp_norm, s.normed, rows.num_rows, w.hidden_size, w.epsilon);
+      break;
+    case Operation::gate_up:
+      project(s.normed, w.gate_up, nullptr, nullptr, s.gated, rows.num_rows, 2 * w.intermediate_size, w.hidden_size, true);
+      break;
+    case Operation::down:
+      project(s.gated, w.down, nullptr, hidden, hidden, rows.num_rows, w.hidden_size, w.intermediate_size, false);
+      break;
   }
-  project(attended, w.output, w.output_bias, residual, hidden, num_rows, w.hidden_size, q_size, false);
-  rms_norm(hidden, w.mlp_norm, s.normed, num_rows, w.hidden_size, w.epsilon);
-  project(s.normed, w.gate_up, nullptr, nullptr, s.gated, num_rows, 2 * w.intermediate_size, w.hidden_size, true);
-  project(s.gated, w.down, nullptr, hidden, hidden, num_rows, w.hidden_size, w.intermediate_size, false);
 }
 
 // Keys and values: one address a layer. With `output_rows`, only those rows leave the last layer.
-void compute_layers(const LayerWeights* weights, int64_t num_layers, const LayerStep& step, bf16* hidden,
-                    bf16* const* keys, bf16* const* values, const int64_t* output_rows, int64_t num_output_rows) {
-  for (int64_t i = 0; i < num_layers; i++)
-    compute_layer(weights[i], step, hidden, keys[i], values[i], i == num_layers - 1 ? output_rows : nullptr,
-                  num_output_rows);
+void compute_layers(const LayerWeights* weights, int64_t num_layers, const Operation* operations, int64_t num_operations,
+                    const LayerStep& step, bf16* hidden, bf16* const* keys, bf16* const* values,
+                    const int64_t* output_rows, int64_t num_output_rows) {
+  for (int64_t i = 0; i < num_layers; i++) {
+    LayerRows rows{};
+    for (int64_t j = 0; j < num_operations; j++)
+      run(operations[j], weights[i], step, rows, hidden, keys[i], values[i], i == num_layers - 1 ? output_rows : nullptr,
+          num_output_rows);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The CPU path's own kernels: what a decoder layer computes, for the element types bf16 and float.
+// The CPU kernels: what a decoder layer computes, for the element types bf16 and float.
 //
 // Compiled once per machine by engine/kernels/cpu/native_build.py. bf16 products run on AMX tiles where the CPU has them, else
 // on AVX-512's vectors of bf16 pairs, else in plain loops that compilers vectorise.
@@ -30,14 +30,15 @@ extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf1
 }
 
 // Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
-extern "C" void compute_layers_bf16(const LayerWeights* weights, int64_t num_layers, const LayerStep* step, bf16* hidden,
-                                    bf16* const* keys, bf16* const* values, const int64_t* output_rows,
-                                    int64_t num_output_rows) {
+extern "C" void compute_layers_bf16(const LayerWeights* weights, int64_t num_layers, const int32_t* operations,
+                                    int64_t num_operations, const LayerStep* step, bf16* hidden, bf16* const* keys,
+                                    bf16* const* values, const int64_t* output_rows, int64_t num_output_rows) {
 #ifdef HAS_AVX512
-  compute_layers(weights, num_layers, *step, hidden, keys, values, output_rows, num_output_rows);
+  compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
+                 values, output_rows, num_output_rows);
 #else
-  (void)weights, (void)num_layers, (void)step, (void)hidden, (void)keys, (void)values, (void)output_rows;
-  (void)num_output_rows;
+  (void)weights, (void)num_layers, (void)operations, (void)num_operations, (void)step, (void)hidden, (void)keys;
+  (void)values, (void)output_rows, (void)num_output_rows;
 #endif
 }
 

@@ -6,7 +6,7 @@ import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native import NativeKernels, PackedWeight
-from engine.kernels.cpu.packed_layers import PackedLayer, PackedLayers
+from engine.kernels.cpu.native_layers import PackedLayer, PackedLayers
 from engine.scheduling.token_batch import Chunk, ChunkGroup, build_token_batch
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
@@ -92,8 +92,9 @@ def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: 
         kv = expected_keys[index], expected_values[index]
         heads = kernels.project(kernels.rms_norm(hidden, layer.attention_norm, EPSILON), layer.qkv)
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}
-        kernels.rotate_and_store(heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
-        attended = kernels.attend(heads, *kv, work, scale=SCALE)
+        kernels.rotate_and_write_kv(heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
+        query = heads.view(num_rows, -1, DIM)[:, :HEADS]
+        attended = kernels.attend(query, *kv, work, scale=SCALE).flatten(1)
         if output_rows is not None and index == len(layers) - 1:
             attended, hidden = kernels.copy_rows(attended, output_rows), kernels.copy_rows(hidden, output_rows)
         hidden = kernels.project(attended, layer.output, hidden)

@@ -1,0 +1,301 @@
+"""The decoder layers and the output layer on the CPU kernels, and the attention backend that brings them."""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from torch.nn.functional import linear
+
+from engine.kernels import cdiv
+from engine.kernels.cpu.native import TILE_ROWS, NativeKernels, NativeWork, PackedWeight
+from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerWeights
+
+_POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class NativeBackend(NativeKernels):
+    """The CPU kernels as an `engine.model.attention.AttentionBackend`, which computes whole layers."""
+
+    name = "native"
+    graphable = None
+
+    def scratch_bytes(self, num_rows: int) -> int:
+        """None of a GPU."""
+        return 0
+
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
+        """Layers in one C++ call where this CPU multiplies bf16, else with torch's products.
+
+        Args:
+            weights: taken one after the other, so that the caller can free each layer before the next one is copied.
+        """
+        packed: list[PackedLayer] = []
+        unpacked: list[_UnpackedLayer] = []
+        for layer in weights:
+            found = self._pack_layer(layer)
+            if found is None:
+                unpacked.append(_UnpackedLayer(self, layer))
+            else:
+                packed.append(found)
+        assert not (packed and unpacked), "layers of different shapes"
+        return PackedLayers(self, packed) if packed else _UnpackedLayers(unpacked)
+
+    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedOutputLayer | None":
+        """The output layer with packed weights; None where only torch multiplies them."""
+        packed = self.pack(weight, bias)
+        return None if packed is None else PackedOutputLayer(self, packed)
+
+    def _pack_layer(self, layer: LayerWeights) -> "PackedLayer | None":
+        if not self.has_products:
+            return None
+        qkv, output, down = self.pack(*layer.qkv), self.pack(*layer.output), self.pack(layer.down)
+        gate_up = self.pack_gated(layer.gate, layer.up)
+        if qkv is None or output is None or gate_up is None or down is None:
+            return None
+        return PackedLayer(
+            attention_norm=layer.attention_norm,
+            qkv=qkv,
+            output=output,
+            mlp_norm=layer.mlp_norm,
+            gate_up=gate_up,
+            down=down,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            epsilon=layer.epsilon,
+            scale=layer.scale,
+        )
+
+
+class PackedOutputLayer:
+    """An output layer (`engine.kernels.decoder_layer.OutputLayer`) with packed weights."""
+
+    def __init__(self, kernels: NativeKernels, packed: PackedWeight) -> None:
+        self._kernels = kernels
+        self._packed = packed
+        self.bias = packed.bias
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._kernels.project(self._kernels.copy_rows(hidden), self._packed)
+
+    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Without writing the logits."""
+        return self._kernels.largest_column(self._kernels.copy_rows(hidden), self._packed)
+
+    def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _LayerState:
+    """A step on its way through one layer: what each operation reads and leaves. Tensors are ``[rows, columns]``."""
+
+    hidden: torch.Tensor
+    caches: tuple[torch.Tensor, torch.Tensor]
+    work: NativeWork
+    rotation: tuple[torch.Tensor, torch.Tensor]
+    output_rows: torch.Tensor | None
+    normed: torch.Tensor = field(init=False)
+    qkv: torch.Tensor = field(init=False)
+    attended: torch.Tensor = field(init=False)
+    gated: torch.Tensor = field(init=False)
+
+
+class _UnpackedLayer:
+    """A layer whose products are torch's, and what is between them the kernels'."""
+
+    def __init__(self, kernels: NativeKernels, weights: LayerWeights) -> None:
+        self._kernels = kernels
+        self._weights = weights
+        self._gate_up = torch.cat([weights.gate, weights.up])
+        self._operations = [getattr(self, name) for name in DECODER_LAYER]
+
+    def __call__(self, state: _LayerState) -> None:
+        for operation in self._operations:
+            operation(state)
+
+    def attention_norm(self, s: _LayerState) -> None:
+        s.normed = self._kernels.rms_norm(s.hidden, self._weights.attention_norm, self._weights.epsilon)
+
+    def qkv(self, s: _LayerState) -> None:
+        s.qkv = linear(s.normed, *self._weights.qkv)
+
+    def rotate_and_write_kv(self, s: _LayerState) -> None:
+        w = self._weights
+        self._kernels.rotate_and_write_kv(
+            s.qkv, *s.rotation, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
+        )
+
+    def attend(self, s: _LayerState) -> None:
+        query = s.qkv.view(len(s.qkv), -1, self._kernels.head_dim)[:, : self._kernels.num_q_heads]
+        s.attended = self._kernels.attend(query, *s.caches, s.work, scale=self._weights.scale).flatten(1)
+
+    def select_rows(self, s: _LayerState) -> None:
+        if s.output_rows is not None:
+            s.attended, s.hidden = s.attended[s.output_rows], s.hidden[s.output_rows]
+
+    def output(self, s: _LayerState) -> None:
+        s.hidden = linear(s.attended, *self._weights.output).add_(s.hidden)
+
+    def mlp_norm(self, s: _LayerState) -> None:
+        s.normed = self._kernels.rms_norm(s.hidden, self._weights.mlp_norm, self._weights.epsilon)
+
+    def gate_up(self, s: _LayerState) -> None:
+        s.gated = self._kernels.swiglu(linear(s.normed, self._gate_up))
+
+    def down(self, s: _LayerState) -> None:
+        s.hidden = linear(s.gated, self._weights.down).add_(s.hidden)
+
+
+class _UnpackedLayers:
+    """`engine.kernels.decoder_layer.DecoderLayers`, a layer after the other."""
+
+    def __init__(self, layers: Sequence[_UnpackedLayer]) -> None:
+        self._layers = layers
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        k_caches: Sequence[torch.Tensor],
+        v_caches: Sequence[torch.Tensor],
+        work: NativeWork,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        output_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        for index, layer in enumerate(self._layers):
+            state = _LayerState(
+                hidden=hidden,
+                caches=(k_caches[index], v_caches[index]),
+                work=work,
+                rotation=(cos, sin),
+                output_rows=output_rows if index == len(self._layers) - 1 else None,
+            )
+            layer(state)
+            hidden = state.hidden
+        return hidden
+
+
+class _Operation(IntEnum):
+    """Numbers of the operations in cpp/layer.h."""
+
+    attention_norm = 0
+    qkv = 1
+    rotate_and_write_kv = 2
+    attend = 3
+    select_rows = 4
+    output = 5
+    mlp_norm = 6
+    gate_up = 7
+    down = 8
+
+
+_OPERATIONS = (_I32 * len(DECODER_LAYER))(*(_Operation[name] for name in DECODER_LAYER))
+
+_WEIGHTS = (
+    *("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm"),
+    *("output", "output_bias", "mlp_norm", "gate_up", "down"),
+)
+_STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "state")
+_SCRATCH = ("normed", "qkv", "attended", "gated")
+
+
+class _LayerWeights(ctypes.Structure):
+    """As cpp/layer.h has it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in _WEIGHTS),
+        *((name, _I64) for name in ("hidden_size", "intermediate_size")),
+        *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size")),
+        *((name, _FLOAT) for name in ("epsilon", "scale")),
+    )
+
+
+class _LayerStep(ctypes.Structure):
+    """As cpp/layer.h has it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in _STEP_ARRAYS),
+        *((name, _I64) for name in ("num_rows", "num_shared", "num_own")),
+        *((name, _POINTER) for name in _SCRATCH),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayer:
+    """`LayerWeights` in the order in which the kernels read them; gate and up are one product."""
+
+    attention_norm: torch.Tensor
+    qkv: PackedWeight
+    output: PackedWeight
+    mlp_norm: torch.Tensor
+    gate_up: PackedWeight
+    down: PackedWeight
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    epsilon: float
+    scale: float
+
+
+class PackedLayers:
+    """`engine.kernels.decoder_layer.DecoderLayers` as one call of the kernels.
+
+    Args:
+        kernels: with products.
+        layers: in their order, all of one shape.
+    """
+
+    def __init__(self, kernels: NativeKernels, layers: Sequence[PackedLayer]) -> None:
+        self._kernels = kernels
+        self._layers = layers  # what the addresses below point into
+        self._hidden_size, self._intermediate_size = layers[0].qkv.depth, layers[0].down.depth
+        self._qkv_size, self._attended_size = layers[0].qkv.num_columns, layers[0].output.depth
+        self._weights = (_LayerWeights * len(layers))(*map(self._addresses, layers))
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        k_caches: Sequence[torch.Tensor],
+        v_caches: Sequence[torch.Tensor],
+        work: NativeWork,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        output_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Computes in place: returns `hidden`, or its first rows."""
+        assert hidden.is_contiguous(), "rows that do not lie together"
+        num_rows = len(hidden)
+        num_tile_rows = cdiv(num_rows, TILE_ROWS) * TILE_ROWS
+        sizes = (self._hidden_size, self._qkv_size, self._attended_size, self._intermediate_size)
+        scratch = self._kernels.scratch([num_tile_rows * size for size in sizes])
+        step = _LayerStep(
+            *(cos.data_ptr(), sin.data_ptr()),
+            *(array.ctypes.data for array in (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks)),
+            *(work.state.data_ptr(), num_rows, len(work.shared), len(work.own)),
+            *(part.data_ptr() for part in scratch),
+        )
+        num_output_rows = 0 if output_rows is None else len(output_rows)
+        self._kernels.compute_layers(
+            *(self._weights, len(self._layers), _OPERATIONS, len(_OPERATIONS), ctypes.byref(step), hidden.data_ptr()),
+            *(_addresses(k_caches), _addresses(v_caches)),
+            *(None if output_rows is None else output_rows.data_ptr(), num_output_rows),
+        )
+        return hidden if output_rows is None else hidden[:num_output_rows]
+
+    def _addresses(self, layer: PackedLayer) -> _LayerWeights:
+        kernels = self._kernels
+        weights = (
+            *(layer.attention_norm, layer.qkv.panels, layer.qkv.bias, layer.q_norm, layer.k_norm),
+            *(layer.output.panels, layer.output.bias, layer.mlp_norm, layer.gate_up.panels, layer.down.panels),
+        )
+        return _LayerWeights(
+            *(None if weight is None else weight.data_ptr() for weight in weights),
+            *(self._hidden_size, self._intermediate_size),
+            *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size),
+            *(layer.epsilon, layer.scale),
+        )
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

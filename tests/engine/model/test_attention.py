@@ -1,0 +1,65 @@
+"""Which attention backend is chosen, and what is said where the fast one cannot be had."""
+
+import logging
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.kernels.cpu.native_build import load_library
+from engine.kv.kv_cache import KVShape
+from engine.model.attention import AttentionBackend, make_attention
+
+SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=32, dtype=torch.float32)
+
+
+def make(name: str, *, block_size: int = 32, device: str = "cpu", is_swiglu: bool = True) -> AttentionBackend:
+    return make_attention(
+        name,  # type: ignore[arg-type]
+        num_q_heads=2,
+        kv_shape=SHAPE,
+        block_size=block_size,
+        device=torch.device(device),
+        is_swiglu=is_swiglu,
+    )
+
+
+def test_auto_is_native_where_it_compiles() -> None:
+    assert make("auto").name == "native"
+    assert make("torch").name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"block_size": 16}, "block_size 16 is not a multiple of 32"),
+        ({"is_swiglu": False}, r"needs layers of silu\(gate\) \* up without biases"),
+    ],
+)
+def test_what_native_does_not_cover_is_torchs_and_said(
+    settings: dict[str, int], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="batchloom.engine"):
+        assert make("auto", **settings).name == "torch"  # type: ignore[arg-type]
+    assert caplog.messages[0].startswith("torch computes the layers, and the night takes about twice as long: ")
+    with pytest.raises(ConfigError, match=f"attention 'native': {reason}"):
+        make("native", **settings)  # type: ignore[arg-type]
+
+
+def test_without_a_compiler_the_line_says_what_it_costs_and_which_package_mends_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_library.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.INFO, logger="batchloom.engine"):
+        assert make("auto").name == "torch"
+    load_library.cache_clear()
+    assert caplog.messages == [
+        "torch computes the layers, and the night takes about twice as long: there is no C++ compiler "
+        "('no-such-compiler' is not on the path); on Debian and Ubuntu `apt install g++` installs one"
+    ]
+
+
+def test_a_backend_of_the_other_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="attention 'native' runs on the CPU, not on cuda"):
+        make("native", device="cuda")
