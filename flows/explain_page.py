@@ -11,7 +11,7 @@ from rich.table import Table
 
 from engine.planning.sharing_shape import Quantiles
 from tasks.forecast.forecast import Forecast, Prediction
-from tasks.report import artifact_key
+from tasks.runs.night_artifacts import artifact_key
 
 ARTIFACT_COLUMNS = 120
 

@@ -13,6 +13,7 @@ from tasks.report_page.fact_reader import read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable
 from tasks.report_page.page import key_figures, render_report
 from tasks.report_page.run_facts import RunFacts
+from tasks.runs.night_artifacts import artifact_key
 from tasks.runs.run_folder import load_manifest, runs_folder
 from tasks.storage.artifact import ArtifactRef, replace_file
 
@@ -72,11 +73,6 @@ def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
         markdown=summarise(facts), key=artifact_key("numbers", workload), description=f"Main numbers of {run_id}"
     )
     return str(path)
-
-
-def artifact_key(kind: str, workload: str) -> str:
-    """The key of a workload's artifact, of the characters that Prefect allows."""
-    return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', workload.lower()).strip('-') or 'workload'}"
 
 
 def summarise(facts: RunFacts) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 import torch
 
 from engine.device.memory import free_memory_bytes
-from engine.device.placement import dtype_name, find_dtype
-from engine.errors import ConfigError
 from engine.simulation.device import Device, match_device
 from engine.simulation.model_shape import ModelShape
 
@@ -16,24 +14,8 @@ _READ_BYTES = 256 * 1024**2
 _MEASURE_SECONDS = 0.3
 
 
-def native_dtype(kind: str) -> str:
-    """What a number format of "auto" is on this machine's device: bfloat16 where it computes it natively, else float32.
-
-    Args:
-        kind: "cpu"; "cuda" for the first GPU; "auto" for the GPU where there is one, else the CPU.
-    Raises:
-        ConfigError: the kind is none of these, or there is no GPU.
-    """
-    return dtype_name(find_dtype("auto", _find_kind(kind)))
-
-
-def probe_device(kind: str, shape: ModelShape, dtype: str) -> Device:
-    """What this machine has: a row of the table where one describes its GPU, else measured for a model's sizes.
-
-    Raises:
-        ConfigError: see `native_dtype`.
-    """
-    device = _find_kind(kind)
+def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
+    """A row of the table where one describes this GPU, else measured for a model's sizes."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known = match_device(properties.name, properties.total_memory)
@@ -64,14 +46,6 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
         overlaps_host=not is_cpu,
         source=f"measured: products of {sizes}, sums of {_READ_BYTES >> 20} MiB",
     )
-
-
-def _find_kind(kind: str) -> torch.device:
-    if kind not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device must be 'auto', 'cpu' or 'cuda' to be looked at, got {kind!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda': torch finds no GPU here")
-    return torch.device("cuda" if kind != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _measure_flops(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError, ModelError
 from engine.planning.prefix_groups import PrefixGroup
 from engine.request import Request
@@ -100,11 +101,12 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         shape = ModelShape.from_config(values, dtype=dtype)
     else:
         from engine.device.memory import MOST_CPU_KV_BYTES
-        from engine.simulation.device_probe import native_dtype, probe_device  # needs torch, which the table does not
+        from engine.simulation.device_probe import probe_device  # needs torch, which the table does not
 
-        dtype = native_dtype(kind) if config.dtype == "auto" else config.dtype
+        here = resolve_device(kind)
+        dtype = dtype_name(find_dtype(config.dtype, here))
         shape = ModelShape.from_config(values, dtype=dtype)
-        device = probe_device(kind, shape, dtype)
+        device = probe_device(here, shape, dtype)
         if device.name == "cpu":
             most_kv_bytes, device = MOST_CPU_KV_BYTES, _divide(device, num_on_host)
     return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
