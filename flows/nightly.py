@@ -31,6 +31,7 @@ from tasks.runs.crash_isolation import guard, is_guarded
 from tasks.runs.database_lock import hold_database
 from tasks.runs.infer_job import InferJob
 from tasks.runs.night_artifacts import show_summaries
+from tasks.runs.progress import PlannedWork
 from tasks.runs.run import Run, recover_runs
 from tasks.runs.run_summary import RunSummary
 from tasks.runs.shared_run import name_exchange
@@ -211,7 +212,8 @@ def answer_requests(night: Night, run: Run, requests: ArtifactRef) -> None:
         exchange=name_exchange(url, run.folder, night.model) if (url := night.machines.exchange) else None,
     )
     with run.measure("infer"):
-        parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, summary.num_rows)
+        work = PlannedWork.of(summary, workload, answer.expected_output_tokens)
+        parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work)
     reasons = count_reasons(parts)
     guard(night.database, workload.name, is_needed=ENDED.reason in reasons)
     night.failures.check(reasons, sum(part.num_rows for part in parts))

@@ -19,7 +19,7 @@ from tasks.infer_remote import infer_in_pool, infer_on_ray
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.night_artifacts import start_progress
-from tasks.runs.progress import watch_progress
+from tasks.runs.progress import PlannedWork, watch_progress
 from tasks.runs.shared_run import SharedRun
 from tasks.runs.stop_request import StopRequest
 from tasks.storage.artifact import ArtifactRef
@@ -55,20 +55,20 @@ class Workers:
         self._cluster: RayTaskRunner[Any] | None = None
 
     def infer_partitions(
-        self, job: InferJob, dispatch_order: Sequence[int], title: str, num_rows: int
+        self, job: InferJob, dispatch_order: Sequence[int], title: str, work: PlannedWork
     ) -> list[ArtifactRef]:
         """Map `infer` over the partitions, each to the next engine that is free; returns the parts of all.
 
         Raises what the first failing partition raised, and `KeyboardInterrupt` where somebody made a stop request; what
         is finished by then stays.
         """
-        show = start_progress(title, num_rows)
+        show = start_progress(title, work.num_rows)
         on_whom = self._on_host if self._settings.runner == "local" else self._on_cluster
         shared = SharedRun(job.run_folder, job.exchange.url) if job.exchange is not None else None
         if shared is not None:
             shared.offer(job.plan)
         with (
-            watch_progress(job.run_folder, title, num_rows, show=show),
+            watch_progress(job.run_folder, title, work, show=show),
             shared.taking() if shared is not None else nullcontext(),
             on_whom(job, dispatch_order) as futures,
         ):

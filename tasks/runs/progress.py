@@ -6,57 +6,124 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from tasks.database.connection import describe_write_error
+from tasks.storage.plan_file import PlanSummary
+from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
 
 WRITE_SECONDS = 0.25
 SHOW_SECONDS = 0.5
 LOG_SECONDS = 15.0
+HALF_LIFE_SECONDS = 60.0
+"""After which a step weighs half as much in the rate that predicts the time left."""
+
+
+class Counts(NamedTuple):
+    """What is done so far."""
+
+    num_rows: int = 0
+    """Rows answered, failed ones included."""
+    num_failed: int = 0
+    num_tokens: int = 0
+    """Tokens that went through the model."""
+    num_decode_tokens: int = 0
+    """Those of them that belong to answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """What is done so far: rows answered, those that failed among them, and tokens that went through the model."""
+class PlannedWork:
+    """What a run has to do: rows, their prompt tokens after sharing, and the decode tokens expected of an answer."""
 
-    num_rows: int = 0
-    num_failed: int = 0
-    num_tokens: int = 0
+    num_rows: int
+    num_prompt_tokens: int
+    answer_tokens: float
+
+    @classmethod
+    def of(cls, plan: PlanSummary, workload: Workload, expected_output_tokens: int | None) -> "PlannedWork":
+        """The work of a plan. The first token of an answer comes from its prompt; a score has no other."""
+        length = (expected_output_tokens or workload.decoding.max_new_tokens) if workload.mode == "generate" else 1
+        num_prompt_tokens = plan.sharing.num_processed_tokens
+        return cls(num_rows=plan.num_rows, num_prompt_tokens=num_prompt_tokens, answer_tokens=length - 1)
+
+    def count_tokens(self, counts: Counts) -> float:
+        """Tokens of the whole run, as far as `counts` tell: answers that ended correct what was expected of them."""
+        so_far = counts.num_decode_tokens
+        length = min(self.answer_tokens, so_far / counts.num_rows) if counts.num_rows else self.answer_tokens
+        return max(counts.num_tokens, self.num_prompt_tokens + max(so_far, length * self.num_rows))
+
+
+class TimeLeft:
+    """How long a run will take from here, by the rate of its latest tokens; loading the model does not count."""
+
+    __slots__ = ("_num_rates", "_seconds", "_seen", "_tokens", "_work")
+
+    def __init__(self, work: PlannedWork) -> None:
+        self._work = work
+        self._seen: tuple[float, int] | None = None
+        self._seconds = self._tokens = 0.0
+        self._num_rates = 0
+
+    def update(self, counts: Counts, now: float) -> float:
+        """Seconds left at the time `now`, given what is done by then; NaN while too little is known."""
+        if self._seen is None or not counts.num_tokens:
+            self._seen = now, counts.num_tokens
+        seconds, tokens = now - self._seen[0], counts.num_tokens - self._seen[1]
+        if tokens:
+            # The first step began before the last look without one: its rate only serves until there is a second.
+            weight = 0.5 ** (seconds / HALF_LIFE_SECONDS) if self._num_rates > 1 else 0.0
+            self._seconds, self._tokens = weight * self._seconds + seconds, weight * self._tokens + tokens
+            self._seen = now, counts.num_tokens
+            self._num_rates += 1
+        if not self._num_rates:
+            return math.nan
+        if counts.num_rows >= self._work.num_rows:
+            return 0.0
+        return (self._work.count_tokens(counts) - counts.num_tokens) * self._seconds / self._tokens
+
+
+Look = tuple[float, Counts, float]
+"""Seconds since the start, what is done, seconds left."""
 
 
 class PartitionProgress:
     """A worker's side: the counts of one partition, left in ``progress/`` of the run folder a few times a second."""
 
-    __slots__ = ("_num_failed", "_num_rows", "_num_tokens", "_path", "_written_at")
+    __slots__ = ("_counts", "_path", "_written_at")
 
     def __init__(self, run_folder: Path, partition: int) -> None:
         self._path = run_folder / "progress" / f"part-{partition:05d}.json"
-        self._num_rows = self._num_failed = self._num_tokens = 0
+        self._counts = Counts()
         self._written_at = 0.0
 
     def add(self, step: StepRecord) -> None:
         """Count one step of the engine."""
-        self._num_rows += step.num_finished_requests
-        self._num_tokens += step.num_tokens
+        rows, failed, tokens, decode_tokens = self._counts
+        self._counts = Counts(
+            rows + step.num_finished_requests,
+            failed,
+            tokens + step.num_tokens,
+            decode_tokens + step.num_decode_tokens,
+        )
         if time.monotonic() - self._written_at >= WRITE_SECONDS:
             self._write()
 
     def settle(self, num_rows: int, num_failed: int = 0) -> None:
         """So many of the partition's rows are on disk, failed ones included; steps count from here on."""
-        self._num_rows, self._num_failed = num_rows, num_failed
+        self._counts = self._counts._replace(num_rows=num_rows, num_failed=num_failed)
         self._write()
 
     def _write(self) -> None:
@@ -64,7 +131,7 @@ class PartitionProgress:
         temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            temporary.write_text(json.dumps([self._num_rows, self._num_failed, self._num_tokens]))
+            temporary.write_text(json.dumps(self._counts))
             temporary.replace(self._path)
         except OSError as error:
             raise ArtifactError(describe_write_error(self._path, error)) from error
@@ -73,15 +140,14 @@ class PartitionProgress:
 def read_counts(run_folder: str | Path) -> Counts:
     """The sum over all partitions that have begun."""
     counts = [json.loads(path.read_text()) for path in Path(run_folder).glob("progress/part-*.json")]
-    num_rows, num_failed, num_tokens = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
-    return Counts(num_rows=num_rows, num_failed=num_failed, num_tokens=num_tokens)
+    return Counts(*map(sum, zip(*counts, strict=True)))
 
 
 @contextmanager
 def watch_progress(
     run_folder: str | Path,
     title: str,
-    num_rows: int,
+    work: PlannedWork,
     stream: IO[str] | None = None,
     log_seconds: float = LOG_SECONDS,
     show: Callable[[int], None] | None = None,
@@ -89,71 +155,85 @@ def watch_progress(
     """Show how far a run is for the length of the block: a bar on a terminal, else a log line now and then.
 
     Args:
+        run_folder: where workers leave their counts.
         title: in front of each line.
-        num_rows: that the workers will answer.
+        work: that the workers will do.
         stream: where a bar goes, if it is a terminal; standard error if None.
         log_seconds: between two log lines.
         show: is told the rows done, with each log line and at the end.
     """
     console = Console(file=stream or sys.stderr)
     has_ended = threading.Event()
-    log = partial(_log, log_seconds=log_seconds, show=show)
-    watch = partial(_draw, console=console) if console.is_terminal else log
+    show = show or (lambda _: None)
+
+    def watch() -> None:
+        looks = _look(Path(run_folder), work, has_ended, min(SHOW_SECONDS, log_seconds))
+        _draw(looks, title, work, console) if console.is_terminal else _log(looks, title, work, log_seconds, show)
+
     context = copy_context()  # so that log lines find the flow run they belong to
-    arguments = (watch, Path(run_folder), title, num_rows, has_ended)
-    thread = threading.Thread(target=context.run, args=arguments, daemon=True)
+    thread = threading.Thread(target=context.run, args=(watch,), daemon=True)
     thread.start()
     try:
         yield
     finally:
         has_ended.set()
         thread.join()
-        if show is not None:
-            show(read_counts(run_folder).num_rows)
+        show(read_counts(run_folder).num_rows)
 
 
-def _draw(run_folder: Path, title: str, num_rows: int, has_ended: threading.Event, console: Console) -> None:
+def _look(run_folder: Path, work: PlannedWork, has_ended: threading.Event, seconds: float) -> Iterator[Look]:
+    """Look every so many seconds, and once more at the end."""
+    time_left, started = TimeLeft(work), time.monotonic()
+    is_last = False
+    while not is_last:
+        is_last = has_ended.wait(seconds)
+        counts, now = read_counts(run_folder), time.monotonic()
+        yield now - started, counts, time_left.update(counts, now)
+
+
+def _draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
     columns = (  # within 80 characters for a million rows
         TextColumn("{task.description}"),
         BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TextColumn("rows {task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+        TextColumn("{task.fields[rows]}/{task.fields[num_rows]} rows"),
+        TextColumn("{task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
+        TextColumn("{task.fields[left]} left"),
     )
-    started = time.monotonic()
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(title, total=num_rows, tokens=0, rate=0.0)
-        is_last_look = False
-        while not is_last_look:
-            is_last_look = has_ended.wait(SHOW_SECONDS)
-            counts = read_counts(run_folder)
-            rate = counts.num_tokens / (time.monotonic() - started)
-            shown = f"{title} ({counts.num_failed:,} failed)" if counts.num_failed else title
-            bar.update(task, description=shown, completed=counts.num_rows, tokens=counts.num_tokens, rate=rate)
+        task = bar.add_task(title, total=1.0, rows=0, num_rows=work.num_rows, tokens=0, rate=0.0, left="-:--:--")
+        for seconds, counts, left in looks:
+            is_done = counts.num_rows >= work.num_rows
+            bar.update(
+                task,
+                description=f"{title} ({counts.num_failed:,} failed)" if counts.num_failed else title,
+                completed=1.0 if is_done else counts.num_tokens / max(1.0, work.count_tokens(counts)),
+                rows=counts.num_rows,
+                tokens=counts.num_tokens,
+                rate=counts.num_tokens / seconds,
+                left="-:--:--" if math.isnan(left) else timedelta(seconds=round(left)),
+            )
 
 
 def _log(
-    run_folder: Path,
+    looks: Iterable[Look],
     title: str,
-    num_rows: int,
-    has_ended: threading.Event,
+    work: PlannedWork,
     log_seconds: float,
-    show: Callable[[int], None] | None,
+    show: Callable[[int], None],
 ) -> None:
-    started = time.monotonic()
-    while not has_ended.wait(log_seconds):
-        counts, seconds = read_counts(run_folder), time.monotonic() - started
-        left = seconds * (num_rows - counts.num_rows) / counts.num_rows if counts.num_rows else math.nan
+    num_lines = 0
+    for seconds, counts, left in looks:
+        if seconds < (num_lines + 1) * log_seconds:
+            continue
+        num_lines = int(seconds / log_seconds)
         LOGGER.info(
             "%s: %s of %s rows%s, %s tokens, %.0f tokens/s, %s",
             title,
             f"{counts.num_rows:,}",
-            f"{num_rows:,}",
+            f"{work.num_rows:,}",
             f" ({counts.num_failed:,} failed)" if counts.num_failed else "",
             f"{counts.num_tokens:,}",
             counts.num_tokens / seconds,
-            f"about {left:,.0f} s left" if counts.num_rows else "time left not known yet",
+            "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left",
         )
-        if show is not None:
-            show(counts.num_rows)
+        show(counts.num_rows)
