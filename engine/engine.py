@@ -11,10 +11,11 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
+from engine.disaggregation.disaggregated_run import run_disaggregated
 from engine.disaggregation.prefill_client import PrefillClient, written_blocks
 from engine.errors import ConfigError, RequestError
-from engine.execution.output import Answered, Decoder, OutputProcessor
-from engine.execution.run_steps import DisaggregatedRun, SubmittedSteps, overlaps_steps, run_here
+from engine.execution.output import Decoder, TokenSampler, complete
+from engine.execution.step_loop import CommittedSteps, can_run_ahead, run_steps, run_steps_ahead
 from engine.execution.step_metrics import StepMetrics
 from engine.execution.step_record import StepRecord
 from engine.execution.step_runner import StepRunner, choose_swap_budget
@@ -27,7 +28,7 @@ from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence as RunningSequence
+from engine.scheduling.step import Answered
 from engine.scheduling.token_batch import TokenBatch
 
 
@@ -45,7 +46,7 @@ class Engine:
         self._model = model
         self._checkpoint = checkpoint
         self._prefill_client: PrefillClient | None = None
-        self._overlaps_steps = overlaps_steps(config, model.device)
+        self._runs_ahead = can_run_ahead(config, model.device)
         self._runner = StepRunner(model, config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
         self._num_swap_blocks = choose_swap_budget(config, self._cache, model.device) // self._cache.block_bytes
@@ -147,23 +148,19 @@ class Engine:
         )
         if self._model.should_compile(self.config.compile, sum(group.num_tokens for group in groups)):
             self._model.compile_layers()
-        outputs = OutputProcessor(requests, self._model, scheduler, decode)
-        books = StepMetrics(scheduler)
+        metrics = StepMetrics(scheduler)
         late: list[Answered] = []
-        with closing(self._run(scheduler, outputs)) as submitted:
-            for scheduled, said in submitted:
-                answered = list(outputs.collect(said))
-                record = books.book(scheduled, sum(len(found.sequence.owners) for found in answered))
+        with closing(self._run(scheduler, TokenSampler(self._model, decode))) as steps:
+            for step, answered in steps:
+                record = metrics.record(step, answered)
                 if on_step is not None:
                     on_step(record)
-                # One of whom the step under way computes a row has not been charged with all that it costs yet.
-                completed = late + [found for found in answered if not found.has_late_row]
+                # A finished request may still have a row in flight: report it one step later, when its cost is final.
+                final = [*late, *(found for found in answered if not found.has_late_row)]
                 late = [found for found in answered if found.has_late_row]
-                for found in completed:
-                    yield from outputs.complete(found.sequence, found.reason, books.take_cost_ms(found.sequence))
-                for sequence in scheduled.step.killed:
-                    yield from outputs.refuse(sequence, _why_killed(sequence), books.take_cost_ms(sequence))
-        assert not late, "a step was computed and not booked"
+                for found in final:
+                    yield from complete(found, requests, metrics.take_cost_ms(found.sequence))
+        assert not late, "a step was launched and not committed"
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
     def compute_prompts(self, batch: TokenBatch, *, is_compiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,17 +192,18 @@ class Engine:
             num_kv_blocks=self._cache.num_blocks,
         )
 
-    def _run(self, scheduler: Scheduler, outputs: OutputProcessor) -> SubmittedSteps:
+    def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # the thread may not be the one that has loaded it
-        cache, forward = self._cache, self._runner.forward
+        forward, cache = self._runner.forward, self._cache
         if self.config.disaggregation == "none":
-            yield from run_here(scheduler, forward, outputs.submit, cache.block_size, overlaps=self._overlaps_steps)
+            drive = run_steps_ahead if self._runs_ahead else run_steps
+            yield from drive(scheduler, forward, sampler, cache.block_size)
             return
         worker = self._open_prefill_client()
-        run = DisaggregatedRun(scheduler, forward, worker, cache, is_compiled=self._model.is_compiled)
         try:
-            for scheduled, hidden in run.steps():
-                yield scheduled, outputs.submit(hidden, scheduled.owners)
+            yield from run_disaggregated(
+                scheduler, forward, sampler, worker, cache, is_compiled=self._model.is_compiled
+            )
         except BaseException:
             worker.close()  # nobody wants the steps under way
             raise
@@ -232,10 +230,3 @@ class Engine:
         groups = plan_prefix_groups([request.token_ids for request in requests])
         answers = {answer.request_id: answer for answer in self.run_plan(requests, groups, decode=decode)}
         return [answers[request.request_id] for request in requests]
-
-
-def _why_killed(sequence: RunningSequence) -> str:
-    return (
-        f"KV memory ran out when {sequence.num_output_tokens} tokens of the answer had been generated, "
-        "and preemption 'kill' ends the request admitted last"
-    )

@@ -1,6 +1,12 @@
 """What one step did: the row that the step log, the report and the throughput figures are made of."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.scheduling.scheduler import Scheduler
+    from engine.scheduling.step import Answered, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +53,35 @@ class StepRecord:
     @property
     def num_tokens(self) -> int:
         return self.num_decode_tokens + self.num_suffix_tokens + self.num_prefix_tokens
+
+
+def record_step(
+    step: "Step", answered: Iterable["Answered"], scheduler: "Scheduler", *, number: int, duration_ms: float
+) -> StepRecord:
+    """The record of a step that is committed, whether a model computed it or a simulation.
+
+    Args:
+        step: what was computed.
+        answered: what the commit returned.
+        scheduler: as it is after the commit.
+        number: of the step within the run, from 0.
+        duration_ms: time of the step.
+    """
+    return StepRecord(
+        step=number,
+        num_decode_tokens=sum(count for _, count in step.decodes),
+        num_suffix_tokens=sum(count for _, count in step.suffixes),
+        num_prefix_tokens=sum(step.prefixes.values()),
+        num_kv_blocks_used=step.num_used_blocks,
+        num_prefix_kv_blocks=step.num_prefix_blocks,
+        num_request_kv_blocks=step.num_used_blocks - step.num_prefix_blocks,
+        num_cached_kv_blocks=step.num_cached_blocks,
+        num_kv_blocks_total=scheduler.pool.num_blocks,
+        num_running_requests=scheduler.num_running,
+        num_waiting_requests=scheduler.num_unfinished - scheduler.num_running,
+        num_finished_requests=sum(len(found.sequence.owners) for found in answered if found.reason != "error"),
+        num_preempted_requests=step.num_preempted,
+        duration_ms=duration_ms,
+        num_padding_tokens=step.num_padding_tokens,
+        num_swapped_kv_blocks=scheduler.num_swapped_blocks,
+    )

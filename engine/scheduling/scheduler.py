@@ -1,10 +1,10 @@
-"""Which tokens the next step computes: three queues, bounded by chunk size and KV memory.
+"""Which tokens each step computes, and what becomes of requests when a step is done.
 
 BatchLLM sections 4.3.1 to 4.3.3: decode tokens first, then suffixes of requests whose prefix is ready, then the
 prefixes of the next groups. A group's suffixes start in the step that completes its prefix, or later: in each layer, a
 step's KV is written before anything attends. The prefix is freed when its last request finishes. When answers grow
-beyond the memory that was set aside for them, the request admitted last gives its KV up. What is a matter of choice is
-decided in `engine.scheduling.policies`.
+beyond the memory that was set aside for them, the request admitted last gives its KV up. The choices among policies are
+in `engine.scheduling.policies`.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,14 @@ from engine.scheduling.policies.reserve import OutputReserve
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.scheduled_group import ScheduledGroup
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step
+from engine.scheduling.step import Answered, Step, StepTokens
 
 
 class Scheduler:
-    """State of one run: the queues, and the blocks.
+    """State of one run. `schedule` takes work and memory, `commit` books what came of it.
+
+    A driver that looks ahead books parts of a step before `commit`: `mark_computed` once the step is launched,
+    `advance` so that the next step can be scheduled before the tokens of this one are known.
 
     Args:
         groups: what is to be answered, in any order.
@@ -39,15 +42,15 @@ class Scheduler:
         self._reserve = OutputReserve(config.output_reserve)
         self._admission = Admission(pool, config.block_size, self._reserve, swap)
         self._queues = RequestQueues(groups, pool=pool, config=config, admission=self._admission)
-        # A step holds both prompts and decode tokens only where any part of a prompt will do at any time.
-        self._mixes_phases = config.batching == "continuous" and config.prefill == "chunked"
 
     @property
     def num_unfinished(self) -> int:
+        """Requests not answered yet, running or not."""
         return self._queues.num_unfinished
 
     @property
     def num_running(self) -> int:
+        """Requests that hold KV."""
         return self._queues.num_running
 
     @property
@@ -56,88 +59,58 @@ class Scheduler:
         return self._config.batching == "continuous" and self._queues.has_free_place
 
     @property
-    def num_request_blocks(self) -> int:
-        """KV blocks of running requests' own tokens, tokens still expected included; a shared one counts once."""
-        return self.pool.num_used - self.pool.num_prefix_blocks
-
-    @property
-    def num_prefix_blocks(self) -> int:
-        """KV blocks of shared prefixes, idle ones included: computed, and kept for requests that wait."""
-        return self.pool.num_prefix_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """KV blocks that nobody owns and the LRU cache still keeps; `BlockPool.num_free` counts them, too."""
-        return self.pool.num_idle
-
-    @property
     def num_swapped_blocks(self) -> int:
-        """Blocks in host memory that hold the KV of preempted requests. In KV memory, waiting requests hold nothing."""
+        """Blocks in host memory that hold the KV of preempted requests."""
         return self._swap.num_used
 
-    def new_step(self) -> Step:
-        """A step that nothing has been added to."""
-        return Step(room=self._config.max_num_batched_tokens)
-
-    def next_step(self, *, is_settled: bool = True) -> Step:
-        """Takes work from the queues, and memory for it. Empty when everything is finished.
+    def schedule(self, *, is_settled: bool = True) -> Step:
+        """The next step, with memory for all that it computes. Empty when everything is finished.
 
         Args:
-            is_settled: False while a step is under way whose outcome is not booked yet. Then nobody loses memory: the
-                step is empty, too, where somebody would have to, or where there is nothing to do without that outcome.
+            is_settled: False while a step is under way that is not committed. Then nobody loses memory: the step is
+                empty where somebody would have to, or where there is nothing to do before that commit.
         """
-        step = self.new_step()
-        if self.num_unfinished == 0:
-            return step
-        has_memory = self._schedule(step, may_preempt=is_settled)
-        if not is_settled:
-            return step if has_memory else self.new_step()
-        if step.is_empty:
-            self.evict_idle_prefixes()
-            self._schedule(step, may_preempt=True)
-        assert not step.is_empty, "requests are left, but none of them could be given memory"
+        step = self._new_step()
+        if self.num_unfinished:
+            self._add_work(step, may_preempt=is_settled)
+            if step.is_blocked:
+                step = self._new_step()
+            elif is_settled and step.is_empty:
+                self._queues.evict_idle_prefixes()
+                self._add_work(step, may_preempt=True)
+            assert not (step.is_empty and is_settled), "requests are left, but none of them could be given memory"
+        step.finalize(self.pool)
         return step
 
-    def add_decodes(self, step: Step, *, may_preempt: bool = True) -> bool:
-        """Adds decode tokens, of the oldest requests first, which take memory of those admitted later.
+    def schedule_decodes(self, *, may_preempt: bool) -> Step:
+        """A step of decode tokens alone.
 
         Args:
-            may_preempt: False while steps are under way: requests without memory wait until all are booked.
-        Returns:
-            whether no request had to wait for memory.
+            may_preempt: False while steps are under way: requests without memory wait until these are committed.
         """
-        has_all = True
-        decoding = self._queues.decoding
-        # Oldest first, so that whoever loses memory to an older one has not been scheduled yet.
-        for sequence in sorted(decoding, key=lambda s: s.admission):
-            if step.room == 0:
-                break
-            if sequence not in decoding:
-                continue
-            needed = sequence.num_computed + min(sequence.num_uncomputed, step.room)
-            if needed <= len(sequence.block_ids) * self._config.block_size:
-                step.add_decode(sequence)
-            elif may_preempt or self._admission.can_grow(sequence, needed):
-                if not self._grow(sequence, needed, step):
-                    break
-                step.add_decode(sequence)
-            else:
-                has_all = False
-        return has_all
+        step = self._new_step()
+        self._add_decodes(step, may_preempt=may_preempt)
+        step.finalize(self.pool)
+        return step
 
-    def add_prompts(self, step: Step) -> None:
-        """Adds prompts alone, for a process that decodes nothing; starts requests as memory allows."""
-        if self._mixes_phases:
-            self._queues.add_prefills(step)
-        else:
-            self._queues.start_batch()
-            self._queues.add_batch_prefills(step)
+    def schedule_prompts(self, step: Step | None = None) -> Step:
+        """A step of prompts alone, for a process that decodes nothing; starts requests as memory allows.
 
-    def complete_step(self, step: Step) -> None:
-        """Books the step's KV as written. What the model said is booked by `continue_decoding` and `finish`.
-
-        A device or process that computes steps in turn may be sent the next one once the last is booked here.
+        Args:
+            step: an empty one that has counted preemptions already; None for a new one.
         """
+        step = step or self._new_step()
+        self._queues.add_prompts(step)
+        step.finalize(self.pool)
+        return step
+
+    def evict_idle_prefixes(self) -> None:
+        """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
+        self._queues.evict_idle_prefixes()
+
+    def mark_computed(self, step: Step) -> None:
+        """Books the step's KV as written: a device or process that computes in turn may be sent the next step."""
+        step.is_computed = True
         for node, count in step.prefixes.items():
             node.num_computed += count
         for sequence, _ in step.suffixes:
@@ -148,35 +121,94 @@ class Scheduler:
                 self._admission.cache.remember(sequence, sequence.num_computed - count)
         self._queues.release_computed_prefixes()
 
-    def continue_decoding(self, sequence: Sequence) -> None:
-        """The sequence has tokens to compute beyond its prompt."""
-        self._queues.continue_decoding(sequence)
+    def advance(self, step: Step) -> None:
+        """Lets each answer of the step go on before its token is known, and each scored label be followed by the next.
 
-    def finish(self, sequence: Sequence) -> None:
-        """The sequence is answered: its KV is freed, and its prefix with it when it was the last."""
-        self._reserve.book(sequence)
-        self._drop(sequence)
+        An unknown token is the negative id -1 - row (`TokenBatch`). An answer stops here only when it is as long as it
+        may be.
+        """
+        if not step.is_computed:
+            self.mark_computed(step)
+        step.is_advanced = True
+        for row, (sequence, _) in enumerate(step.sampled):
+            if sequence.num_output_tokens + 1 < sequence.request.max_new_tokens:
+                sequence.append(-1 - row)
+                self._queues.continue_decoding(sequence)
+        if len(step.sampled) == len(step.outputs):
+            return
+        for sequence, _, _, _ in step.outputs:
+            if sequence.request.mode == "score" and sequence.num_uncomputed == 0:
+                label = sequence.next_label
+                if label >= 0:
+                    sequence.start_label(label)
+                    self._queues.continue_decoding(sequence)
+                else:
+                    step.scored.append(sequence)
 
-    def evict_idle_prefixes(self) -> None:
-        """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
-        self._queues.evict_idle_prefixes()
+    def commit(self, step: Step, tokens: StepTokens) -> list[Answered]:
+        """Books what the model said in a step, and frees the memory of what is answered by it.
 
-    def _schedule(self, step: Step, *, may_preempt: bool) -> bool:
-        """Adds work to a step; whether no decoding request had to wait for memory."""
-        if self._mixes_phases:
-            if not self.add_decodes(step, may_preempt=may_preempt):
-                return False
-            self._queues.add_prefills(step)
+        Args:
+            step: committed in the order in which steps were scheduled.
+            tokens: of the step's sampled rows.
+        Returns:
+            the sequences that are answered now, then those that were killed when the step was scheduled.
+        """
+        if not step.is_advanced:
+            self.advance(step)
+        answered = []
+        for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
+            if sequence.is_answered:
+                continue
+            sequence.settle(place, token)
+            reason = tokens.ends.get(row)
+            if reason is None and place + 1 - sequence.num_suffix == sequence.request.max_new_tokens:
+                reason = "length"
+            if reason is not None:
+                sequence.end_at(place + 1)
+                answered.append(Answered(sequence=sequence, reason=reason, has_late_row=sequence.num_uncomputed == 0))
+                self._finish(sequence)
+        for sequence in step.scored:
+            sequence.end_at(sequence.num_suffix)
+            answered.append(Answered(sequence=sequence, reason="scored"))
+            self._finish(sequence)
+        return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
+
+    def _new_step(self) -> Step:
+        return Step(room=self._config.max_num_batched_tokens)
+
+    def _add_work(self, step: Step, *, may_preempt: bool) -> None:
+        if self._queues.mixes_phases:
+            self._add_decodes(step, may_preempt=may_preempt)
+            if not step.is_blocked:
+                self._queues.add_prompts(step)
         else:
-            self.add_prompts(step)
+            self._queues.add_prompts(step)
             if step.is_empty:
-                return self.add_decodes(step, may_preempt=may_preempt)
-        return True
+                self._add_decodes(step, may_preempt=may_preempt)
+
+    def _add_decodes(self, step: Step, *, may_preempt: bool) -> None:
+        """Adds decode tokens, of the oldest requests first, which take memory of those admitted later."""
+        # Oldest first, so that whoever loses memory to an older one has not been scheduled yet.
+        for sequence in self._queues.decoding_by_age():
+            if step.room == 0:
+                break
+            if not self._queues.is_decoding(sequence):
+                continue
+            needed = sequence.num_computed + min(sequence.num_uncomputed, step.room)
+            if needed <= len(sequence.block_ids) * self._config.block_size:
+                step.add_decode(sequence)
+            elif may_preempt or self._admission.can_grow(sequence, needed):
+                if not self._grow(sequence, needed, step):
+                    break
+                step.add_decode(sequence)
+            else:
+                step.is_blocked = True
 
     def _grow(self, sequence: Sequence, num_tokens: int, step: Step) -> bool:
         """Takes blocks for `num_tokens` own tokens from whoever was admitted last; False if that is this one itself."""
         while not self._admission.can_grow(sequence, num_tokens):
-            latest = max((*self._queues.decoding, *self._queues.prefilling), key=lambda s: s.admission)
+            latest = self._queues.latest_running()
             self._preempt(latest, step)
             if latest is sequence:
                 return False
@@ -184,27 +216,29 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
-        """Takes a request's KV. It goes to the head of the queue, or is killed where another one still runs."""
+        """Takes a request's KV. The request is queued first, or killed where another one still runs."""
         step.num_preempted += 1
         if self._config.preemption == "kill" and self.num_running > 1:
             step.killed.append(sequence)
             self._drop(sequence)
             self._queues.drop_freed_prefixes()
             return
-        self._queues.stop(sequence)
         if self._swap.save(sequence, self._config.block_size):
-            step.num_swapped += 1
             sequence.free_blocks(self.pool)
         else:
             sequence.release(self.pool)
-        self._queues.ready.appendleft(sequence)
+        self._queues.requeue(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._reserve.book(sequence)
+        self._drop(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
-        self._queues.stop(sequence)
+        """Frees a sequence's KV, and its prefix with it where it was the last one to need it."""
+        self._queues.finish(sequence)
         sequence.release(self.pool)
         if sequence.node is not None:
             sequence.node.finish_user(self.pool)
         if self._admission.cache is not None:
             self._admission.cache.forget(sequence)
-        self._queues.num_unfinished -= 1
         sequence.is_answered = True

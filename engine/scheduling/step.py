@@ -1,11 +1,15 @@
-"""What one step computes, and its layout as a token batch."""
+"""What one step computes, its layout as a token batch, and what the model says in it."""
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.config import Packing
 from engine.kernels import cdiv
+from engine.kv.block_pool import BlockPool
+from engine.request import FinishReason
 from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
@@ -14,17 +18,53 @@ from engine.scheduling.token_batch import Chunk, ChunkGroup, TokenBatch, build_t
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """What the model says in one step.
+
+    Attributes:
+        token_ids: one for each row of `Step.sampled`.
+        ends: why an answer ends with its token, by index into these; length needs no mention.
+    """
+
+    token_ids: Sequences[int]
+    ends: Mapping[int, FinishReason]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answered:
+    """A sequence that is answered, or ended with an error because its memory was taken.
+
+    Attributes:
+        has_late_row: the step under way computes a row of it in vain.
+    """
+
+    sequence: Sequence
+    reason: FinishReason
+    has_late_row: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Step:
     """Work of one step: (sequence, number of its next tokens), (prefix node, number of its next tokens).
+
+    The scheduler adds work, then calls `finalize`; nothing is added after that.
 
     Attributes:
         room: how many tokens may still be added; 0, too, where a whole prompt is longer than a step.
         padded_length: prompts shorter than this are padded to it, and the padding is computed; 0 pads nothing.
         pad_block_id: KV block that padding is written to; it belongs to nobody.
+        is_blocked: a decoding request waits for memory that it may not take before the steps under way are committed.
         num_preempted: requests that lost their KV when the step was scheduled.
-        num_swapped: of these, those whose KV was copied to host memory.
         killed: of these, those that end with an error.
+        outputs: rows that go on to the output layer, in row order: (sequence, first row, number of rows, own token that
+            the first of these rows predicts; the others predict the tokens after it).
+        sampled: of these, the rows whose next token is sampled: (sequence, own token that the row predicts).
+        scored: sequences that have all their labels scored by this step.
+        num_used_blocks: KV blocks held once the step has its memory; blocks for tokens still expected count.
+        num_prefix_blocks: of these, those of shared prefixes, idle ones included.
+        num_cached_blocks: KV blocks that nobody holds and the LRU cache still keeps.
+        is_computed, is_advanced: how far the scheduler has booked the step.
     """
 
     room: int
@@ -34,8 +74,17 @@ class Step:
     padded_length: int = 0
     pad_block_id: int = -1
     num_preempted: int = 0
-    num_swapped: int = 0
     killed: list[Sequence] = field(default_factory=list)
+    is_blocked: bool = False
+    outputs: list[tuple[Sequence, int, int, int]] = field(default_factory=list)
+    sampled: list[tuple[Sequence, int]] = field(default_factory=list)
+    scored: list[Sequence] = field(default_factory=list)
+    num_used_blocks: int = 0
+    num_prefix_blocks: int = 0
+    num_cached_blocks: int = 0
+    is_computed: bool = False
+    is_advanced: bool = False
+    _members: dict[PrefixNode | None, list[tuple[Sequence, int, int]]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -101,18 +150,37 @@ class Step:
             work.append((sequence, num_tokens))
             self.room -= num_tokens
 
-    def lay_out(self, block_size: int) -> tuple[TokenBatch, list[tuple[Sequence, int]]]:
-        """The step's rows: prefixes, each behind those above it, sequences that share nothing, then group by group.
+    def finalize(self, pool: BlockPool) -> None:
+        """Arranges the rows and notes the memory held.
 
-        Returns:
-            the token batch, and whose its output rows are: (sequence, number of rows), in row order.
+        Rows are in this order: prefixes, each after those above it; sequences that share nothing; then group by group.
         """
-        by_node: dict[PrefixNode | None, list[tuple[Sequence, Chunk]]] = {None: []}
-        for sequence, num_tokens in (*self.decodes, *self.suffixes):
-            by_node.setdefault(sequence.node, []).append((sequence, _sequence_chunk(sequence, num_tokens)))
+        members: dict[PrefixNode | None, list[tuple[Sequence, int, int]]] = {None: []}
+        for sequence, count in (*self.decodes, *self.suffixes):
+            if sequence.label >= 0 and sequence.num_computed >= sequence.num_suffix:
+                num_rows = count  # each row of a label predicts its next token
+            else:
+                num_rows = int(count == sequence.num_uncomputed)
+            members.setdefault(sequence.node, []).append((sequence, count, num_rows))
+        row = 0
+        for work in members.values():
+            for sequence, count, num_rows in work:
+                if num_rows:
+                    place = sequence.num_computed + count - num_rows + 1
+                    self.outputs.append((sequence, row, num_rows, place))
+                    if sequence.request.mode == "generate":
+                        self.sampled.append((sequence, place))
+                    row += num_rows
+        self._members = members
+        self.num_used_blocks = pool.num_used
+        self.num_prefix_blocks = pool.num_prefix_blocks
+        self.num_cached_blocks = pool.num_idle
+
+    def build_batch(self, block_size: int) -> TokenBatch:
+        """The rows as arrays, in the order of `finalize`."""
         groups = []
-        for node, members in by_node.items():
-            chunks = [chunk for _, chunk in members]
+        for node, members in self._members.items():
+            chunks = [_sequence_chunk(*work) for work in members]
             if node is None:
                 chunks = [*(_prefix_chunk(prefix, count) for prefix, count in self.prefixes.items()), *chunks]
             if chunks:
@@ -123,13 +191,7 @@ class Step:
                         chunks=self._pad(chunks, block_size),
                     )
                 )
-        outputs = [
-            (sequence, chunk.output_rows)
-            for members in by_node.values()
-            for sequence, chunk in members
-            if chunk.output_rows
-        ]
-        return build_token_batch(groups, block_size), outputs
+        return build_token_batch(groups, block_size)
 
     def _pad(self, chunks: list[Chunk], block_size: int) -> list[Chunk]:
         """Puts a chunk of padding behind each chunk that is shorter than the step's padded length.
@@ -160,14 +222,9 @@ class Step:
         return padded
 
 
-def _sequence_chunk(sequence: Sequence, num_tokens: int) -> Chunk:
-    token_ids = sequence.next_tokens[:num_tokens]
-    if sequence.label >= 0 and sequence.num_computed >= sequence.num_suffix:
-        output_rows = num_tokens  # each row of a label predicts its next token
-    else:
-        output_rows = int(num_tokens == sequence.num_uncomputed)
+def _sequence_chunk(sequence: Sequence, num_tokens: int, output_rows: int) -> Chunk:
     return Chunk(
-        token_ids=token_ids,
+        token_ids=sequence.next_tokens[:num_tokens],
         position=sequence.prefix_length + sequence.num_computed,
         num_earlier=sequence.num_computed,
         block_ids=sequence.block_ids,

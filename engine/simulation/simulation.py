@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.config import EngineConfig
-from engine.execution.kv_usage import KVUsage
-from engine.execution.step_description import describe_step
-from engine.execution.step_record import StepRecord
+from engine.execution.step_record import StepRecord, record_step
 from engine.planning.prefix_groups import PrefixGroup
 from engine.request import Request
 from engine.scheduling.admission import make_pool
@@ -23,8 +21,8 @@ from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence, most_blocks
-from engine.scheduling.step import Step
+from engine.scheduling.sequence import most_blocks
+from engine.scheduling.step import Step, StepTokens
 from engine.simulation.roofline import Roofline, StepCost, StepWork
 
 Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
@@ -92,28 +90,14 @@ def simulate_plan(
         swap=SwapSpace(_NoMemory(), num_kv_blocks if config.preemption == "swap" else 0),
     )
     number = 0
-    while not (step := scheduler.next_step()).is_empty:
-        held = KVUsage.of(scheduler)
+    while scheduler.num_unfinished:
+        step = scheduler.schedule()
         # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
         num_waiting = scheduler.num_unfinished - scheduler.num_running
         is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start
-        work = _measure_work(step)
-        completed = [
-            sequence
-            for sequence, count in (*step.decodes, *step.suffixes)
-            if count == sequence.length - sequence.num_computed
-        ]
-        scheduler.complete_step(step)
-        num_finished = sum(_book_answer(scheduler, sequence, num_answer_tokens) for sequence in completed)
-        cost = roofline.cost(work)
-        record = describe_step(
-            step,
-            number=number,
-            held=held,
-            scheduler=scheduler,
-            num_finished=num_finished,
-            duration_ms=cost.seconds * 1e3,
-        )
+        cost = roofline.cost(_measure_work(step))
+        answered = scheduler.commit(step, _make_tokens(step, num_answer_tokens))
+        record = record_step(step, answered, scheduler, number=number, duration_ms=cost.seconds * 1e3)
         is_full = record.num_tokens + record.num_padding_tokens >= config.max_num_batched_tokens
         is_busy = is_full or record.num_waiting_requests > 0
         yield SimulatedStep(record=record, cost=cost, is_held_back=is_held_back, is_busy=is_busy)
@@ -165,20 +149,13 @@ def _measure_work(step: Step) -> StepWork:
     )
 
 
-def _book_answer(scheduler: Scheduler, sequence: Sequence, num_answer_tokens: int) -> int:
-    """Goes on with a sequence whose known tokens are computed, or ends it; returns the number of requests answered."""
-    if sequence.request.mode == "score":
-        label = sequence.next_label
-        is_finished = label < 0
-        if is_finished:
-            sequence.end_at(sequence.num_suffix)
-        else:
-            sequence.start_label(label)
-    else:
-        sequence.append(0)
-        is_finished = sequence.num_output_tokens >= min(num_answer_tokens, sequence.request.max_new_tokens)
-    if is_finished:
-        scheduler.finish(sequence)
-        return len(sequence.owners)
-    scheduler.continue_decoding(sequence)
-    return 0
+def _make_tokens(step: Step, num_answer_tokens: int) -> StepTokens:
+    """Any tokens, which end each answer at `num_answer_tokens`."""
+    return StepTokens(
+        token_ids=[0] * len(step.sampled),
+        ends={
+            row: "length"
+            for row, (sequence, place) in enumerate(step.sampled)
+            if place + 1 - sequence.num_suffix >= num_answer_tokens
+        },
+    )

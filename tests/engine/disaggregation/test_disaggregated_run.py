@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
+from engine.disaggregation.disaggregated_run import run_disaggregated
 from engine.disaggregation.prefill_client import written_blocks
-from engine.execution.run_steps import DisaggregatedRun
+from engine.execution.output import TokenSampler
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
@@ -31,7 +32,8 @@ class Cache(HashMemory):
         super().__init__(num_blocks)
         self.keys = [torch.zeros(1)]
 
-    def forward(self, batch: TokenBatch) -> torch.Tensor:
+    def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        assert not batch.has_pending_tokens
         return self.compute(batch, batch.input_ids)
 
 
@@ -73,7 +75,16 @@ class LateWorker:
         self._done.append((block_ids, self._memory.blocks[block_ids], hidden))
 
 
-def next_token(state: int) -> int:
+class HashHead:
+    """The output layer of the hash model."""
+
+    eos_token_ids = frozenset[int]()
+
+    def most_likely(self, states: torch.Tensor) -> torch.Tensor:
+        return next_token(states)
+
+
+def next_token(state: Any) -> Any:
     return 2 + state % 97
 
 
@@ -108,19 +119,18 @@ def test_each_token_is_computed_from_kv_that_is_there(
     pool, cache, worker = make_pool(config, num_blocks), Cache(num_blocks), LateWorker(num_blocks, rng)
     groups = schedule_groups(requests, plan_prefix_groups(prompts), (), BLOCK_SIZE, config.sharing)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
-    run = DisaggregatedRun(scheduler, cache.forward, worker, cache, is_compiled=False)  # type: ignore[arg-type]
+    sampler = TokenSampler(HashHead(), None)  # type: ignore[arg-type]
+    steps = run_disaggregated(scheduler, cache.forward, sampler, worker, cache, is_compiled=False)  # type: ignore[arg-type]
     ended: list[int] = []
-    for scheduled, hidden in run.steps():
+    for step, answered in steps:
         assert pool.num_used <= pool.num_blocks
-        for (sequence, _), state in zip(scheduled.owners, hidden.tolist(), strict=True):
-            sequence.append(next_token(int(state)))
-            if sequence.num_output_tokens < sequence.request.max_new_tokens:
-                scheduler.continue_decoding(sequence)
+        assert not (step.decodes and (step.suffixes or step.prefixes))
+        for found in answered:
+            ended += found.sequence.owners
+            if found.reason == "error":
+                assert found.sequence in step.killed
                 continue
-            scheduler.finish(sequence)
-            ended += sequence.owners
-            said = answer_without_end(prompts[sequence.owners[0]], next_token)
-            assert sequence.output_token_ids == list(islice(said, sequence.request.max_new_tokens))
-        ended += [owner for sequence in scheduled.step.killed for owner in sequence.owners]
+            said = answer_without_end(prompts[found.sequence.owners[0]], next_token)
+            assert found.sequence.output_token_ids == list(islice(said, found.sequence.request.max_new_tokens))
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == 0

@@ -49,7 +49,7 @@ def graphed(
     model: str, attention: str, overlaps: bool, kind: type[RecordedGraph] = RecordedGraph
 ) -> tuple[Engine, list[RecordedGraph]]:
     engine = Engine.load(model, replace(CONFIG, attention=attention))
-    engine._overlaps_steps = overlaps
+    engine._runs_ahead = overlaps
     runner, graphs = engine._runner, []
 
     def make_graph() -> RecordedGraph:

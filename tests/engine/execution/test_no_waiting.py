@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.masking_utils import find_packed_sequence_indices
 
 from engine import Engine, EngineConfig, Request
-from engine.execution.output import OutputProcessor
+from engine.execution.output import TokenSampler
 
 WAITING = ("item", "tolist", "numpy", "cpu", "nonzero", "masked_select")
 CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__array__")
@@ -56,7 +56,7 @@ def test_a_launch_waits_for_nothing(
         dtype="float32", device="cpu", attention="torch", kv_memory_bytes=1 << 22, max_num_batched_tokens=40
     )
     engine = Engine.load(tiny_checkpoint(family), config)
-    engine._overlaps_steps = True
+    engine._runs_ahead = True
     watch = Watch()
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ def test_a_launch_waits_for_nothing(
         return run
 
     monkeypatch.setattr(engine._runner, "forward", watched(engine._runner.forward))
-    monkeypatch.setattr(OutputProcessor, "submit", watched(OutputProcessor.submit))
+    monkeypatch.setattr(TokenSampler, "sample", watched(TokenSampler.sample))
     prompts = [[3, 4, 5] * 12 + [7 + i] for i in range(4)]
     drawn = {"temperature": 0.8, "top_k": 9, "top_p": 0.9}
     assert len(engine.generate([Request(request_id=str(i), token_ids=p, **drawn) for i, p in enumerate(prompts)])) == 4

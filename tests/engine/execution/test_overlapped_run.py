@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
-from engine.execution.output import OutputProcessor
-from engine.execution.run_steps import overlaps_steps, run_here
+from engine.execution.output import TokenSampler
+from engine.execution.step_loop import can_run_ahead, run_steps, run_steps_ahead
 from engine.model.model import fill_in
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
@@ -37,7 +37,7 @@ class HashModel(HashMemory):
         super().__init__(num_blocks)
         self.num_steps = self.num_late_tokens = 0
 
-    def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
         self.num_steps += 1
         input_ids = torch.from_numpy(batch.input_ids)
         if batch.has_pending_tokens:
@@ -125,22 +125,26 @@ def run(requests: list[Request], config: EngineConfig, num_blocks: int, num_swap
     )
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap)
-    outputs = OutputProcessor(requests, model, scheduler, spell)  # type: ignore[arg-type]
+    sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
-    steps = run_here(scheduler, model.forward, outputs.submit, BLOCK_SIZE, overlaps=overlaps)
-    for num_booked, (scheduled, said) in enumerate(steps):
-        found.most_under_way = max(found.most_under_way, model.num_steps - num_booked)
+    drive = run_steps_ahead if overlaps else run_steps
+    ended: set[Any] = set()
+    for num_committed, (step, ends) in enumerate(drive(scheduler, model.forward, sampler, BLOCK_SIZE)):
+        found.most_under_way = max(found.most_under_way, model.num_steps - num_committed)
         assert pool.num_used <= pool.num_blocks
-        late = {sequence for sequence, _ in scheduled.owners if sequence.is_answered}
-        for answered in outputs.collect(said):
-            assert answered.sequence not in late, "answered twice"
+        assert [answered.sequence for answered in ends if answered.reason == "error"] == step.killed
+        for answered in ends:
+            assert answered.sequence not in ended, "answered twice"
+            ended.add(answered.sequence)
             assert overlaps or not answered.has_late_row
+            if answered.reason == "error":
+                continue
             scores = answered.sequence.label_scores.tolist()
             tokens = answered.sequence.output_token_ids
             for owner in answered.sequence.owners:
                 assert owner not in found.answers
                 found.answers[owner] = (answered.reason, scores if answered.reason == "scored" else tokens)
-        found.killed |= {owner for sequence in scheduled.step.killed for owner in sequence.owners}
+        found.killed |= {owner for sequence in step.killed for owner in sequence.owners}
     assert sorted([*found.answers, *found.killed]) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
     found.num_late_tokens = model.num_late_tokens
@@ -179,7 +183,7 @@ def test_a_step_is_launched_before_the_one_before_is_booked() -> None:
 
 def test_who_must_know_every_token_at_once_does_not_overlap() -> None:
     gpu = torch.device("cuda")
-    assert overlaps_steps(EngineConfig(), gpu)
-    assert not overlaps_steps(EngineConfig(), torch.device("cpu"))
-    assert not overlaps_steps(EngineConfig(sharing="lru"), gpu)
-    assert not overlaps_steps(EngineConfig(disaggregation="processes"), gpu)
+    assert can_run_ahead(EngineConfig(), gpu)
+    assert not can_run_ahead(EngineConfig(), torch.device("cpu"))
+    assert not can_run_ahead(EngineConfig(sharing="lru"), gpu)
+    assert not can_run_ahead(EngineConfig(disaggregation="processes"), gpu)

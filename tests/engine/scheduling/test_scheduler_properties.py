@@ -17,7 +17,7 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step
+from engine.scheduling.step import Step, StepTokens
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
 
 
@@ -81,29 +81,37 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
     batches = BatchWatch(config)
     answered: list[int] = []
     killed: list[int] = []
-    while not (step := scheduler.next_step()).is_empty:
+    while scheduler.num_unfinished:
+        step = scheduler.schedule()
         check_limits(step, config)
         check_memory(step, pool)
         batches.check(step)
         assert swap.num_used <= swap.num_blocks
-        assert scheduler.num_prefix_blocks + scheduler.num_request_blocks == pool.num_used <= pool.num_blocks
-        batch, outputs = step.lay_out(BLOCK_SIZE)
+        assert step.num_prefix_blocks <= step.num_used_blocks == pool.num_used <= pool.num_blocks
+        batch = step.build_batch(BLOCK_SIZE)
         counts = [count for _, count in (*step.decodes, *step.suffixes)] + list(step.prefixes.values())
         assert batch.attention.num_rows == sum(counts) + step.num_padding_tokens
-        scheduler.complete_step(step)
-        for sequence, _ in outputs:
-            sequence.append(7)
-            if sequence.num_output_tokens == lengths[sequence]:
-                scheduler.finish(sequence)
-                batches.leave(sequence)
-                answered += sequence.owners
-            else:
-                scheduler.continue_decoding(sequence)
-        killed += [owner for sequence in step.killed for owner in sequence.owners]
+        for found in scheduler.commit(step, say(step, lengths)):
+            if found.reason == "error":
+                killed += found.sequence.owners
+                continue
+            assert found.sequence.num_output_tokens == lengths[found.sequence]
+            batches.leave(found.sequence)
+            answered += found.sequence.owners
         assert config.preemption == "kill" or not step.killed
     assert sorted(answered + killed) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
     assert sorted(pool.allocate(pool.num_blocks).tolist()) == list(range(pool.num_blocks))
+
+
+def say(step: Step, lengths: dict[Sequence, int]) -> StepTokens:
+    """Token 7 in each row; answers end at their lengths."""
+    ends = {
+        row: "eos"
+        for row, (sequence, place) in enumerate(step.sampled)
+        if place + 1 - sequence.num_suffix == lengths[sequence]
+    }
+    return StepTokens(token_ids=[7] * len(step.sampled), ends=ends)  # type: ignore[arg-type]
 
 
 class BatchWatch:
@@ -179,13 +187,11 @@ def test_every_token_is_computed_once_when_memory_is_ample(requests: list[Reques
     num_planned = sum(len(n.token_ids) for n in nodes) + sum(s.num_suffix for s in sequences)
     scheduler = Scheduler(scheduled, pool=make_pool(config, 4000), config=config, swap=SwapSpace(CountedStore(), 0))
     num_computed = 0
-    while not (step := scheduler.next_step()).is_empty:
+    lengths = dict.fromkeys(sequences, 1)
+    while scheduler.num_unfinished:
+        step = scheduler.schedule()
         num_computed += sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
-        _, outputs = step.lay_out(BLOCK_SIZE)
-        scheduler.complete_step(step)
-        for sequence, _ in outputs:
-            sequence.append(7)
-            scheduler.finish(sequence)
+        scheduler.commit(step, say(step, lengths))
     num_cached = sum(s.num_cached_tokens for s in sequences)
     assert num_computed == sum(len(s.request.token_ids) for s in sequences) - num_cached
     if config.sharing == "none":

@@ -1,0 +1,70 @@
+"""The engine's loop with prompts computed by another process, in steps of their own, while this one decodes.
+
+One scheduler serves both. A step of prompts is marked as computed when it is sent, because the worker computes in turn;
+but its requests decode only when it is back, so the KV that they and their prefixes need is here by then. Nobody loses
+memory while a step is under way: its blocks are still to be written.
+"""
+
+from collections import deque
+
+from engine.disaggregation.prefill_client import PrefillClient
+from engine.execution.output import TokenSampler
+from engine.execution.step_loop import CommittedSteps, Forward
+from engine.kv.kv_cache import KVCache
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Step
+
+
+def run_disaggregated(
+    scheduler: Scheduler,
+    forward: Forward,
+    sampler: TokenSampler,
+    worker: PrefillClient,
+    cache: KVCache,
+    *,
+    is_compiled: bool,
+) -> CommittedSteps:
+    """Steps of either kind as they are done; no step has both prompts and decode tokens.
+
+    Args:
+        scheduler: of the run.
+        forward: computes a batch of decode tokens in this process.
+        sampler: makes tokens of hidden states.
+        worker: computes batches of prompts.
+        cache: the KV memory of this process.
+        is_compiled: whether the worker is to compile its layers.
+    """
+    under_way: deque[Step] = deque()
+
+    def send_prompts(step: Step | None) -> None:
+        """Sends as many steps as may be under way; the first is `step`, which may have counted preemptions."""
+        while worker.can_send:
+            step = scheduler.schedule_prompts(step)
+            if step.is_empty:
+                return
+            worker.send(step.build_batch(cache.block_size), is_compiled=is_compiled)
+            scheduler.mark_computed(step)
+            under_way.append(step)
+            step = None
+
+    while scheduler.num_unfinished:
+        decodes = scheduler.schedule_decodes(may_preempt=not under_way)
+        has_decodes = not decodes.is_empty
+        if (
+            not decodes.is_blocked
+        ):  # else the worker runs dry first, so that memory can be taken from the latest request
+            send_prompts(None if has_decodes else decodes)
+        if has_decodes:
+            hidden = forward(decodes.build_batch(cache.block_size))
+            tokens = sampler.sample(hidden, decodes).wait()
+            yield decodes, scheduler.commit(decodes, tokens)
+        elif not under_way:
+            scheduler.evict_idle_prefixes()
+            send_prompts(decodes)
+            assert under_way, "requests are left, but none of them could be given memory"
+        waits = not has_decodes
+        while under_way and (prefilled := worker.take(cache, waits=waits)) is not None:
+            step = under_way.popleft()
+            tokens = sampler.sample(prefilled.to(cache.keys[0].device), step).wait()
+            yield step, scheduler.commit(step, tokens)
+            waits = False
