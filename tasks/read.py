@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import connect, fill_identifiers
-from tasks.database.schema import check_priority, check_schema, list_relations, list_request_columns
+from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.storage.external_sort import limit_bytes, sort_batches
 from tasks.storage.spill_file import SpillFile
@@ -98,7 +97,7 @@ def read_requests(
     ) as connection:
         connection.execute(statement("settings/set_temp_directory"), {"folder": str(run_folder)})
         connection.execute(statement("settings/set_joins_as_written"))
-        _check_requests(connection, workload, str(database))
+        check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
         with SpillFile(run_folder) as spill:
@@ -112,18 +111,6 @@ def read_requests(
         num_errors=counts["errors"],
         seconds=time.perf_counter() - started,
     )
-
-
-def _check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Raise `DatabaseError` where the workload's query does not run here or returns too few columns."""
-    returned = list_request_columns(connection, workload, database)
-    for column in workload.columns:
-        if column.lower() not in {name.lower() for name in returned}:
-            raise DatabaseError(
-                f"{database}: the query of workload {workload.name!r} returns no column {column!r}; "
-                f"it returns {', '.join(returned)}"
-            )
-    check_priority(connection, workload, database)
 
 
 def _select_rows(

@@ -1,4 +1,4 @@
-"""A DuckDB file: opened with patience, its errors and a full disk told plainly, its identifiers quoted in one place."""
+"""DuckDB files: wait for their lock, tell their errors and a full disk in a line, quote identifiers."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Tables and views of batchloom in a user's database: made where they are not there, else only given new columns."""
+"""batchloom's tables and views in a user's database: missing ones are created, older ones get the columns they lack."""
 
 import re
 from collections.abc import Mapping
@@ -41,32 +41,32 @@ def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]
     return {name: Relation(is_view=is_view, columns=frozenset(found)) for (name, is_view), found in columns.items()}
 
 
-def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> list[str]:
-    """The columns that a workload's query returns in this database; `database` is what a message calls it.
+def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
+    """Find out whether a workload's query runs here and returns the columns it needs, the priority in whole numbers.
 
-    Raises `DatabaseError` where it reads what is not there, or is anything but one select without parameters.
+    Args:
+        database: what messages call it.
+    Raises:
+        DatabaseError: it does not; or the query is anything but one select without parameters.
     """
-    try:
-        found = connection.execute(
-            statement("read/request_columns"), {"requests_sql": workload.requests_sql}
-        ).description
-    except duckdb.Error as error:
-        raise DatabaseError(f"{database}: {explain(error)}, which workload {workload.name!r} reads") from error
-    return [column[0] for column in found or ()]
-
-
-def check_priority(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Raises `DatabaseError` where a workload's query does not return its priority as whole numbers."""
-    if not workload.priority:
-        return
-    found = connection.execute(statement("read/request_columns"), {"requests_sql": workload.requests_sql}).description
-    types = {column[0].lower(): str(column[1]) for column in found or ()}
-    type_, where = types.get(workload.priority.lower()), f"{database}: the query of workload {workload.name!r} returns"
-    if type_ is None:
-        raise DatabaseError(f"{where} no column {workload.priority!r}; it returns {', '.join(types)}")
-    if type_ not in WHOLE_NUMBERS:
+    returned = _list_request_columns(connection, workload, database)
+    types = {name.lower(): type_ for name, type_ in returned.items()}
+    where = f"{database}: the query of workload {workload.name!r} returns"
+    for column in (*workload.columns, *filter(None, [workload.priority])):
+        if column.lower() not in types:
+            raise DatabaseError(f"{where} no column {column!r}; it returns {', '.join(returned)}")
+    if workload.priority and (type_ := types[workload.priority.lower()]) not in WHOLE_NUMBERS:
         expected = f"a priority is a whole number of type {', '.join(WHOLE_NUMBERS)}"
         raise DatabaseError(f"{where} column {workload.priority!r} as {type_}; {expected}")
+
+
+def _list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> dict[str, str]:
+    """Name of each column that the query returns, and its type."""
+    try:
+        query = connection.execute(statement("read/request_columns"), {"requests_sql": workload.requests_sql})
+    except duckdb.Error as error:
+        raise DatabaseError(f"{database}: {explain(error)}, which workload {workload.name!r} reads") from error
+    return {column[0]: str(column[1]) for column in query.description or ()}
 
 
 def create_schema(connection: duckdb.DuckDBPyConnection, workload: Workload | None = None) -> None:
@@ -90,7 +90,7 @@ def create_schema(connection: duckdb.DuckDBPyConnection, workload: Workload | No
     if workload is None or is_shipped:
         return
     table = workload.output.table
-    list_request_columns(connection, workload, table)
+    _list_request_columns(connection, workload, table)
     if table.lower() not in existing:
         connection.execute(_create_answers(workload))
     latest = fill_identifiers(
@@ -130,6 +130,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
 
 
 def _needed_relations(workload: Workload) -> Mapping[str, Relation]:
+    """What `create_schema` makes for a workload in an empty database, or in the shipped schema if it belongs there."""
     with duckdb.connect(":memory:") as blank:
         create_schema(blank)
         needed = list_relations(blank)
@@ -137,9 +138,9 @@ def _needed_relations(workload: Workload) -> Mapping[str, Relation]:
         if table in needed:
             return needed
         blank.execute(_create_answers(workload))
-        needed = {name: relation for name, relation in needed.items() if name in RUN_RELATIONS}
         view = Relation(is_view=True, columns=frozenset())
-        return {**needed, table: list_relations(blank)[table], f"latest_{table}": view, f"failed_{table}": view}
+        own = {table: list_relations(blank)[table], f"latest_{table}": view, f"failed_{table}": view}
+        return {name: needed[name] for name in RUN_RELATIONS} | own
 
 
 def _check_columns(where: str, relation: Relation, expected: frozenset[str]) -> None:

@@ -113,7 +113,7 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
 
 
 def _divide(device: Device, num_engines: int) -> Device:
-    """A device as each of several engines has it that work on it side by side. Memory is theirs to divide."""
+    """A device whose rates several engines share equally. Its memory is left whole: the engine settings divide it."""
     if num_engines == 1:
         return device
     return replace(

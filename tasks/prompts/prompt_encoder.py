@@ -1,4 +1,4 @@
-"""Prompts to token ids, a piece that many prompts have in common once: cut where that is exact, else whole prompts."""
+"""Prompts to token ids. Prompts are cut where a cut changes no ids, so that a piece of many prompts is encoded once."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from tasks.prompts.text_codec import TextCodec
 Tokens = npt.NDArray[np.int32]
 
 KEPT_TOKENS = 4_000_000
-"""Of pieces that are remembered, the newest ones; with their text about 50 MB."""
+"""Most tokens in the pieces that are remembered; older pieces are forgotten. With their text about 50 MB."""
 
 CUT_WINDOW = 256
 """Characters before a field in which a cut is looked for."""

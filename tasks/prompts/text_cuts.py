@@ -14,8 +14,8 @@ spaces
     it is exact to cut before a blank that follows a letter, if no piece has a "▁" behind a letter. What puts a
     "▁" before the first word of a text must be undone: it is the blank that the piece begins with.
 
-White space is a trap (how a run of it is parted depends on what follows), and so is an added token that spells both
-sides of a cut. Other tokenizers have no cuts at all: Unigram weighs whole texts, WordPiece cleans and lowercases them.
+No cut lies inside white space (how a run of it is split depends on what follows), nor inside what an added token
+spells. Other tokenizers have no cuts at all: Unigram weighs whole texts, WordPiece cleans and lowercases them.
 """
 
 import string
