@@ -1,8 +1,8 @@
 """How long the global plan of a batch takes, and how that grows: ``python -m benchmarks.planner [--out FILE]``.
 
 Workload: BatchLLM's case 1 (section 6.2.2), synthetic: each document of 1,100 tokens is shared by 7 requests, each with
-400 tokens of its own; rows in random order, seeded. Timed: from token ids in memory (Python lists, int32 arrays, or
-flat columns) to the finished groups or table; making the input is not. Every plan is checked against what is known of
+400 tokens of its own; rows in random order, seeded. Timed: from token ids in memory (Python lists or int32
+arrays) to the finished groups or columns; making the input is not. Every plan is checked against what is known of
 its input before its time counts; a wrong one ends the run with exit code 1 and no figures.
 
 Goals: 3,000 requests, as Python lists, within 0.1 s (the paper's own script: 0.28 s, section 6.3.4); 100,000 requests
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,9 +30,8 @@ from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import write_result
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from engine.planning.plan import PlanTable, PrefixGroup, SharingStats, plan_prefix_groups, plan_token_table
-from engine.planning.shared_runs import plan_shared_runs
-from engine.planning.sharing_stats import measure_sharing
+from engine.planning.plan import Plan, PrefixGroup, SharingStats
+from engine.planning.planner import plan_prefix_groups, plan_prompts
 
 SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS, VOCAB_SIZE = 7, 1100, 400, 32_000
 BLOCK_SIZE = 16
@@ -98,16 +97,18 @@ def make_batch(num_requests: int, *, num_instruction_tokens: int = 0, seed: int 
     )
 
 
-def check_table(table: PlanTable, batch: Batch) -> None:
+def check_plan(planned: tuple[Plan, SharingStats], batch: Batch) -> None:
     """The exact plan has one group per document, which shares all of it where it has two requests or more."""
-    pairs = np.unique(np.stack([batch.documents, table.group_id]), axis=1)
-    if table.num_groups != batch.num_documents or pairs.shape[1] != batch.num_documents:
-        raise WrongAnswerError(f"{table.num_groups} groups, expected one for each of {batch.num_documents} documents")
-    num_sharers = np.bincount(batch.documents)[batch.documents]
-    if not np.array_equal(table.num_prefix_tokens, np.where(num_sharers > 1, PREFIX_TOKENS, 0)):
-        raise WrongAnswerError(f"prefix lengths {np.unique(table.num_prefix_tokens)}, expected {PREFIX_TOKENS}")
-    if table.sharing != batch.expected_sharing:
-        raise WrongAnswerError(f"{table.sharing}, expected {batch.expected_sharing}")
+    plan, sharing = planned
+    documents = batch.documents[plan.row_id]
+    pairs = np.unique(np.stack([documents, plan.group_id]), axis=1)
+    if plan.num_groups != batch.num_documents or pairs.shape[1] != batch.num_documents:
+        raise WrongAnswerError(f"{plan.num_groups} groups, expected one for each of {batch.num_documents} documents")
+    num_sharers = np.bincount(batch.documents)[documents]
+    if not np.array_equal(plan.num_prefix_tokens, np.where(num_sharers > 1, PREFIX_TOKENS, 0)):
+        raise WrongAnswerError(f"prefix lengths {np.unique(plan.num_prefix_tokens)}, expected {PREFIX_TOKENS}")
+    if sharing != batch.expected_sharing:
+        raise WrongAnswerError(f"{sharing}, expected {batch.expected_sharing}")
 
 
 def check_groups(groups: Sequence[PrefixGroup], batch: Batch) -> None:
@@ -134,7 +135,7 @@ def measure_case_1(num_repeats: int) -> dict[str, Any]:
     """3,000 requests: median and best of repeated runs, by kind of input and method."""
     batch = make_batch(3000)
     arrays = batch.prompts()
-    check_table(plan_token_table(batch.values, batch.offsets), batch)
+    check_plan(plan_prompts(arrays), batch)
     results: dict[str, Any] = {"num_requests": 3000, "num_tokens": len(batch.values), "num_repeats": num_repeats}
     inputs: dict[str, list[Any]] = {"lists": [prompt.tolist() for prompt in arrays], "arrays": arrays}
     for name, sequences in inputs.items():
@@ -150,33 +151,34 @@ def measure_case_1(num_repeats: int) -> dict[str, Any]:
 
 
 def measure_two_levels() -> dict[str, Any]:
-    """3,000 requests below one instruction of 100 tokens: what one level saves, and what shared runs add."""
+    """3,000 requests below one instruction of 100 tokens: what one level saves, and what blocks in common add."""
     batch = make_batch(3000, num_instruction_tokens=100)
-    check_table(plan_token_table(batch.values, batch.offsets), batch)
-    groups = plan_prefix_groups(batch.prompts())
+    plan, exact = plan_prompts(batch.prompts())
+    check_plan((plan, exact), batch)
+    groups, groups_s = timed(plan.groups)
     check_groups(groups, batch)
-    runs, runs_s = timed(lambda: plan_shared_runs(groups, BLOCK_SIZE))
-    if runs.num_saved_tokens != (batch.num_documents - 1) * (100 // BLOCK_SIZE * BLOCK_SIZE):
-        raise WrongAnswerError(f"shared runs save {runs.num_saved_tokens} tokens")
-    paper = measure_sharing(plan_prefix_groups(batch.prompts(), method="paper"))
-    exact, with_runs = measure_sharing(groups), measure_sharing(groups, runs)
+    num_common = plan.num_common_block_tokens(BLOCK_SIZE)
+    if num_common != (batch.num_documents - 1) * (100 // BLOCK_SIZE * BLOCK_SIZE):
+        raise WrongAnswerError(f"blocks in common save {num_common} tokens")
+    _, paper = plan_prompts(batch.prompts(), method="paper")
+    with_blocks = replace(exact, num_processed_tokens=exact.num_processed_tokens - num_common)
     return {
         "num_requests": 3000,
         "num_instruction_tokens": 100,
         "block_size": BLOCK_SIZE,
         "token_saving_ratio_paper": round(paper.token_saving_ratio, 4),
         "token_saving_ratio_exact": round(exact.token_saving_ratio, 4),
-        "token_saving_ratio_exact_with_runs": round(with_runs.token_saving_ratio, 4),
+        "token_saving_ratio_exact_with_common_blocks": round(with_blocks.token_saving_ratio, 4),
         "best_token_saving_ratio": round(exact.best_token_saving_ratio, 4),
-        "shared_runs_s": round(runs_s, 4),
+        "columns_to_groups_s": round(groups_s, 4),
     }
 
 
 def measure_scale(num_requests: int) -> dict[str, Any]:
     """One batch, in a process of its own: first-call times, CPU time of later calls, highest resident memory."""
     batch = make_batch(num_requests)
-    table, table_s = timed(lambda: plan_token_table(batch.values, batch.offsets))
     prompts = batch.prompts()
+    planned, columns_s = timed(lambda: plan_prompts(prompts))
     groups, groups_s = timed(lambda: plan_prefix_groups(prompts))
     groups_cpu_s = []
     for _ in range(3):
@@ -184,13 +186,13 @@ def measure_scale(num_requests: int) -> dict[str, Any]:
         plan_prefix_groups(prompts)
         groups_cpu_s.append(time.process_time() - started)
     peak_gb = peak_resident_gb()
-    check_table(table, batch)
+    check_plan(planned, batch)
     check_groups(groups, batch)
     return {
         "num_requests": num_requests,
         "num_tokens": len(batch.values),
         "input_gb": round(batch.values.nbytes / 1e9, 3),
-        "table_s": round(table_s, 3),
+        "columns_s": round(columns_s, 3),
         "groups_s": round(groups_s, 3),
         "groups_cpu_best_s": round(min(groups_cpu_s), 3),
         "peak_resident_gb": round(peak_gb, 3),

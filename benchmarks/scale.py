@@ -135,7 +135,7 @@ def run_stage(stage: str, folder: Path, checkpoint: Path) -> dict[str, float]:
 def gather(folder: Path) -> None:
     plan = describe_parquet(folder / "plan.parquet")
     summary = read_plan_summary(plan)
-    num_rows = sum(len(read_partition(plan, partition).row_ids) for partition in summary.dispatch_order)
+    num_rows = sum(read_partition(plan, partition).num_rows for partition in summary.dispatch_order)
     if num_rows != summary.num_rows:
         raise WrongAnswerError(f"partitions hold {num_rows} rows, the plan {summary.num_rows}")
 
@@ -148,7 +148,7 @@ def check(folder: Path, num_requests: int) -> dict[str, Any]:
         raise WrongAnswerError(f"{summary.num_rows} rows planned, expected {num_requests}")
     sample = read_spread_rows(plan, 50)
     with pq.ParquetFile(folder / "tokens.parquet") as file:
-        wanted = dict(zip(sample.row_ids.tolist(), sample.prompts, strict=True))
+        wanted = {int(row.row_id[0]): row.prompts[0] for row in sample}
         for batch in file.iter_batches(columns=["row_id", "token_ids"]):
             for position, row_id in enumerate(batch.column("row_id").to_pylist()):
                 prompt = wanted.pop(row_id, None)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.execution.step_record import StepRecord
-    from engine.planning.plan import PrefixGroup, plan_prefix_groups
+    from engine.planning.plan import PrefixGroup
+    from engine.planning.planner import plan_prefix_groups
     from engine.request import Completion, Request
 
 __all__ = ["Completion", "Engine", "EngineConfig", "PrefixGroup", "Request", "StepRecord", "plan_prefix_groups"]
@@ -22,7 +23,7 @@ _MODULES = {
     "PrefixGroup": "engine.planning.plan",
     "Request": "engine.request",
     "StepRecord": "engine.execution.step_record",
-    "plan_prefix_groups": "engine.planning.plan",
+    "plan_prefix_groups": "engine.planning.planner",
 }
 
 

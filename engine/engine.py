@@ -22,7 +22,8 @@ from engine.execution.step_runner import StepRunner, choose_swap_budget
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
 from engine.model.model import Model
-from engine.planning.plan import PrefixGroup, plan_prefix_groups
+from engine.planning.plan import PrefixGroup
+from engine.planning.planner import plan_prefix_groups
 from engine.request import Completion, Mode, Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.planning.sharing_shape import Quantiles
 from tasks.forecast.forecast import Forecast, Prediction
+from tasks.forecast.sharing_shape import Quantiles
 from tasks.runs.night_artifacts import artifact_key
 
 ARTIFACT_COLUMNS = 120

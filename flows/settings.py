@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from engine.config import EngineConfig
-from engine.planning.plan import PlanMethod
+from engine.planning.choose_prefixes import PlanMethod
 from tasks.runs.object_store import check_url
 
 LOGGER = logging.getLogger("batchloom")

@@ -11,10 +11,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.config import EngineConfig
-from engine.planning.plan import PlanMethod, plan_prefix_groups
+from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.plan import Plan
+from engine.planning.planner import plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
-from engine.planning.shared_runs import plan_shared_runs
-from engine.planning.sharing_shape import measure_shape
 from engine.simulation.simulation import find_oversized
 from engine.simulation.simulation_summary import SimulationSummary
 from tasks.forecast.advice import advise, try_settings
@@ -22,7 +22,8 @@ from tasks.forecast.field_orders import order_fields
 from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy
 from tasks.forecast.hardware import Hardware
 from tasks.forecast.prediction import AnswerLength, predict, read_answer_length
-from tasks.partitions.planned_rows import PlannedRows, read_planned_rows
+from tasks.forecast.sharing_shape import measure_shape
+from tasks.partitions.partition import read_all_rows
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import ReadResult
@@ -77,22 +78,22 @@ def explain(
         )
     seconds = dict(seconds)
     with _timed("share", seconds):
-        rows = read_planned_rows(plan)
+        rows, summary = read_all_rows(plan), read_plan_summary(plan)
         tree = build_prefix_tree(rows.prompts)
         policies = _compare_policies(rows, int(tree.leaf_lens.sum()), job)
         shape = measure_shape(tree, rows.groups())
     with _timed("order fields", seconds):
-        orders = order_fields(found.requests, rows.row_ids, workload.prompt)
+        orders = order_fields(found.requests, rows.row_id, workload.prompt)
     prediction = None
-    if len(rows.row_ids):
+    if rows.num_rows:
         with _timed("simulate", seconds):
             answer = read_answer_length(job.database, workload)
             codec = TextCodec.load(Path(job.checkpoint)) if workload.mode == "score" else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
-            prediction = _simulate(rows, read_plan_summary(plan), form, answer, job)
+            prediction = _simulate(rows, summary, form, answer, job)
         with _timed("simulate a cache", seconds):
             cache = _as_cached(rows, form, policies[0], answer, job)
-        policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, rows.num_partitions))
+        policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, summary.num_partitions))
     best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
     return Forecast(
         workload=workload.name,
@@ -100,10 +101,10 @@ def explain(
         model=job.model,
         num_rows=found.num_selected,
         num_already_done=found.num_already_done,
-        num_error_rows=found.num_selected - len(rows.row_ids),
-        num_duplicates=len(rows.row_ids) - tree.num_leaves,
+        num_error_rows=found.num_selected - rows.num_rows,
+        num_duplicates=rows.num_rows - tree.num_leaves,
         num_prompt_tokens=tree.num_logical_tokens,
-        num_partitions=rows.num_partitions,
+        num_partitions=summary.num_partitions,
         shape=shape,
         policies=policies,
         best_saving_ratio=best,
@@ -114,13 +115,13 @@ def explain(
     )
 
 
-def _compare_policies(rows: PlannedRows, num_distinct_tokens: int, job: ExplainJob) -> tuple[SharingPolicy, ...]:
+def _compare_policies(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> tuple[SharingPolicy, ...]:
     """From no sharing to one level with shared runs on its paths, of the rows as a whole: no partition cuts a group."""
-    num_logical = sum(map(len, rows.prompts))
+    num_logical = int(rows.num_prompt_tokens.sum())
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
-    plans = {method: plan_prefix_groups(rows.prompts, method=method) for method in methods}
-    processed = {method: sum(group.num_tokens for group in groups) for method, groups in plans.items()}
-    num_saved = plan_shared_runs(plans[job.method], job.engine.block_size).num_saved_tokens
+    plans = {method: plan_prompts(rows.prompts, method=method)[0] for method in methods}
+    processed = {method: plan.num_computed_tokens for method, plan in plans.items()}
+    num_saved = plans[job.method].num_common_block_tokens(job.engine.block_size)
     counts = {
         "none": num_logical,
         "identical prompts once": num_distinct_tokens,
@@ -131,17 +132,14 @@ def _compare_policies(rows: PlannedRows, num_distinct_tokens: int, job: ExplainJ
     return tuple(_policy(name, count, num_logical) for name, count in counts.items())
 
 
-def _simulate(
-    rows: PlannedRows, plan: PlanSummary, form: RequestForm, answer: AnswerLength, job: ExplainJob
-) -> Prediction:
+def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> Prediction:
     """Every partition as it would run, and a few of them with a setting changed."""
     hardware, kv_bytes = job.hardware, job.hardware.kv_bytes(job.engine)
-    requests = rows.ask(form)
 
     def simulate(config: EngineConfig, kv_bytes: int, first_partition: int, num_partitions: int) -> SimulationSummary:
-        chosen = requests[rows.rows(first_partition, num_partitions)]
-        groups = rows.groups(first_partition, num_partitions)
-        return hardware.simulate(chosen, groups, config, kv_bytes, answer.num_tokens)
+        start, end = np.searchsorted(rows.partition, [first_partition, first_partition + num_partitions])
+        chosen = rows.take(np.arange(start, end))
+        return hardware.simulate(form.ask(chosen), chosen.groups(), config, kv_bytes, answer.num_tokens)
 
     found = predict(lambda partition: simulate(job.engine, kv_bytes, partition, 1), plan, job.num_engines)
     run = found.simulated
@@ -152,7 +150,7 @@ def _simulate(
         weight_bytes=hardware.shape.weight_bytes,
         kv=KVMemory(budget_bytes=kv_bytes, peak_bytes=run.peak_kv_blocks * block_bytes),
         answer=answer,
-        num_oversized_rows=len(find_oversized(requests, job.engine.block_size, kv_bytes // block_bytes)),
+        num_oversized_rows=len(find_oversized(form.ask(rows), job.engine.block_size, kv_bytes // block_bytes)),
         num_engines=job.num_engines,
         seconds=found.seconds,
         run=run,
@@ -161,14 +159,12 @@ def _simulate(
 
 
 def _as_cached(
-    rows: PlannedRows, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
+    rows: Plan, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
 ) -> SharingPolicy:
     """What a cache of blocks finds by itself in the rows as the table has them, with the same KV memory."""
-    order = np.argsort(rows.row_ids)
-    requests = form.ask(rows.row_ids[order], [rows.prompts[row] for row in order.tolist()], rows.priority[order])
     config = replace(job.engine, sharing="lru", order="fcfs")
     kv_bytes = job.hardware.kv_bytes(job.engine)
-    run = job.hardware.simulate(requests, rows.groups(), config, kv_bytes, answer.num_tokens)
+    run = job.hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
     return _policy("LRU cache of blocks, table order", run.num_prompt_tokens, none.num_processed_tokens)
 
 

@@ -1,14 +1,14 @@
 """Token saving ratio: implicit caching against explicit grouping against the best any could reach (BatchLLM 6.3.1)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from benchmarks.paper_parts.case_workload import CASE_1
 from benchmarks.paper_parts.configurations import SERVER, Settings, describe, simulated_config
 from benchmarks.paper_parts.simulated import A100
 from benchmarks.paper_parts.table import Cell, Plot, Table
-from engine.planning.plan import PlanMethod, plan_prefix_groups
-from engine.planning.shared_runs import plan_shared_runs
-from engine.planning.sharing_stats import measure_sharing
+from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.planner import plan_prompts
 from engine.request import Request
 
 RUNS: Sequence[tuple[str, Settings, bool, str]] = (
@@ -54,10 +54,10 @@ def _planned(requests: Sequence[Request]) -> Iterator[list[Cell]]:
     prompts = [request.token_ids for request in requests]
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
     for method in methods:
-        found = measure_sharing(plan_prefix_groups(prompts, method=method))
+        plan, found = plan_prompts(prompts, method=method)
         name = {"paper": "plan: Algorithm 1", "exact": "plan: exact single level"}[method]
         yield [name, f'`plan_prefix_groups(method="{method}")`', "54.9 %", round(found.token_saving_ratio, 4)]
-    groups = plan_prefix_groups(prompts)
-    found = measure_sharing(groups, plan_shared_runs(groups, simulated_config({}).block_size))
-    yield ["plan: path", "`plan_shared_runs`", "", round(found.token_saving_ratio, 4)]
+    num_common = plan.num_common_block_tokens(simulated_config({}).block_size)
+    path = replace(found, num_processed_tokens=found.num_processed_tokens - num_common)
+    yield ["plan: path", "`Plan.num_common_block_tokens`", "", round(path.token_saving_ratio, 4)]
     yield ["optimum", "every beginning once", "56 %", round(found.best_token_saving_ratio, 4)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
-from engine.planning.plan import plan_prefix_groups
+from engine.planning.planner import plan_prefix_groups
 from engine.request import Request
 from engine.simulation.device import DEVICES, predicted_kv_bytes
 from engine.simulation.model_shape import ModelShape

@@ -11,7 +11,7 @@ from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.step_record import StepRecord
-from engine.planning.plan import plan_prefix_groups
+from engine.planning.planner import plan_prefix_groups
 from engine.request import Completion, Request
 
 

@@ -1,252 +1,211 @@
-"""The global plan of a batch: which prompts share which prefix (BatchLLM section 4.2).
+"""A plan: which rows share which prefix, as columns (`Plan`) and as groups (`PrefixGroup`).
 
-A prompt shares at most one prefix. Two methods choose the prefixes among the nodes of the prefix tree:
-
-"exact"
-    computes the fewest prompt tokens that any such grouping can. Choose a set of nodes; each leaf uses the deepest
-    chosen node above it; minimise the sum of the depths of chosen nodes + the sum of (leaf length - depth of its node).
-"paper"
-    is Algorithm 1 of BatchLLM, which compares one level of the tree with the next, bottom up.
+A prompt shares at most one prefix, that of its group (BatchLLM section 4.3.1). Groups come in prefix tree order. So one
+number a group, the leading tokens that it has in common with the group before, tells what any groups have in common.
 """
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import ConfigError, RequestError
-from engine.planning.prefix_groups import Member, PrefixGroup, assemble_groups
-from engine.planning.prefix_tree import IndexArray, PrefixTree, TokenArray, build_prefix_tree
-from engine.planning.sharing_stats import SharingStats
+from engine.planning.prefix_tree import IndexArray, TokenArray, nodes_from_common_lens
 
-__all__ = [
-    "Member",
-    "PlanMethod",
-    "PlanTable",
-    "PrefixGroup",
-    "Prompt",
-    "SharingStats",
-    "plan_prefix_groups",
-    "plan_prompts",
-    "plan_token_table",
-]
+COLUMNS = ("row_id", "group_id", "member_id", "num_prefix_tokens", "num_common_tokens", "partition", "priority")
 
-PlanMethod = Literal["exact", "paper"]
-Prompt = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingStats:
+    """Prompt tokens of one batch, counted three ways.
+
+    Attributes:
+        num_logical_tokens: of all requests, identical ones counted each time.
+        num_processed_tokens: that are computed: every prefix and suffix once.
+        num_best_tokens: the fewest that any sharing computes: each beginning once, at every level and to the token,
+            and each distinct prompt's last token once.
+    """
+
+    num_logical_tokens: int = 0
+    num_processed_tokens: int = 0
+    num_best_tokens: int = 0
+
+    @property
+    def token_saving_ratio(self) -> float:
+        """BatchLLM Eq. 2 as a fraction from 0 to 1; 0 where there are no tokens."""
+        return self._saved(self.num_processed_tokens)
+
+    @property
+    def best_token_saving_ratio(self) -> float:
+        """Eq. 2 for the best any sharing could reach, as a fraction from 0 to 1; 0 where there are no tokens."""
+        return self._saved(self.num_best_tokens)
+
+    def _saved(self, num_computed_tokens: int) -> float:
+        return 1.0 - num_computed_tokens / self.num_logical_tokens if self.num_logical_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanTable:
-    """A plan as columns, one row per prompt, in input order.
+class CommonPrefix:
+    """A beginning that several groups have in common. These groups hold the same object.
 
     Attributes:
-        group_id: int64 ``[num_rows]``, 0 .. num_groups - 1, in prefix tree order: groups whose prefixes begin alike are
-            next to each other. A prompt planned alone has a group of its own, because the group is what is scheduled.
-        member_id: int64 ``[num_rows]``, 0 .. members of the group - 1; equal where prompts are identical.
-        num_prefix_tokens: int32 ``[num_rows]``, leading tokens that are the group's prefix; 0 where planned alone.
-        sharing: tokens counted without and with the plan.
+        num_tokens: counted from the prompt's first token; more than the parent's.
+        parent: the next shorter beginning, which more groups have in common; None where there is none.
     """
 
+    num_tokens: int
+    parent: "CommonPrefix | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Member:
+    """One distinct prompt of a group: computed once, answered for each of its requests.
+
+    Attributes:
+        request_indices: positions in the planned input, ascending; several where prompts are identical.
+        suffix: int32 ``[num_tokens]``, what follows the group's prefix; never empty.
+    """
+
+    request_indices: tuple[int, ...]
+    suffix: TokenArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefixGroup:
+    """Distinct prompts that begin alike. Each member's prompt is prefix + suffix.
+
+    Attributes:
+        prefix: int32 ``[num_tokens]``, computed once for all members; empty where a prompt is planned alone.
+        members: at least one; at least two where the prefix is not empty and the plan is whole.
+        common: the longest part of `leading_tokens` that other groups have, too; None where nothing is known of any.
+    """
+
+    prefix: TokenArray
+    members: tuple[Member, ...]
+    common: CommonPrefix | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens that the group computes."""
+        return len(self.prefix) + sum(len(member.suffix) for member in self.members)
+
+    @property
+    def leading_tokens(self) -> TokenArray:
+        """What the group can have in common with others: its prefix, or all of a prompt planned alone but for its last
+        token, which is always computed."""
+        is_alone = len(self.prefix) == 0 and len(self.members) == 1
+        return self.members[0].suffix[:-1] if is_alone else self.prefix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """Rows of a plan, all or some, by group, member, row. Columns are ``[num_rows]``.
+
+    Attributes:
+        prompts: int32 arrays ``[num_tokens]``, one a row.
+        row_id: int64, of the table's row, or the position in the planned input; ascending within a member.
+        group_id: int64. Groups are in prefix tree order: those whose prefixes begin alike are next to each other. A
+            prompt planned alone has a group of its own, because the group is what is scheduled.
+        member_id: int64, ascending within a group; equal where prompts are identical.
+        num_prefix_tokens: int32, leading tokens that are the group's prefix; 0 where a prompt is planned alone.
+        num_common_tokens: int32, leading tokens that the row's group and the group before have in common, at least.
+        partition: int32, the unit of work that the row is in.
+        priority: int64, of the row.
+    """
+
+    prompts: Sequence[TokenArray]
+    row_id: IndexArray
     group_id: IndexArray
     member_id: IndexArray
     num_prefix_tokens: npt.NDArray[np.int32]
-    sharing: SharingStats
+    num_common_tokens: npt.NDArray[np.int32]
+    partition: npt.NDArray[np.int32]
+    priority: IndexArray
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_id)
 
     @property
     def num_groups(self) -> int:
-        return int(self.group_id.max()) + 1 if len(self.group_id) else 0
+        return len(self.group_starts)
+
+    @property
+    def is_group_start(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.diff(self.group_id, prepend=-1) != 0)
+
+    @property
+    def is_member_start(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.is_group_start | (np.diff(self.member_id, prepend=-1) != 0))
+
+    @property
+    def group_starts(self) -> IndexArray:
+        """Positions of the groups' first rows."""
+        return np.flatnonzero(self.is_group_start)
+
+    @property
+    def num_prompt_tokens(self) -> IndexArray:
+        """Of each row."""
+        return np.fromiter(map(len, self.prompts), dtype=np.int64, count=len(self.prompts))
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Prompt tokens that the groups compute: every prefix and suffix once."""
+        suffixes = (self.num_prompt_tokens - self.num_prefix_tokens)[self.is_member_start]
+        return int(suffixes.sum() + self.num_prefix_tokens[self.group_starts].sum(dtype=np.int64))
+
+    def num_common_block_tokens(self, block_size: int) -> int:
+        """Of `num_computed_tokens`, those that need not be computed because a group before has the same full block."""
+        return int((self.num_common_tokens[self.group_starts] // block_size).sum(dtype=np.int64)) * block_size
+
+    def take(self, positions: IndexArray) -> "Plan":
+        """The rows at these positions with all their columns as they are."""
+        columns: dict[str, Any] = {name: getattr(self, name)[positions] for name in COLUMNS}
+        return Plan(prompts=[self.prompts[position] for position in positions.tolist()], **columns)
+
+    def select(self, is_chosen: npt.NDArray[np.bool_]) -> "Plan":
+        """The chosen rows: bool ``[num_rows]``. What groups have in common is told of the groups that are left."""
+        group_of_row = np.cumsum(self.is_group_start) - 1
+        chosen = self.take(np.flatnonzero(is_chosen))
+        left, group_of_chosen = np.unique(group_of_row[is_chosen], return_inverse=True)
+        common = common_lens_of(self.num_common_tokens[self.group_starts], left)
+        return replace(chosen, num_common_tokens=common[group_of_chosen].astype(np.int32))
+
+    def groups(self) -> list[PrefixGroup]:
+        """The rows as groups; prefixes and suffixes are views of the prompts, request_indices count rows by row id."""
+        request_indices = np.argsort(np.argsort(self.row_id)).tolist()
+        prefix_lens, is_group_start = self.num_prefix_tokens.tolist(), [*self.is_group_start.tolist(), True]
+        commons = iter(_common_prefixes(self.num_common_tokens[self.group_starts]))
+        groups: list[PrefixGroup] = []
+        members: list[Member] = []
+        for row, next_row in pairwise([*np.flatnonzero(self.is_member_start).tolist(), self.num_rows]):
+            prompt, prefix_len = self.prompts[row], prefix_lens[row]
+            members.append(Member(request_indices=tuple(request_indices[row:next_row]), suffix=prompt[prefix_len:]))
+            if is_group_start[next_row]:
+                groups.append(PrefixGroup(prefix=prompt[:prefix_len], members=tuple(members), common=next(commons)))
+                members = []
+        return groups
 
 
-def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exact") -> list[PrefixGroup]:
-    """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
+def common_lens_of(common_lens: npt.NDArray[np.integer[Any]], groups: IndexArray) -> IndexArray:
+    """What each of some groups has in common with the one before it: the least of what lies between; int64.
 
     Args:
-        sequences: token ids, each a list, tuple, array or any other sequence of integers that fit int32. An int32
-            array is used where it lies: prefixes and suffixes are views of it.
-        method: "exact" or "paper"; the module says what they mean.
-
-    Returns:
-        groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
-        exactly one group; prefix + suffix is its prompt; a suffix is never empty. Prompts that share nothing worth a
-        prefix come as groups of one with an empty prefix, one group for each distinct prompt.
-
-    Raises:
-        RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
-        ConfigError: the method is unknown.
+        common_lens: ``[num_groups]``, leading tokens that each group of a plan has in common with the group before.
+        groups: int64, some of these groups. The first gets 0, and so does one that comes after a later one.
     """
-    prompts = [_token_array(sequence, index) for index, sequence in enumerate(sequences)]
-    table = plan_prompts(prompts, method=method)
-    order = np.lexsort((table.member_id, table.group_id)).tolist()
-    return assemble_groups(prompts, order, table.group_id, table.member_id, table.num_prefix_tokens)
+    before, after = groups[:-1], groups[1:]
+    bounds = np.stack([before + 1, after + 1], axis=1).ravel()
+    least = np.minimum.reduceat(np.append(common_lens, 0), bounds)[::2] if len(bounds) else bounds
+    return np.concatenate([np.zeros(min(len(groups), 1)), np.where(before < after, least, 0)]).astype(np.int64)
 
 
-def plan_token_table(values: TokenArray, offsets: IndexArray, *, method: PlanMethod = "exact") -> PlanTable:
-    """As `plan_prefix_groups`, on flat columns: prompt i is ``values[offsets[i] : offsets[i + 1]]``.
-
-    Args:
-        values: int32 ``[num_tokens]``, contiguous; not copied as a whole, but once while prompts are sorted.
-        offsets: int64 ``[num_rows + 1]``, ascending, within ``values``; need not begin at 0.
-        method: "exact" or "paper".
-
-    Raises:
-        RequestError: a prompt is empty (the message names its row), or the columns are not as described.
-        ConfigError: the method is unknown.
-    """
-    values, offsets = np.asarray(values), np.asarray(offsets)
-    if values.dtype != np.int32 or values.ndim != 1 or not values.flags.c_contiguous:
-        raise RequestError(f"values must be contiguous int32 [num_tokens], got {values.dtype} of shape {values.shape}")
-    if offsets.dtype.kind != "i" or offsets.ndim != 1 or len(offsets) == 0:
-        raise RequestError(f"offsets must be num_rows + 1 integers, got {offsets.dtype} of shape {offsets.shape}")
-    if offsets[0] < 0 or offsets[-1] > len(values):
-        raise RequestError(f"offsets go from {offsets[0]} to {offsets[-1]}, expected within 0 to {len(values)}")
-    bounds = offsets.tolist()
-    prompts = []
-    for row, (start, end) in enumerate(pairwise(bounds)):
-        if end <= start:
-            raise RequestError(f"row {row}: the prompt must hold at least one token, got offsets {start} to {end}")
-        prompts.append(values[start:end])
-    return plan_prompts(prompts, method=method)
-
-
-def _token_array(sequence: Prompt, index: int) -> TokenArray:
-    """One prompt as contiguous int32; a view where it is that already."""
-    try:
-        if isinstance(sequence, np.ndarray):
-            if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
-                raise TypeError(f"got an array of {sequence.dtype} with shape {sequence.shape}")
-            tokens = np.ascontiguousarray(sequence, dtype=np.int32)
-            if sequence.dtype != np.int32 and not np.array_equal(tokens, sequence):
-                raise OverflowError(f"got values from {sequence.min()} to {sequence.max()}")
-        else:
-            # struct refuses what is not an integer or does not fit, at half the cost of numpy's conversion.
-            tokens = np.frombuffer(struct.pack(f"{len(sequence)}i", *sequence), dtype=np.int32)
-    except (TypeError, ValueError, OverflowError, struct.error) as error:
-        raise RequestError(f"sequence {index}: token ids must be integers that fit int32: {error}") from error
-    if len(tokens) == 0:
-        raise RequestError(f"sequence {index}: the prompt must hold at least one token, got none")
-    return tokens
-
-
-def plan_prompts(prompts: Sequence[TokenArray], *, method: PlanMethod = "exact") -> PlanTable:
-    """As `plan_token_table`, on contiguous int32 arrays, none of them empty; this is not checked.
-
-    Raises:
-        ConfigError: the method is unknown.
-    """
-    if method not in get_args(PlanMethod):
-        raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
-    tree = build_prefix_tree(prompts)
-    prefix_nodes = _choose_exact(tree) if method == "exact" else _choose_paper(tree)
-
-    # Group order: by first leaf below the group's node, an ancestor before its descendants; a leaf alone where it is.
-    leaves = np.arange(tree.num_leaves)
-    is_alone = prefix_nodes == 0
-    group_keys = np.where(is_alone, tree.num_nodes + leaves, prefix_nodes)
-    group_leaf_starts = np.where(is_alone, leaves, tree.node_leaf_starts[prefix_nodes])
-    order = np.lexsort((group_keys, group_leaf_starts))
-    starts_group = np.ones(tree.num_leaves, dtype=bool)
-    starts_group[1:] = np.diff(group_keys[order]) != 0
-    leaf_group_ids = np.empty(tree.num_leaves, dtype=np.int64)
-    leaf_group_ids[order] = np.cumsum(starts_group) - 1
-    leaf_member_ids = np.empty(tree.num_leaves, dtype=np.int64)
-    leaf_member_ids[order] = leaves - np.flatnonzero(starts_group)[leaf_group_ids[order]]
-
-    prefix_lens = tree.node_depths[prefix_nodes]
-    first_lens = prefix_lens[order][starts_group]
-    return PlanTable(
-        group_id=_by_row(tree, leaf_group_ids),
-        member_id=_by_row(tree, leaf_member_ids),
-        num_prefix_tokens=_by_row(tree, prefix_lens).astype(np.int32),
-        sharing=SharingStats(
-            num_logical_tokens=tree.num_logical_tokens,
-            num_processed_tokens=int(first_lens.sum() + (tree.leaf_lens - prefix_lens).sum()),
-            num_best_tokens=tree.num_trie_tokens,
-        ),
-    )
-
-
-def _by_row(tree: PrefixTree, leaf_values: IndexArray) -> IndexArray:
-    row_values = np.empty(len(tree.rows), dtype=np.int64)
-    row_values[tree.rows] = np.repeat(leaf_values, np.diff(tree.row_starts))
-    return row_values
-
-
-def _choose_exact(tree: PrefixTree) -> IndexArray:
-    """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``, of least total cost.
-
-    Let cost(v, a) be the least cost at and below node v when the nearest chosen node above v has depth a: the depths of
-    the chosen nodes, minus for each leaf the depth of the node it uses. A leaf costs -a. Otherwise
-
-        cost(v, a) = min( sum of cost(c, a) over the children c,  depth(v) + sum of cost(c, depth(v)) ).
-
-    The first term never grows with a, the second does not depend on a. So v is chosen exactly when a is below a
-    threshold, and a table of cost(v, a) for a = 0 .. depth(parent of v) is all that the parent needs: a few vector
-    operations a node, together linear in tokens, since each node can be charged to a leaf of its own (the first below
-    its second child) that is longer than its table. A node is chosen only where that makes the cost smaller, so it has
-    at least two leaves of its own.
-    """
-    num_nodes = tree.num_nodes
-    depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()
-    num_own_leaves = np.bincount(tree.leaf_nodes, minlength=num_nodes).tolist()
-    ramp = np.arange(max(depths) + 1)
-    child_costs: list[IndexArray | None] = [None] * num_nodes  # summed over the children that are nodes, by a
-    thresholds = [0] * num_nodes
-    for node in range(num_nodes - 1, 0, -1):
-        depth, parent = depths[node], parents[node]
-        num_states = depths[parent] + 1
-        kept, child_costs[node] = child_costs[node], None
-        if_chosen = depth - num_own_leaves[node] * depth
-        costs = -num_own_leaves[node] * ramp[:num_states]
-        if kept is not None:
-            if_chosen += int(kept[depth])
-            costs += kept[:num_states]
-        thresholds[node] = int(np.count_nonzero(costs > if_chosen))
-        np.minimum(costs, if_chosen, out=costs)
-        siblings = child_costs[parent]
-        if siblings is None:
-            child_costs[parent] = costs
-        else:
-            siblings += costs
-
-    nearest_chosen = [0] * num_nodes
-    for node in range(1, num_nodes):
-        above = nearest_chosen[parents[node]]
-        nearest_chosen[node] = node if depths[above] < thresholds[node] else above
-    return np.array(nearest_chosen, dtype=np.int64)[tree.leaf_nodes]
-
-
-def _choose_paper(tree: PrefixTree) -> IndexArray:
-    """As `_choose_exact`, by BatchLLM's Algorithm 1, which maximises the first level of the tree from the bottom up.
-
-    Once the subtree of a node's child is done, each grandchild is compared with the child: forked off and merged with a
-    copy of the child (so that it becomes a child of the node, with the tokens of both) if
-
-        gain = (leaves(grandchild) - 1) * tokens(grandchild)  >  penalty = tokens(child),
-
-    where leaves counts those not forked off before. A grandchild that stays is part of the child from then on: its
-    leaves share the child's tokens and nothing deeper. In the end the children of the root are the prefixes.
-    """
-    num_nodes = tree.num_nodes
-    depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()
-    num_leaves = np.bincount(tree.leaf_nodes, minlength=num_nodes).tolist()
-    merged_children: list[list[int]] = [[] for _ in range(num_nodes)]  # as they are after the forks so far
-    owners = list(range(num_nodes))
-    for child in range(num_nodes - 1, 0, -1):
-        node = parents[child]
-        penalty = depths[child] - depths[node]
-        for grandchild in merged_children[child]:
-            if (num_leaves[grandchild] - 1) * (depths[grandchild] - depths[child]) > penalty:
-                merged_children[node].append(grandchild)
-            else:
-                owners[grandchild] = child
-                num_leaves[child] += num_leaves[grandchild]
-        merged_children[child] = []
-        merged_children[node].append(child)
-    for node in range(1, num_nodes):
-        owners[node] = owners[owners[node]]
-    used = np.array(owners, dtype=np.int64)[tree.leaf_nodes]
-    return np.where(np.bincount(used, minlength=num_nodes)[used] > 1, used, 0)
+def _common_prefixes(common_lens: npt.NDArray[np.integer[Any]]) -> list[CommonPrefix | None]:
+    """The longest beginning that each group has in common with others."""
+    nodes = nodes_from_common_lens(np.append(common_lens[1:], 0)[: len(common_lens)])
+    found: list[CommonPrefix | None] = [None]
+    for depth, parent in zip(nodes.depths[1:].tolist(), nodes.parents[1:].tolist(), strict=True):
+        found.append(CommonPrefix(num_tokens=depth, parent=found[parent]))
+    return [found[node] for node in nodes.leaf_nodes.tolist()]

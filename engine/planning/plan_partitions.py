@@ -1,44 +1,19 @@
 """Partitions: the units of work that workers take, of near-equal predicted cost, whole groups where that is possible.
 
-Cost is counted in prompt tokens: one for each prompt token that the plan computes, and `ANSWER_TOKEN_COST` for each
-token of an answer. Partitions are consecutive groups, in prefix tree order within a priority, so that groups that begin
-alike stay together. A group that costs more than a partition is split into groups of their own, each of which computes
-the prefix again. That at most doubles what its members cost, because a group whose prefix takes more than half of a
-partition stays whole.
+Cost is counted in tokens that go through the layers: prompt tokens that the plan computes, and tokens of answers.
+Partitions are consecutive groups, in prefix tree order within a priority, so that groups that begin alike stay
+together. A group that costs more than a partition is split into several, each of which computes the prefix again. That
+at most doubles what its members cost, because a group whose prefix takes more than half of a partition stays whole.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
-from engine.planning.plan import PlanTable
+from engine.planning.plan import Plan, common_lens_of
 from engine.planning.prefix_tree import IndexArray
-
-ANSWER_TOKEN_COST = 1
-"""A token of an answer goes through the layers once, as a prompt token does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupedRows:
-    """Rows of a plan whose large groups are split, by group, member, then as they were given.
-
-    Attributes:
-        order: int64 ``[num_rows]``, positions of the rows among those given.
-        group_id: int64 ``[num_rows]``, ascending from 0.
-        member_id: int64 ``[num_rows]``, 0 .. members of the group - 1.
-        num_prefix_tokens: int32 ``[num_rows]``.
-        group_costs: int64 ``[num_groups]``, predicted.
-        num_repeated_tokens: prefix tokens that are computed again because groups are split.
-    """
-
-    order: IndexArray
-    group_id: IndexArray
-    member_id: IndexArray
-    num_prefix_tokens: npt.NDArray[np.int32]
-    group_costs: IndexArray
-    num_repeated_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,57 +36,60 @@ class Placement:
         turns = np.cumsum(np.diff(self.priorities, prepend=self.priorities[:1]) != 0)
         return [int(partition) for partition in np.lexsort((-self.costs, turns))]
 
+    def common_lens(self, common_lens: IndexArray) -> IndexArray:
+        """Tokens that each group has in common with the group before it in the order of partitions.
 
-def split_groups(
-    table: PlanTable,
-    num_prompt_tokens: IndexArray,
-    partition_tokens: int,
-    num_answer_tokens: int,
-    priorities: IndexArray,
-) -> GroupedRows:
-    """Splits the groups of a plan that cost more than a partition, so that few of the pieces are urgent.
+        Args:
+            common_lens: int64 ``[num_groups]``, the same for the group before it in prefix tree order.
+        """
+        order = np.argsort(self.partitions, kind="stable")
+        placed = np.empty_like(common_lens)
+        placed[order] = common_lens_of(common_lens, order)
+        return placed
+
+
+def group_costs(plan: Plan, num_answer_tokens: int) -> IndexArray:
+    """Predicted cost of each group: int64 ``[num_groups]``.
 
     Args:
-        num_prompt_tokens: int64 ``[num_rows]``.
+        num_answer_tokens: expected of each distinct prompt.
+    """
+    is_new, starts = plan.is_member_start, plan.group_starts
+    group_of_row = np.cumsum(plan.is_group_start) - 1
+    costs = (plan.num_prompt_tokens - plan.num_prefix_tokens + num_answer_tokens)[is_new]
+    sums = np.bincount(group_of_row[is_new], weights=costs, minlength=len(starts))
+    return np.asarray(sums.astype(np.int64) + plan.num_prefix_tokens[starts])
+
+
+def split_groups(plan: Plan, partition_tokens: int, num_answer_tokens: int) -> Plan:
+    """Splits the groups that cost more than a partition. Members of the highest priority are in the first pieces.
+
+    Args:
+        plan: of whole groups; those of the result count from 0.
         partition_tokens: cost of a partition.
         num_answer_tokens: expected of each distinct prompt.
-        priorities: int64 ``[num_rows]``; members of a group come by descending priority.
     """
-    order = _most_urgent_first(table, priorities)
-    groups, members = table.group_id[order], table.member_id[order]
-    starts_member = _starts_run(groups, members)
-    member_of_row = np.cumsum(starts_member) - 1
-    # From here on by distinct prompt, then by group.
-    groups, num_tokens = groups[starts_member], num_prompt_tokens[order][starts_member]
-    prefixes = table.num_prefix_tokens[order][starts_member].astype(np.int64)
-    costs = num_tokens - prefixes + ANSWER_TOKEN_COST * num_answer_tokens
-    new_groups = _number_pieces(groups, costs, prefixes, partition_tokens)
-    is_alone = np.bincount(new_groups)[new_groups] == 1
-    prefixes[is_alone] = 0  # split off alone, a prompt has nobody to share with
-    costs = num_tokens - prefixes + ANSWER_TOKEN_COST * num_answer_tokens
-    starts = np.flatnonzero(np.diff(new_groups, prepend=-1))
-    num_computed_tokens = int((num_tokens - prefixes).sum() + prefixes[starts].sum())
-    return GroupedRows(
-        order=order,
-        group_id=new_groups[member_of_row],
-        member_id=(np.arange(len(new_groups)) - starts[new_groups])[member_of_row],
+    if not plan.num_rows:
+        return plan
+    plan = _most_urgent_first(plan)
+    is_new = plan.is_member_start
+    member_of_row = np.cumsum(is_new) - 1
+    groups = (np.cumsum(plan.is_group_start) - 1)[is_new]
+    prefixes = plan.num_prefix_tokens[is_new].astype(np.int64)
+    costs = plan.num_prompt_tokens[is_new] - prefixes + num_answer_tokens
+    pieces = _number_pieces(groups, costs, prefixes, partition_tokens)
+    starts = np.flatnonzero(np.diff(pieces, prepend=-1))
+    # A piece begins as the piece before it: with the prefix.
+    is_first_piece = np.diff(groups, prepend=-1) != 0
+    common = np.where(is_first_piece, plan.num_common_tokens[is_new], prefixes)[starts]
+    prefixes[np.bincount(pieces)[pieces] == 1] = 0  # split off alone, a prompt has nobody to share with
+    return replace(
+        plan,
+        group_id=pieces[member_of_row],
+        member_id=(np.arange(len(pieces)) - starts[pieces])[member_of_row],
         num_prefix_tokens=prefixes[member_of_row].astype(np.int32),
-        group_costs=np.bincount(new_groups, weights=costs).astype(np.int64) + prefixes[starts],
-        num_repeated_tokens=num_computed_tokens - table.sharing.num_processed_tokens,
+        num_common_tokens=common[pieces][member_of_row].astype(np.int32),
     )
-
-
-def _most_urgent_first(table: PlanTable, priorities: IndexArray) -> IndexArray:
-    """Rows by group, then member; members with the highest priority come first, a prompt having its rows' highest."""
-    order = np.lexsort((table.member_id, table.group_id))
-    groups, members = table.group_id[order], table.member_id[order]
-    starts_member = _starts_run(groups, members)
-    if not len(order):
-        return order
-    highest = np.maximum.reduceat(priorities[order], np.flatnonzero(starts_member))
-    turns = np.unique(highest, return_inverse=True)[1][np.cumsum(starts_member) - 1]
-    by_turn: IndexArray = order[np.lexsort((members, -turns, groups))]
-    return by_turn
 
 
 def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: int) -> Placement:
@@ -119,6 +97,7 @@ def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partitio
 
     Args:
         group_costs, group_priorities: int64 ``[num_groups]``, in prefix tree order; higher priorities come first.
+        partition_tokens: cost of a partition.
     """
     turns = np.argsort(-np.unique(group_priorities, return_inverse=True)[1], kind="stable")
     costs = group_costs[turns]
@@ -137,6 +116,14 @@ def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partitio
     )
 
 
+def _most_urgent_first(plan: Plan) -> Plan:
+    """Members with the highest priority come first in their group; a prompt has the highest priority of its rows."""
+    is_new = plan.is_member_start
+    highest = np.maximum.reduceat(plan.priority, np.flatnonzero(is_new))
+    turns = np.unique(highest, return_inverse=True)[1][np.cumsum(is_new) - 1]
+    return plan.take(np.lexsort((plan.member_id, -turns, plan.group_id)))
+
+
 def _number_pieces(groups: IndexArray, costs: IndexArray, prefixes: IndexArray, partition_tokens: int) -> IndexArray:
     """The new group of each distinct prompt, from 0; pieces of one group cost about the same."""
     num_members = np.bincount(groups)
@@ -148,11 +135,5 @@ def _number_pieces(groups: IndexArray, costs: IndexArray, prefixes: IndexArray, 
     costs_before = np.cumsum(costs) - costs
     middles = costs_before - costs_before[starts][groups] + costs // 2
     piece = middles * num_pieces[groups] // member_costs[groups]
-    numbers: IndexArray = np.cumsum(_starts_run(groups, piece)) - 1
-    return numbers
-
-
-def _starts_run(*columns: IndexArray) -> npt.NDArray[np.bool_]:
-    """Where any of the columns, all of them from 0 on, has another value than in the row before."""
-    changes = np.diff(np.stack(columns), prepend=-1) != 0
-    return np.asarray(changes.any(axis=0))
+    is_start = (np.diff(groups, prepend=-1) != 0) | (np.diff(piece, prepend=-1) != 0)
+    return np.asarray(np.cumsum(is_start) - 1)

@@ -6,6 +6,7 @@ Cost: the sort (a memory comparison per pair), then linear in tokens; nothing in
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ class PrefixTree:
         row_starts: int64 ``[L + 1]`` into rows; a leaf owns several rows where prompts are identical.
         leaf_lens: int64 ``[L]``, tokens in each distinct prompt.
         leaf_nodes: int64 ``[L]``, the deepest node above each leaf.
+        leaf_common_lens: int64 ``[L]``, tokens that each leaf shares with the next one; 0 for the last leaf.
         node_depths: int64 ``[N]``, tokens from the root; greater than the parent's.
         node_parents: int64 ``[N]``; -1 for the root.
         node_leaf_starts: int64 ``[N]``, first leaf below each node.
@@ -39,6 +41,7 @@ class PrefixTree:
     row_starts: IndexArray
     leaf_lens: IndexArray
     leaf_nodes: IndexArray
+    leaf_common_lens: IndexArray
     node_depths: IndexArray
     node_parents: IndexArray
     node_leaf_starts: IndexArray
@@ -86,19 +89,19 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
     row_starts = np.append(np.flatnonzero(starts_leaf), len(rows))
     leaf_lens = lens[starts_leaf]
     # Neighbouring leaves share no more than either may share at all: everything but its last token.
-    shared_lens = np.zeros(len(leaf_lens), dtype=np.int64)
-    shared_lens[:-1] = np.minimum(common_lens[~is_repeat], np.minimum(leaf_lens[:-1], leaf_lens[1:]) - 1)
-
-    leaf_nodes, node_depths, node_parents, node_leaf_starts, node_leaf_ends = _nodes_from_shared_lens(shared_lens)
+    leaf_common_lens = np.zeros(len(leaf_lens), dtype=np.int64)
+    leaf_common_lens[:-1] = np.minimum(common_lens[~is_repeat], np.minimum(leaf_lens[:-1], leaf_lens[1:]) - 1)
+    nodes = nodes_from_common_lens(leaf_common_lens)
     return PrefixTree(
         rows=np.array(rows, dtype=np.int64),
         row_starts=row_starts,
         leaf_lens=leaf_lens,
-        leaf_nodes=leaf_nodes,
-        node_depths=node_depths,
-        node_parents=node_parents,
-        node_leaf_starts=node_leaf_starts,
-        node_leaf_ends=node_leaf_ends,
+        leaf_nodes=nodes.leaf_nodes,
+        leaf_common_lens=leaf_common_lens,
+        node_depths=nodes.depths,
+        node_parents=nodes.parents,
+        node_leaf_starts=nodes.leaf_starts,
+        node_leaf_ends=nodes.leaf_ends,
     )
 
 
@@ -117,31 +120,36 @@ def _neighbour_common_lens(prompts: Sequence[TokenArray], rows: Sequence[int]) -
     return common_lens
 
 
-def _nodes_from_shared_lens(
-    shared_lens: IndexArray,
-) -> tuple[IndexArray, IndexArray, IndexArray, IndexArray, IndexArray]:
+class TreeNodes(NamedTuple):
+    """Nodes of a prefix tree in preorder; the fields are those of `PrefixTree`."""
+
+    leaf_nodes: IndexArray
+    depths: IndexArray
+    parents: IndexArray
+    leaf_starts: IndexArray
+    leaf_ends: IndexArray
+
+
+def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:
     """One pass over the leaves, left to right, with the path from the root to the current leaf on a stack.
 
     Args:
-        shared_lens: int64 ``[L]``, tokens that leaf i shares with leaf i + 1; 0 for the last leaf.
-
-    Returns:
-        leaf_nodes, node_depths, node_parents, node_leaf_starts, node_leaf_ends, as `PrefixTree` describes them.
+        common_lens: int64 ``[L]``, tokens that leaf i shares with leaf i + 1; 0 for the last leaf.
     """
-    depths, parents, leaf_starts, leaf_ends = [0], [-1], [0], [len(shared_lens)]
+    depths, parents, leaf_starts, leaf_ends = [0], [-1], [0], [len(common_lens)]
     leaf_nodes: list[int] = []
     path = [0]
-    for leaf, shared_len in enumerate(shared_lens.tolist()):
+    for leaf, common_len in enumerate(common_lens.tolist()):
         leaf_nodes.append(path[-1])
         below = -1
-        while depths[path[-1]] > shared_len:
+        while depths[path[-1]] > common_len:
             below = path.pop()
             leaf_ends[below] = leaf + 1
-        if depths[path[-1]] == shared_len:
+        if depths[path[-1]] == common_len:
             continue
-        # A new node at shared_len: above what was just closed, or else a deeper node that begins with this leaf.
+        # A new node at common_len: above what was just closed, or else a deeper node that begins with this leaf.
         node = len(depths)
-        depths.append(shared_len)
+        depths.append(common_len)
         parents.append(path[-1])
         leaf_ends.append(-1)
         if below >= 0:
@@ -158,10 +166,10 @@ def _nodes_from_shared_lens(
     new_index[order] = np.arange(len(order))
     node_parents = np.array(parents, dtype=np.int64)[order]
     node_parents[1:] = new_index[node_parents[1:]]
-    return (
-        new_index[np.array(leaf_nodes, dtype=np.int64)],
-        np.array(depths, dtype=np.int64)[order],
-        node_parents,
-        np.array(leaf_starts, dtype=np.int64)[order],
-        np.array(leaf_ends, dtype=np.int64)[order],
+    return TreeNodes(
+        leaf_nodes=new_index[np.array(leaf_nodes, dtype=np.int64)],
+        depths=np.array(depths, dtype=np.int64)[order],
+        parents=node_parents,
+        leaf_starts=np.array(leaf_starts, dtype=np.int64)[order],
+        leaf_ends=np.array(leaf_ends, dtype=np.int64)[order],
     )

@@ -109,13 +109,6 @@ class PrefixNode:
             if self.parent is not None:
                 self.parent.finish_user(pool)
 
-    def forget(self) -> None:
-        """The node has no users and never will; its parents have one fewer."""
-        if self.parent is not None:
-            self.parent.num_unfinished -= 1
-            if self.parent.num_unfinished == 0:
-                self.parent.forget()
-
     def charge(self) -> int:
         """Tokens of the chain that no request has been charged with yet; they are charged now."""
         uncharged = [node for node in self.chain() if not node.is_charged]

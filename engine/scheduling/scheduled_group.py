@@ -19,7 +19,3 @@ class ScheduledGroup:
         """Eq. 3 over the group, as Eq. 4 has it: tokens it will probably decode for the tokens it must prefill."""
         num_prefill = sum(s.num_suffix for s in self.sequences) + (self.node.end if self.node is not None else 0)
         return sum(expected_extra_tokens(s.request) for s in self.sequences) / num_prefill
-
-    @property
-    def is_ready(self) -> bool:
-        return self.node is None or self.node.is_complete

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.config import EngineConfig
 from engine.execution.step_record import StepRecord, record_step
-from engine.planning.prefix_groups import PrefixGroup
+from engine.planning.plan import PrefixGroup
 from engine.request import Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace

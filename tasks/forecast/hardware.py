@@ -9,7 +9,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError, ModelError
-from engine.planning.prefix_groups import PrefixGroup
+from engine.planning.plan import PrefixGroup
 from engine.request import Request
 from engine.simulation.device import DEVICES, Device, predicted_kv_bytes
 from engine.simulation.model_shape import ModelShape

@@ -11,7 +11,6 @@ from typing import cast
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.planning.prefix_groups import rebuild_groups
 from engine.simulation.simulation_summary import SimulationSummary
 from sql import statement
 from tasks.database.connection import connect, fill_identifiers
@@ -166,9 +165,7 @@ def predict_run(
 
     def simulate(partition: int) -> SimulationSummary:
         rows = read_partition(plan, partition)
-        requests = form.ask(rows.row_ids, rows.prompts, rows.priority)
-        groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
-        return hardware.simulate(requests, groups, engine, kv_bytes, answer.num_tokens)
+        return hardware.simulate(form.ask(rows), rows.groups(), engine, kv_bytes, answer.num_tokens)
 
     found = predict(simulate, summary, team.num_engines, since=started)
     return {

@@ -5,18 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.device.memory import give_back_freed_memory
 from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
-from engine.planning.prefix_groups import rebuild_groups
+from engine.planning.plan import Plan
 from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel, is_out_of_memory
 from tasks.partitions.part import answer_batch
-from tasks.partitions.partition import Partition, read_spread_rows
+from tasks.partitions.partition import read_spread_rows
 from tasks.partitions.partition_work import PartitionWork
-from tasks.partitions.piece import select_rows
 from tasks.prompts.request_form import RequestForm
 from tasks.runs.infer_job import InferJob
 from tasks.runs.lowered_engine import note_engine
@@ -39,7 +36,7 @@ class Failure:
     is_out_of_memory: bool = False
 
 
-def try_rows(rows: Partition, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
+def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
     """One attempt. However it ends, the answers it came to are in `work`, and so are its steps.
 
     Args:
@@ -100,8 +97,7 @@ def check_other_rows(job: InferJob) -> None:
             raise StoppedError
 
     with PROCESS_HOST.use(job.checkpoint, job.model_digest, job.engine) as model:
-        for position in range(len(sample.row_ids)):
-            row = select_rows(sample, np.array([position]))
+        for row in sample:
             try:
                 (completion,) = _run_model(row, job, model, on_step)
                 reasons.update([completion.error] if completion.error else [])
@@ -109,16 +105,14 @@ def check_other_rows(job: InferJob) -> None:
                 raise
             except Exception as error:
                 reasons.update([_judge(error).reason])
-    job.failures.check(reasons, len(sample.row_ids))
+    job.failures.check(reasons, len(sample))
 
 
 def _run_model(
-    rows: Partition, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
+    rows: Plan, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
     form = RequestForm.of(job.workload, model.codec, job.expected_output_tokens)
-    requests = form.ask(rows.row_ids, rows.prompts, rows.priority)
-    groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
-    yield from model.engine.run_plan(requests, groups, decode=model.codec.decode, on_step=on_step)
+    yield from model.engine.run_plan(form.ask(rows), rows.groups(), decode=model.codec.decode, on_step=on_step)
 
 
 def _judge(error: Exception) -> Failure:

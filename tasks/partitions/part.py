@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.execution.step_record import StepRecord
+from engine.planning.plan import Plan
 from engine.request import Completion
-from tasks.partitions.partition import Partition
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
@@ -51,17 +51,15 @@ STEPS_SCHEMA = pa.schema(
 """One row a step of the engine, in order; `worker` names the engine that did it among those of the run."""
 
 
-def answer_batch(
-    completions: Iterable[Completion], rows: Partition, workload: Workload, codec: TextCodec
-) -> pa.RecordBatch:
+def answer_batch(completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec) -> pa.RecordBatch:
     """Completions of `rows`, in any order, in the form of `PART_SCHEMA`."""
-    group_of = dict(zip(rows.row_ids.tolist(), rows.group_id.tolist(), strict=True))
+    group_of = dict(zip(rows.row_id.tolist(), rows.group_id.tolist(), strict=True))
     answers = [_answer_row(completion, group_of, workload, codec) for completion in completions]
     answers.sort(key=lambda answer: answer["row_id"])
     return pa.RecordBatch.from_pylist(answers, schema=PART_SCHEMA)
 
 
-def error_batch(rows: Partition, reason: str) -> pa.RecordBatch:
+def error_batch(rows: Plan, reason: str) -> pa.RecordBatch:
     """Rows that were tried in vain, in the form of `PART_SCHEMA`."""
     errors = [
         {
@@ -74,8 +72,9 @@ def error_batch(rows: Partition, reason: str) -> pa.RecordBatch:
             "compute_ms": 0.0,
             "prefix_group": group_id,
         }
-        for row_id, prompt, group_id in zip(rows.row_ids.tolist(), rows.prompts, rows.group_id.tolist(), strict=True)
+        for row_id, prompt, group_id in zip(rows.row_id.tolist(), rows.prompts, rows.group_id.tolist(), strict=True)
     ]
+    errors.sort(key=lambda error: error["row_id"])
     return pa.RecordBatch.from_pylist(errors, schema=PART_SCHEMA)
 
 

@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.errors import WorkloadError
+from engine.planning.plan import Plan
 from engine.request import Mode, Request
 from tasks.prompts.prompt import PromptFormat, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
@@ -46,21 +46,18 @@ class RequestForm:
         labels = _encode_labels_once(workload.labels, workload.prompt, codec)
         return cls(mode="score", settings={"labels": labels}, num_answer_tokens=max(map(len, labels)))
 
-    def ask(
-        self,
-        row_ids: npt.NDArray[np.int64],
-        prompts: Sequence[npt.NDArray[np.int32]],
-        priorities: npt.NDArray[np.int64],
-    ) -> list[Request]:
-        """A request a row, named by its row id, in the order of the rows.
-
-        Args:
-            row_ids, priorities: ``[num_rows]``.
-            prompts: token ids, one array a row.
-        """
+    def ask(self, rows: Plan) -> list[Request]:
+        """A request a row, named by its row id; by row id, as the groups of `Plan.groups` number them."""
+        row_ids, priorities = rows.row_id.tolist(), rows.priority.tolist()
         return [
-            Request(request_id=str(row_id), token_ids=prompt, mode=self.mode, priority=priority, **self.settings)
-            for row_id, prompt, priority in zip(row_ids.tolist(), prompts, priorities.tolist(), strict=True)
+            Request(
+                request_id=str(row_ids[row]),
+                token_ids=rows.prompts[row],
+                mode=self.mode,
+                priority=priorities[row],
+                **self.settings,
+            )
+            for row in np.argsort(rows.row_id).tolist()
         ]
 
 

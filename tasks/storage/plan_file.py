@@ -1,15 +1,16 @@
-"""plan.parquet: its columns, its summary, and prompts as lists of tokens."""
+"""plan.parquet: a `Plan` as rows of a file and back, and its summary."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from engine.planning.sharing_stats import SharingStats
+from engine.errors import ArtifactError
+from engine.planning.plan import COLUMNS, Plan, SharingStats
 from tasks.storage.artifact import ArtifactRef, open_parquet
 
 PLAN_SCHEMA = pa.schema(
@@ -18,14 +19,18 @@ PLAN_SCHEMA = pa.schema(
         pa.field("group_id", pa.int64(), nullable=False),
         pa.field("member_id", pa.int64(), nullable=False),
         pa.field("num_prefix_tokens", pa.int32(), nullable=False),
+        pa.field("num_common_tokens", pa.int32(), nullable=False),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("priority", pa.int64(), nullable=False),
         pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
     ]
 )
-"""One row a row without error, by partition, group, member, row. token_ids are those that the rows before do not have:
-of a group's first row the whole prompt, of another member's first row what follows the prefix, else none. The schema's
-metadata holds the `PlanSummary`."""
+"""The columns of `Plan`, one row a row without error, by partition, group, member, row. token_ids are those that the
+rows before do not have: of a group's first row the whole prompt, of another member's first row what follows the prefix,
+else none. num_common_tokens refers to the group before in the file. The schema's metadata holds the `PlanSummary`."""
+
+BATCH_ROWS = 4096
+BATCH_TOKENS = 1_000_000
 
 _SUMMARY_KEY = b"batchloom.plan_summary"
 
@@ -63,6 +68,50 @@ def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
     return PlanSummary(**{**values, **lists, "sharing": SharingStats(**values["sharing"])})
 
 
+def plan_batches(plan: Plan) -> Iterator[pa.RecordBatch]:
+    """Rows of `PLAN_SCHEMA`, some thousand at a time; `read_rows` is the inverse."""
+    skipped = np.where(plan.is_member_start, plan.num_prefix_tokens, plan.num_prompt_tokens)
+    skipped[plan.group_starts] = 0
+    own = [prompt[start:] for prompt, start in zip(plan.prompts, skipped.tolist(), strict=True)]
+    for start, end in _batch_bounds(own):
+        arrays = [pa.array(getattr(plan, name)[start:end]) for name in COLUMNS]
+        yield pa.RecordBatch.from_arrays([*arrays, list_tokens(own[start:end])], schema=PLAN_SCHEMA)
+
+
+def read_rows(rows: pa.Table) -> Plan:
+    """Whole groups of `PLAN_SCHEMA`, in its order, with their prompts put together again; identical ones are one array.
+
+    Raises:
+        ArtifactError: the rows do not fit each other; the message names the first such row.
+    """
+    plan = Plan(prompts=[], **{name: rows.column(name).to_numpy() for name in COLUMNS})
+    first = first_of_member = 0
+    prompts: list[npt.NDArray[np.int32]] = []
+    own_tokens = [own for chunk in rows.column("token_ids").chunks for own in token_arrays(chunk)]
+    columns = (own_tokens, plan.num_prefix_tokens.tolist(), plan.is_group_start, plan.is_member_start)
+    for row, (own, prefix_len, is_group_start, is_member_start) in enumerate(zip(*columns, strict=True)):
+        if is_group_start:
+            first, prompt = row, own
+        elif prefix_len != plan.num_prefix_tokens[first]:
+            raise ArtifactError(f"plan rows {first} and {row}, group {plan.group_id[row]}: the prefixes differ")
+        elif is_member_start:
+            prompt = np.concatenate([prompts[first][:prefix_len], own])
+        elif len(own):
+            raise ArtifactError(
+                f"plan rows {first_of_member} and {row}, group {plan.group_id[row]}, member {plan.member_id[row]}: "
+                "the prompts differ"
+            )
+        if is_member_start:
+            first_of_member = row
+            if not 0 <= prefix_len < len(prompt):
+                raise ArtifactError(
+                    f"plan row {row}: num_prefix_tokens is {prefix_len}, expected 0 to {len(prompt) - 1}, "
+                    f"because the prompt has {len(prompt)} tokens and the last one is never shared"
+                )
+        prompts.append(prompt)
+    return replace(plan, prompts=prompts)
+
+
 def token_arrays(lists: pa.ListArray) -> list[npt.NDArray[np.int32]]:
     """Each row's values, without a copy."""
     values, offsets = lists.values.to_numpy(), lists.offsets.to_pylist()
@@ -76,3 +125,15 @@ def list_tokens(prompts: Sequence[npt.NDArray[np.int32]]) -> pa.ListArray:
     return pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32()), pa.array(values), PLAN_SCHEMA.field("token_ids").type
     )
+
+
+def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[int, int]]:
+    """Of batches of at most `BATCH_ROWS` rows and about `BATCH_TOKENS` tokens."""
+    start = num_tokens = 0
+    for row, prompt in enumerate(prompts):
+        num_tokens += len(prompt)
+        if num_tokens >= BATCH_TOKENS or row + 1 - start == BATCH_ROWS:
+            yield start, row + 1
+            start, num_tokens = row + 1, 0
+    if start < len(prompts):
+        yield start, len(prompts)

@@ -26,8 +26,8 @@ BATCH_ROWS = 1024
 
 def sort_prompts(
     tokens: pq.ParquetFile, folder: str | Path, *, bucket_tokens: int = BUCKET_TOKENS, memory_limit: str = MEMORY_LIMIT
-) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int32]]]:
-    """Row id and priority, and the prompt, of all rows without error; of equal prompts in the order of the file.
+) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
+    """Row id, priority and prompt of all rows without error; of equal prompts in the order of the file.
 
     Args:
         tokens: of `TOKENS_SCHEMA`; read twice.
@@ -40,13 +40,13 @@ def sort_prompts(
     bounds = _choose_bounds(tokens, bucket_tokens)
     rows = sort_batches(_number_buckets(tokens, bounds), "bucket", folder, memory_limit=memory_limit)
     for bucket, pieces in groupby(cut_by(rows, "bucket"), key=_bucket_of):
-        # What equals a bound is sorted already, however much there is of it.
+        # Odd buckets hold copies of one bound and need no sort.
         for batch in pieces if bucket % 2 else [pa.concat_batches(list(pieces))]:
-            labels = list(zip(batch.column("row_id").to_pylist(), batch.column("priority").to_pylist(), strict=True))
+            row_ids, priorities = (batch.column(name).to_pylist() for name in ("row_id", "priority"))
             prompts = token_arrays(batch.column("token_ids"))
             keys = [prompt.tobytes() for prompt in prompts]
             for row in sorted(range(len(keys)), key=keys.__getitem__):
-                yield labels[row], prompts[row]
+                yield row_ids[row], priorities[row], prompts[row]
 
 
 def _choose_bounds(tokens: pq.ParquetFile, bucket_tokens: int) -> list[bytes]:

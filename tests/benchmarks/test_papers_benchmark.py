@@ -18,8 +18,7 @@ from benchmarks.paper_parts.configurations import simulated_config
 from benchmarks.paper_parts.lab import Lab, Trial
 from benchmarks.paper_parts.simulated import A100
 from benchmarks.random_model import SHAPES, write_checkpoint
-from engine import plan_prefix_groups
-from engine.planning.sharing_stats import measure_sharing
+from engine.planning.planner import plan_prompts
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 
@@ -28,7 +27,7 @@ def test_case_workloads_save_what_the_paper_reports() -> None:
     """The share of tokens that explicit prefixes save (6.2.2, 6.2.3), within what sampled lengths change."""
     for case, reported in ((CASE_1, 0.549), (CASE_2, 0.38)):
         requests = case.requests()
-        saved = measure_sharing(plan_prefix_groups([request.token_ids for request in requests]))
+        _, saved = plan_prompts([request.token_ids for request in requests])
         assert len({request.request_id for request in requests}) == case.num_requests
         assert saved.token_saving_ratio == pytest.approx(reported, abs=0.025)
 
@@ -36,7 +35,7 @@ def test_case_workloads_save_what_the_paper_reports() -> None:
 def test_a_simulated_run_saves_what_its_plan_saves() -> None:
     """All documents fit, so nothing is recomputed; a cache finds less, and nothing without sharing is saved."""
     requests = replace(CASE_1, num_requests=60).requests()
-    best = measure_sharing(plan_prefix_groups([request.token_ids for request in requests])).best_token_saving_ratio
+    best = plan_prompts([request.token_ids for request in requests])[1].best_token_saving_ratio
     ratios = {
         sharing: A100.run(requests, simulated_config({"sharing": sharing})).token_saving_ratio
         for sharing in ("path", "lru", "none")

@@ -8,7 +8,7 @@ import pytest
 from prefect import flow
 
 from engine.config import EngineConfig
-from engine.planning.sharing_stats import SharingStats
+from engine.planning.plan import SharingStats
 from flows.nightly import Night, predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers

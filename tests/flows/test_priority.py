@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import DatabaseError, WorkloadError
+from engine.planning.planner import plan_prompts
 from flows.settings import EngineSettings
 from tasks.prompts.request_form import RequestForm
 from tasks.workloads.workload import load_workload
@@ -123,6 +124,7 @@ def test_a_name_of_batchlooms_own_is_refused(write_workload: Callable[..., str])
 def test_requests_carry_priority_and_the_length_that_is_expected(write_workload: Callable[..., str]) -> None:
     prompts = [np.array([5, 6], np.int32), np.array([7], np.int32)]
     form = RequestForm.of(load_workload(write_workload("select 1")), None, 3)
-    requests = form.ask(np.array([8, 9]), prompts, np.array([-1, 2**60]))
+    plan, _ = plan_prompts(prompts, row_id=np.array([9, 8]), priority=np.array([2**60, -1]))
+    requests = form.ask(plan)
     found = [(each.request_id, each.priority, each.expected_output_tokens, each.max_new_tokens) for each in requests]
     assert found == [("8", -1, 3, 4), ("9", 2**60, 3, 4)]

@@ -20,7 +20,7 @@ from tasks.storage.plan_file import PLAN_SCHEMA
 from tasks.workloads.workload import load_workload
 from tests.sql.report_facts import CONFIG, read_facts
 
-SAME = {"partition": 0, "priority": 0, "token_ids": [1]}
+SAME = {"num_common_tokens": 0, "partition": 0, "priority": 0, "token_ids": [1]}
 COLUMN_TYPES = "select table_name, column_name, data_type from information_schema.columns order by all"
 
 

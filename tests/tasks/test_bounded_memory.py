@@ -28,7 +28,7 @@ tokens = describe_parquet(sys.argv[1])
 before = peak_resident_gb()
 plan = write_plan(tokens, sys.argv[2], "exact", 200_000, 48, range_tokens=2_000_000, bucket_tokens=200_000)
 summary = read_plan_summary(plan)
-num_rows = sum(len(read_partition(plan, partition).row_ids) for partition in summary.dispatch_order)
+num_rows = sum(read_partition(plan, partition).num_rows for partition in summary.dispatch_order)
 print(num_rows, summary.num_groups, summary.sharing.num_processed_tokens, round(1000 * (peak_resident_gb() - before)))
 """
 

@@ -9,10 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import ArtifactError
-from engine.planning.plan import plan_prefix_groups
-from engine.planning.prefix_groups import rebuild_groups
-from tasks.partitions.partition import read_partition, read_spread_rows
-from tasks.partitions.planned_rows import read_planned_rows
+from engine.planning.planner import plan_prefix_groups
+from tasks.partitions.partition import read_all_rows, read_partition, read_spread_rows
 from tasks.plan_prefix import write_plan
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.storage.plan_file import read_plan_summary
@@ -55,7 +53,7 @@ def test_a_group_that_is_split_has_its_urgent_rows_in_its_first_pieces(tmp_path:
     highest, lowest = [], []
     for number in range(summary.num_partitions):
         rows = read_partition(plan, number)
-        assert [prompt.tolist() for prompt in rows.prompts] == [prompts[row] for row in rows.row_ids.tolist()]
+        assert [prompt.tolist() for prompt in rows.prompts] == [prompts[row] for row in rows.row_id.tolist()]
         highest.append(rows.priority.max())
         lowest.append(rows.priority.min())
     assert summary.num_partitions >= 6
@@ -78,24 +76,30 @@ def test_partitions_together_are_the_plan(tmp_path: Path, limits: dict[str, int]
     of_partition = []
     for number in range(summary.num_partitions):
         rows = read_partition(plan, number)
-        assert [prompt.tolist() for prompt in rows.prompts] == [prompts[row] for row in rows.row_ids.tolist()]
-        assert rows.priority.tolist() == [priorities[row] for row in rows.row_ids.tolist()]
-        groups = rebuild_groups(rows.prompts, rows.group_id, rows.member_id, rows.num_prefix_tokens)
+        assert [prompt.tolist() for prompt in rows.prompts] == [prompts[row] for row in rows.row_id.tolist()]
+        assert rows.priority.tolist() == [priorities[row] for row in rows.row_id.tolist()]
+        assert set(rows.partition.tolist()) == {number}
+        groups = rows.groups()
         num_groups += len(groups)
         num_tokens += sum(group.num_tokens for group in groups)
         cost = sum(group.num_tokens + 2 * len(group.members) for group in groups)
         assert cost == summary.partition_costs[number]
         of_partition.append((-rows.priority.max(), -cost, number))
-        seen += rows.row_ids.tolist()
+        seen += rows.row_id.tolist()
     assert [number for *_, number in sorted(of_partition)] == list(summary.dispatch_order)
     assert sorted(seen) == [row for row, prompt in enumerate(prompts) if prompt is not None]
     assert (num_groups, num_tokens) == (summary.num_groups, summary.sharing.num_processed_tokens)
     stored = pq.read_table(plan.path).to_pylist()
     places = [(row["partition"], row["group_id"], row["member_id"], row["row_id"]) for row in stored]
     assert places == sorted(places)
-    whole = read_planned_rows(plan)
-    assert [prompt.tolist() for prompt in whole.prompts] == [prompts[row] for row in whole.row_ids.tolist()]
-    assert whole.num_partitions == summary.num_partitions
+    whole = read_all_rows(plan)
+    assert [prompt.tolist() for prompt in whole.prompts] == [prompts[row] for row in whole.row_id.tolist()]
+    assert np.unique(whole.partition).tolist() == list(range(summary.num_partitions))
+    groups, common = whole.groups(), whole.num_common_tokens[whole.group_starts].tolist()
+    for before, group, num_common in zip(groups, groups[1:], common[1:], strict=False):
+        assert len(group.leading_tokens) >= num_common
+        assert before.leading_tokens[:num_common].tolist() == group.leading_tokens[:num_common].tolist()
+    assert np.mean(np.array(common) >= 20) > 0.9, "the instruction, but where priorities and ranges begin"
 
 
 def test_one_range_is_the_plan_of_the_whole_and_many_lose_little(tmp_path: Path) -> None:
@@ -105,11 +109,12 @@ def test_one_range_is_the_plan_of_the_whole_and_many_lose_little(tmp_path: Path)
     groups = plan_prefix_groups(prompts)
     assert one.sharing.num_processed_tokens == sum(group.num_tokens for group in groups)
     assert one.num_groups == len(groups)
-    stored = read_planned_rows(write_plan(tokens, tmp_path / "sorted.parquet", "exact", 10**9, 2, bucket_tokens=5_000))
+    stored = read_all_rows(write_plan(tokens, tmp_path / "sorted.parquet", "exact", 10**9, 2, bucket_tokens=5_000))
     assert stored.group_id.tolist() == sorted(stored.group_id.tolist())
     for group in stored.groups():
-        rows = [stored.row_ids[index] for member in group.members for index in member.request_indices]
-        expected = groups[int(stored.group_id[stored.row_ids.tolist().index(rows[0])])]
+        row_ids = sorted(stored.row_id.tolist())
+        rows = [row_ids[index] for member in group.members for index in member.request_indices]
+        expected = groups[int(stored.group_id[stored.row_id.tolist().index(rows[0])])]
         assert rows == [index for member in expected.members for index in member.request_indices]
     many = read_plan_summary(write_plan(tokens, tmp_path / "many.parquet", "exact", 10**9, 2, range_tokens=20_000))
     assert many.sharing.num_logical_tokens == one.sharing.num_logical_tokens > 9 * 20_000
@@ -138,18 +143,19 @@ def test_rows_are_spread_over_the_plan(tmp_path: Path) -> None:
     prompts = [prompt for prompt in random_prompts() if prompt]
     plan = write_plan(tokens_file(tmp_path, prompts), tmp_path / "plan.parquet", "exact", 700, 2)
     sample = read_spread_rows(plan, 9)
-    assert len(sample.row_ids) == 9
-    assert [prompt.tolist() for prompt in sample.prompts] == [prompts[row] for row in sample.row_ids.tolist()]
+    assert [row.num_rows for row in sample] == [1] * 9
+    assert all(row.prompts[0].tolist() == prompts[row.row_id[0]] for row in sample)
+    assert all(len(row.groups()) == 1 for row in sample)
     partition_of = {row["row_id"]: row["partition"] for row in pq.read_table(plan.path).to_pylist()}
-    assert len({partition_of[row] for row in sample.row_ids.tolist()}) == 9
-    assert len(read_spread_rows(plan, 10**6).row_ids) == len(prompts)
+    assert len({partition_of[int(row.row_id[0])] for row in sample}) == 9
+    assert len(read_spread_rows(plan, 10**6)) == len(prompts)
 
 
 def test_a_partition_is_read_from_whole_files_only(tmp_path: Path) -> None:
     plan = write_plan(
         tokens_file(tmp_path, [[1, 2, 3], [1, 2, 4], [5]]), str(tmp_path / "plan.parquet"), "exact", 100, 1
     )
-    assert read_partition(plan, 0).row_ids.tolist() == [0, 1, 2]
+    assert sorted(read_partition(plan, 0).row_id.tolist()) == [0, 1, 2]
     with pytest.raises(ArtifactError, match="has no partition 1"):
         read_partition(plan, 1)
     path = Path(plan.path)

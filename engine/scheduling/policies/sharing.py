@@ -4,8 +4,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Sequences
 
 from engine.config import Sharing
-from engine.planning.prefix_groups import PrefixGroup
-from engine.planning.shared_runs import plan_shared_runs
+from engine.planning.plan import CommonPrefix, PrefixGroup
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduled_group import ScheduledGroup
@@ -31,8 +30,11 @@ def schedule_groups(
         them. Under "lru" the scheduler finds shared blocks in a `BlockCache`.
 
     Args:
+        requests: of all groups.
         groups: their members' request_indices point into `requests`.
         skipped: indices of requests that are not to be run; they have been answered already.
+        block_size: tokens in a KV block.
+        sharing: the policy.
     """
     if sharing in ("lru", "none"):
         indices = sorted(index for group in groups for member in group.members for index in member.request_indices)
@@ -41,33 +43,46 @@ def schedule_groups(
             for index in indices
             if index not in skipped
         ]
-    bases = _shared_run_nodes(groups, block_size) if sharing == "path" else [None] * len(groups)
+    nodes: dict[CommonPrefix, PrefixNode | None] = {}
     scheduled = []
-    for group, base in zip(groups, bases, strict=True):
+    for group in groups:
+        answers = [
+            owners
+            for member in group.members
+            for owners in _owners_by_answer(requests, member.request_indices, skipped)
+        ]
+        if not answers:
+            continue
+        base = _common_node(group, block_size, nodes) if sharing == "path" else None
         node, num_covered = base, base.end if base is not None else 0
         # A prefix shorter than a block is computed with each suffix: a part of attention of its own would cost more.
         if len(group.prefix) > num_covered and len(group.prefix) >= block_size:
             node = PrefixNode(parent=base, token_ids=group.prefix[num_covered:], start=num_covered)
-        sequences = [
-            Sequence(request=_most_urgent(requests, owners), owners=owners, node=node)
-            for member in group.members
-            for owners in _owners_by_answer(requests, member.request_indices, skipped)
-        ]
-        if sequences:
-            scheduled.append(ScheduledGroup(node=node, sequences=sequences))
-        elif node is not None:
-            node.forget()
+        sequences = [Sequence(request=_most_urgent(requests, owners), owners=owners, node=node) for owners in answers]
+        scheduled.append(ScheduledGroup(node=node, sequences=sequences))
     return scheduled
 
 
-def _shared_run_nodes(groups: Sequences[PrefixGroup], block_size: int) -> list[PrefixNode | None]:
-    """The deepest node that each group begins with, of those for full blocks that several groups begin with."""
-    forest = plan_shared_runs(groups, block_size)
-    nodes: list[PrefixNode] = []
-    for run in forest.runs:
-        parent = nodes[run.parent] if run.parent >= 0 else None
-        nodes.append(PrefixNode(parent=parent, token_ids=run.token_ids, start=run.start))
-    return [nodes[run] if run >= 0 else None for run in forest.group_runs.tolist()]
+def _common_node(
+    group: PrefixGroup, block_size: int, nodes: dict[CommonPrefix, PrefixNode | None]
+) -> PrefixNode | None:
+    """The deepest node of full blocks that the group has in common with others.
+
+    Args:
+        nodes: of the groups before; those that this group is the first to have are added.
+    """
+    new: list[CommonPrefix] = []
+    common = group.common
+    while common is not None and common not in nodes:
+        new.append(common)
+        common = common.parent
+    node = nodes[common] if common is not None else None
+    for common in reversed(new):
+        start, end = node.end if node is not None else 0, common.num_tokens // block_size * block_size
+        if end > start:
+            node = PrefixNode(parent=node, token_ids=group.leading_tokens[start:end], start=start)
+        nodes[common] = node
+    return node
 
 
 def _owners_by_answer(

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from engine.errors import ConfigError, RequestError
-from engine.planning.plan import PlanMethod, PrefixGroup, SharingStats, plan_prefix_groups, plan_token_table
-from engine.planning.sharing_stats import measure_sharing
+from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.plan import PrefixGroup, SharingStats
+from engine.planning.planner import plan_prefix_groups, plan_prompts
+from tests.engine.planning.groups import measure_sharing
 
 both_methods = pytest.mark.parametrize("method", ["exact", "paper"])
 
@@ -186,40 +187,45 @@ def test_an_unknown_method_is_refused() -> None:
 
 
 @both_methods
-def test_a_table_has_the_rows_of_its_input(method: PlanMethod) -> None:
-    values = np.array([99, 1, 2, 3, 7, 7, 1, 2, 4, 1, 2, 3], dtype=np.int32)
-    table = plan_token_table(values, np.array([1, 4, 6, 9, 12]), method=method)
-    assert table.num_groups == 2
-    assert table.group_id.tolist() == [0, 1, 0, 0]
-    assert table.member_id.tolist() == [0, 0, 1, 0]
-    assert table.num_prefix_tokens.tolist() == [2, 0, 2, 2]
-    assert table.group_id.dtype == table.member_id.dtype == np.int64
-    assert table.num_prefix_tokens.dtype == np.int32
-    assert table.sharing == SharingStats(num_logical_tokens=11, num_processed_tokens=6, num_best_tokens=6)
-    assert table.sharing.token_saving_ratio == pytest.approx(5 / 11)
+def test_the_columns_of_a_plan(method: PlanMethod) -> None:
+    prompts = [np.array(tokens, dtype=np.int32) for tokens in ([1, 2, 3], [7, 7], [1, 2, 4], [1, 2, 3])]
+    plan, sharing = plan_prompts(prompts, method=method)
+    assert plan.num_groups == 2
+    assert plan.row_id.tolist() == [0, 3, 2, 1]
+    assert [prompt.tolist() for prompt in plan.prompts] == [prompts[row].tolist() for row in plan.row_id]
+    assert plan.group_id.tolist() == [0, 0, 0, 1]
+    assert plan.member_id.tolist() == [0, 0, 1, 0]
+    assert plan.num_prefix_tokens.tolist() == [2, 2, 2, 0]
+    assert plan.num_common_tokens.tolist() == plan.partition.tolist() == plan.priority.tolist() == [0, 0, 0, 0]
+    assert plan.row_id.dtype == plan.group_id.dtype == plan.member_id.dtype == plan.priority.dtype == np.int64
+    assert plan.num_prefix_tokens.dtype == plan.num_common_tokens.dtype == plan.partition.dtype == np.int32
+    assert sharing == SharingStats(num_logical_tokens=11, num_processed_tokens=6, num_best_tokens=6)
+    assert sharing.token_saving_ratio == pytest.approx(5 / 11)
 
 
-def test_the_table_of_no_prompts() -> None:
-    table = plan_token_table(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
-    assert (table.num_groups, len(table.group_id)) == (0, 0)
-    assert table.sharing.token_saving_ratio == table.sharing.best_token_saving_ratio == 0.0
+def test_the_plan_of_no_prompts() -> None:
+    plan, sharing = plan_prompts([])
+    assert (plan.num_rows, plan.num_groups, plan.num_computed_tokens, plan.groups()) == (0, 0, 0, [])
+    assert sharing.token_saving_ratio == sharing.best_token_saving_ratio == 0.0
+    assert plan.select(np.zeros(0, dtype=bool)).num_rows == 0
 
 
-@pytest.mark.parametrize(
-    ("values", "offsets", "why"),
-    [
-        (np.arange(4, dtype=np.int32), [0, 2, 2, 4], "row 1: .*offsets 2 to 2"),
-        (np.arange(4, dtype=np.int32), [0, 3, 2], "row 1: .*offsets 3 to 2"),
-        (np.arange(4, dtype=np.int32), [0, 5], "from 0 to 5, expected within 0 to 4"),
-        (np.arange(4, dtype=np.int32), [-1, 4], "from -1 to 4"),
-        (np.arange(4, dtype=np.int32), [], "num_rows . 1 integers"),
-        (np.arange(4, dtype=np.int64), [0, 4], "int32 .*got int64"),
-        (np.arange(8, dtype=np.int32)[::2], [0, 4], "contiguous"),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused(values: npt.NDArray[np.int32], offsets: list[int], why: str) -> None:
-    with pytest.raises(RequestError, match=why):
-        plan_token_table(values, np.array(offsets, dtype=np.int64))
+def test_what_groups_have_in_common_is_told_of_the_groups_that_are_left() -> None:
+    """Four documents below an instruction; the first two begin alike further on."""
+    instruction, first_two = [*range(10)], [20, 21]
+    documents = [[*first_two, *[22] * 20], [*first_two, *[23] * 20], [30] * 20, [40] * 20]
+    prompts = [np.array([*instruction, *document, 50 + row], np.int32) for document in documents for row in range(3)]
+    plan, _ = plan_prompts(prompts)
+    assert plan.num_common_tokens[plan.group_starts].tolist() == [0, 12, 10, 10]
+    for left, common in (([0, 1], [0, 12]), ([0, 2], [0, 10]), ([1, 3], [0, 10]), ([3], [0]), ([], [])):
+        some = plan.select(np.isin(plan.group_id, left))
+        assert some.num_common_tokens[some.group_starts].tolist() == common
+        assert some.num_common_block_tokens(4) == sum(length // 4 * 4 for length in common)
+    first, second, *others = plan.groups()
+    assert first.common is second.common is not None
+    assert (first.common.num_tokens, first.common.parent) == (12, others[0].common)
+    assert others[0].common is others[1].common is not None
+    assert (others[0].common.num_tokens, others[0].common.parent) == (10, None)
 
 
 @both_methods

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planning.plan import PlanMethod, plan_prefix_groups, plan_token_table
-from engine.planning.prefix_groups import PrefixGroup, rebuild_groups
-from engine.planning.shared_runs import plan_shared_runs
-from engine.planning.sharing_stats import measure_sharing
+from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.plan import PrefixGroup
+from engine.planning.planner import plan_prefix_groups, plan_prompts
+from tests.engine.planning.groups import measure_sharing
 
 Prompt = list[int]
 both_methods = pytest.mark.parametrize("method", ["exact", "paper"])
@@ -30,10 +31,8 @@ def prompt_of(group: PrefixGroup, index: int) -> Prompt:
     return [*group.prefix.tolist(), *group.members[index].suffix.tolist()]
 
 
-def shareable(group: PrefixGroup) -> Prompt:
-    alone = len(group.prefix) == 0 and len(group.members) == 1
-    tokens: Prompt = (group.members[0].suffix[:-1] if alone else group.prefix).tolist()
-    return tokens
+def as_arrays(sequences: Sequence[Prompt]) -> list[np.ndarray]:
+    return [np.array(prompt, dtype=np.int32) for prompt in sequences]
 
 
 def num_tokens(groups: Sequence[PrefixGroup]) -> int:
@@ -137,72 +136,33 @@ def test_input_order_does_not_matter(method: PlanMethod, data: st.DataObject, se
 
 @both_methods
 @given(sequences=batches(max_size=20), data=st.data())
-def test_a_stored_plan_and_any_part_of_it_rebuild_the_groups(
+def test_any_groups_of_a_plan_are_the_groups_of_those_rows(
     method: PlanMethod, sequences: list[Prompt], data: st.DataObject
 ) -> None:
-    arrays = [np.array(prompt, dtype=np.int32) for prompt in sequences]
-    values = np.concatenate([np.empty(0, dtype=np.int32), *arrays])
-    table = plan_token_table(values, np.cumsum([0, *map(len, sequences)]), method=method)
+    plan, _ = plan_prompts(as_arrays(sequences), method=method)
     groups = plan_prefix_groups(sequences, method=method)
-    columns = (table.group_id, table.member_id, table.num_prefix_tokens)
-    assert table.num_groups == len(groups)
-    assert described(rebuild_groups(arrays, *columns), sequences) == described(groups, sequences)
+    assert plan.num_groups == len(groups)
+    assert described(plan.groups(), sequences) == described(groups, sequences)
 
-    wanted = data.draw(st.sets(st.integers(0, max(table.num_groups - 1, 0))))
-    rows = [row for row in data.draw(st.permutations(range(len(arrays)))) if table.group_id[row] in wanted]
-    part = rebuild_groups([arrays[row] for row in rows], *(column[rows] for column in columns))
-    expected = described([groups[i] for i in sorted(wanted) if i < len(groups)], sequences)
-    assert described(part, [sequences[row] for row in rows]) == expected
+    wanted = sorted(data.draw(st.sets(st.integers(0, max(plan.num_groups - 1, 0)))))
+    part = plan.select(np.isin(plan.group_id, wanted))
+    expected = described([groups[i] for i in wanted if i < len(groups)], sequences)
+    assert described(part.groups(), [sequences[row] for row in sorted(part.row_id.tolist())]) == expected
 
 
 @both_methods
 @given(sequences=batches(max_size=20), block_size=st.integers(1, 5))
 def test_statistics_count_what_they_say(method: PlanMethod, sequences: list[Prompt], block_size: int) -> None:
     groups = plan_prefix_groups(sequences, method=method)
-    runs = plan_shared_runs(groups, block_size)
-    values = np.array([token for prompt in sequences for token in prompt], dtype=np.int32)
-    table = plan_token_table(values, np.cumsum([0, *map(len, sequences)]), method=method)
-    assert measure_sharing(groups) == table.sharing
+    plan, sharing = plan_prompts(as_arrays(sequences), method=method)
+    assert measure_sharing(groups) == sharing
     distinct = {tuple(prompt) for prompt in sequences}
     beginnings = {prompt[:depth] for prompt in distinct for depth in range(1, len(prompt))}
-    assert table.sharing.num_logical_tokens == sum(map(len, sequences))
-    assert table.sharing.num_processed_tokens == num_tokens(groups)
-    assert table.sharing.num_best_tokens == len(beginnings) + len(distinct)
-    with_runs = measure_sharing(groups, runs)
-    assert with_runs.num_processed_tokens == num_tokens(groups) - runs.num_saved_tokens
-    assert table.sharing.num_best_tokens <= with_runs.num_processed_tokens <= table.sharing.num_processed_tokens
-    assert 0 <= with_runs.token_saving_ratio <= with_runs.best_token_saving_ratio < 1
-
-
-@both_methods
-@given(sequences=batches(max_size=20), block_size=st.integers(1, 5))
-def test_runs_are_exactly_the_full_blocks_that_groups_share(
-    method: PlanMethod, sequences: list[Prompt], block_size: int
-) -> None:
-    groups = plan_prefix_groups(sequences, method=method)
-    forest = plan_shared_runs(groups, block_size)
-    # A block is known by all tokens up to its end.
-    block_users = Counter(
-        tuple(tokens[:end])
-        for tokens in map(shareable, groups)
-        for end in range(block_size, len(tokens) + 1, block_size)
+    assert sharing.num_logical_tokens == sum(map(len, sequences))
+    assert sharing.num_processed_tokens == num_tokens(groups) == plan.num_computed_tokens
+    assert sharing.num_best_tokens == len(beginnings) + len(distinct)
+    with_blocks = replace(
+        sharing, num_processed_tokens=sharing.num_processed_tokens - plan.num_common_block_tokens(block_size)
     )
-    run_users: Counter[int] = Counter()
-    for i, group in enumerate(groups):
-        tokens, path = shareable(group), forest.path(i)
-        num_shared_blocks = sum(
-            block_users[tuple(tokens[:end])] > 1 for end in range(block_size, len(tokens) + 1, block_size)
-        )
-        assert forest.num_covered_tokens(i) == num_shared_blocks * block_size
-        assert all(forest.num_covered_tokens(i) < len(prompt_of(group, m)) for m in range(len(group.members)))
-        assert [token for run in path for token in run.token_ids.tolist()] == tokens[: forest.num_covered_tokens(i)]
-        run_users.update(run.index for run in path)
-    for position, run in enumerate(forest.runs):
-        assert run.index == position
-        assert -1 <= run.parent < run.index
-        assert run.start == (forest.runs[run.parent].end if run.parent >= 0 else 0)
-        assert run.start < run.end
-        assert run.start % block_size == run.end % block_size == 0
-        assert len(run.token_ids) == run.end - run.start
-        assert run.num_groups == run_users[run.index] >= 2
-    assert forest.num_saved_tokens == sum((users - 1) * block_size for users in block_users.values())
+    assert sharing.num_best_tokens <= with_blocks.num_processed_tokens <= sharing.num_processed_tokens
+    assert 0 <= with_blocks.token_saving_ratio <= with_blocks.best_token_saving_ratio < 1

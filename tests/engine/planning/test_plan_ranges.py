@@ -1,14 +1,16 @@
 """Plans range by range, and partitions, of random prompts against what they promise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planning.plan import PlanMethod, plan_prompts
-from engine.planning.plan_partitions import place_groups, split_groups
-from engine.planning.plan_ranges import ROW_TOKENS, plan_ranges
-from engine.planning.prefix_groups import rebuild_groups
+from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.plan import Plan
+from engine.planning.plan_partitions import group_costs, place_groups, split_groups
+from engine.planning.planner import ROW_TOKENS, plan_prompts, plan_ranges
 
 stretches = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=4)
 PROMPTS = st.lists(stretches.map(lambda parts: [token for token, length in parts for _ in range(length)]), max_size=30)
@@ -26,24 +28,40 @@ def test_ranges_hold_every_prompt_once_and_lose_only_what_cuts_repeat(
 ) -> None:
     arrays = as_arrays(prompts)
     order = sorted(range(len(arrays)), key=lambda row: (arrays[row].tobytes(), row))
-    parts = list(plan_ranges(((row, arrays[row]) for row in order), method=method, range_tokens=range_tokens))
-    assert [row for part in parts for row in part.labels] == order
-    whole = plan_prompts(arrays, method=method).sharing
-    sizes = [sum(len(prompt) + ROW_TOKENS for prompt in part.prompts) for part in parts]
-    assert all(size <= range_tokens or len(part.prompts) == 1 for size, part in zip(sizes, parts, strict=True))
+    rows = ((row, -row, arrays[row]) for row in order)
+    parts = list(plan_ranges(rows, method=method, range_tokens=range_tokens))
+    for plan, _ in parts:
+        assert [prompt.tolist() for prompt in plan.prompts] == [prompts[row] for row in plan.row_id.tolist()]
+        assert plan.priority.tolist() == [-row for row in plan.row_id.tolist()]
+        assert plan.group_id[0] == 0
+    in_order = [sorted(plan.row_id.tolist(), key=order.index) for plan, _ in parts]
+    assert [row for rows in in_order for row in rows] == order
+    _, whole = plan_prompts(arrays, method=method)
+    sizes = [sum(len(prompt) + ROW_TOKENS for prompt in plan.prompts) for plan, _ in parts]
+    assert all(size <= range_tokens or plan.num_rows == 1 for size, (plan, _) in zip(sizes, parts, strict=True))
     if sum(sizes) <= range_tokens:
         assert len(parts) <= 1
-    for part in parts:
-        groups = rebuild_groups(part.prompts, part.table.group_id, part.table.member_id, part.table.num_prefix_tokens)
-        assert sum(group.num_tokens for group in groups) == part.table.sharing.num_processed_tokens
-    num_best = sum(part.table.sharing.num_best_tokens - part.num_repeated_tokens for part in parts)
-    assert num_best == whole.num_best_tokens
-    num_processed = sum(part.table.sharing.num_processed_tokens for part in parts)
-    assert sum(part.table.sharing.num_logical_tokens for part in parts) == whole.num_logical_tokens
+    for plan, sharing in parts:
+        num_computed = sum(group.num_tokens for group in plan.groups())
+        assert num_computed == plan.num_computed_tokens == sharing.num_processed_tokens
+    check_common_tokens([plan for plan, _ in parts])
+    assert sum(sharing.num_best_tokens for _, sharing in parts) == whole.num_best_tokens
+    num_processed = sum(sharing.num_processed_tokens for _, sharing in parts)
+    assert sum(sharing.num_logical_tokens for _, sharing in parts) == whole.num_logical_tokens
     if method == "exact":
         # A cut repeats at most the chosen prefixes on one path, each as long as the beginning that was cut through.
-        most = sum(part.num_repeated_tokens * (part.num_repeated_tokens + 1) // 2 for part in parts)
+        repeated = [plan_prompts(plan.prompts)[1].num_best_tokens - sharing.num_best_tokens for plan, sharing in parts]
+        most = sum(num_tokens * (num_tokens + 1) // 2 for num_tokens in repeated)
         assert whole.num_processed_tokens <= num_processed <= whole.num_processed_tokens + most
+
+
+def check_common_tokens(plans: list[Plan]) -> None:
+    """Groups begin with what the plans say they have in common with the group before."""
+    groups = [group for plan in plans for group in plan.groups()]
+    common = [num_tokens for plan in plans for num_tokens in plan.num_common_tokens[plan.group_starts].tolist()]
+    for before, group, num_tokens in zip(groups, groups[1:], common[1:], strict=False):
+        assert len(group.leading_tokens) >= num_tokens
+        assert before.leading_tokens[:num_tokens].tolist() == group.leading_tokens[:num_tokens].tolist()
 
 
 @given(
@@ -56,26 +74,28 @@ def test_partitions_are_whole_groups_of_near_equal_cost(
     prompts: list[list[int]], partition_tokens: int, num_answer_tokens: int, urgent: list[int]
 ) -> None:
     arrays = as_arrays(prompts)
-    table = plan_prompts(arrays)
-    num_prompt_tokens, same = np.array([len(p) for p in prompts], np.int64), np.zeros(len(prompts), np.int64)
-    rows = split_groups(table, num_prompt_tokens, partition_tokens, num_answer_tokens, same)
-    assert sorted(rows.order.tolist()) == list(range(len(prompts)))
-    ordered = [arrays[row] for row in rows.order.tolist()]
-    groups = rebuild_groups(ordered, rows.group_id, rows.member_id, rows.num_prefix_tokens)
+    plan, sharing = plan_prompts(arrays)
+    split = split_groups(plan, partition_tokens, num_answer_tokens)
+    assert sorted(split.row_id.tolist()) == list(range(len(prompts)))
+    groups = split.groups()
     costs = [group.num_tokens + num_answer_tokens * len(group.members) for group in groups]
-    assert costs == rows.group_costs.tolist()
-    num_computed = sum(group.num_tokens for group in groups)
-    assert num_computed - table.sharing.num_processed_tokens == rows.num_repeated_tokens
-    member_costs = table.sharing.num_logical_tokens + num_answer_tokens * len(prompts)
-    assert rows.num_repeated_tokens <= member_costs, "splitting at most doubles what members cost"
+    assert costs == group_costs(split, num_answer_tokens).tolist()
+    assert split.num_computed_tokens == sum(group.num_tokens for group in groups)
+    num_repeated_tokens = split.num_computed_tokens - sharing.num_processed_tokens
+    member_costs = sharing.num_logical_tokens + num_answer_tokens * len(prompts)
+    assert num_repeated_tokens <= member_costs, "splitting at most doubles what members cost"
+    check_common_tokens([split])
     for group, cost in zip(groups, costs, strict=True):
         largest = max(len(member.suffix) + num_answer_tokens for member in group.members)
         if len(group.members) > 1 and 2 * len(group.prefix) <= partition_tokens:
             assert cost <= partition_tokens + largest
 
     priorities = np.array([*urgent, *[0] * len(groups)], np.int64)[: len(groups)]
-    placement = place_groups(rows.group_costs, priorities, partition_tokens)
+    placement = place_groups(group_costs(split, num_answer_tokens), priorities, partition_tokens)
     turns = sorted(range(len(groups)), key=lambda group: -priorities[group].item())
+    common = placement.common_lens(split.num_common_tokens[split.group_starts].astype(np.int64))
+    placed = np.argsort(placement.partitions[split.group_id], kind="stable")
+    check_common_tokens([replace(split, num_common_tokens=common[split.group_id]).take(placed)])
     in_turn = [int(placement.partitions[group]) for group in turns]
     assert in_turn == sorted(in_turn), "by priority, then as the prefix tree has them"
     assert sorted(set(in_turn)) == list(range(len(placement.costs)))

@@ -26,7 +26,9 @@ def test_prompts_come_in_the_order_of_their_bytes_and_equal_ones_as_in_the_file(
     rows.append({"row_id": len(rows), "token_ids": [], "error": "too long", "priority": 0})
     pq.write_table(pa.Table.from_pylist(rows, schema=TOKENS_SCHEMA), folder / "tokens.parquet")
     with pq.ParquetFile(folder / "tokens.parquet") as file:
-        found = [(*label, prompt.tolist()) for label, prompt in sort_prompts(file, folder, bucket_tokens=bucket_tokens)]
+        found = [
+            (*label, prompt.tolist()) for *label, prompt in sort_prompts(file, folder, bucket_tokens=bucket_tokens)
+        ]
     rows.pop()
     rows.sort(key=lambda row: b"".join(token.to_bytes(4, "little", signed=True) for token in row["token_ids"]))
     assert found == [(row["row_id"], row["priority"], row["token_ids"]) for row in rows]

@@ -1,0 +1,219 @@
+"""Prompts to a plan (BatchLLM section 4.2): the whole batch at once, or range by range where it is larger than memory.
+
+Prompts in the order of the prefix tree share beginnings with their neighbours only. So a sorted batch can be planned in
+consecutive ranges. Each is planned as a batch of its own. What two ranges have in common is computed once in each; so a
+cut is made where neighbours have the least in common.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import RequestError
+from engine.planning.choose_prefixes import PlanMethod, choose_prefixes
+from engine.planning.plan import Plan, PrefixGroup, SharingStats
+from engine.planning.prefix_tree import IndexArray, TokenArray, build_prefix_tree, common_prefix_len
+
+RANGE_TOKENS = 32_000_000
+"""Tokens of a range: 128 MB, held about four times while they are planned."""
+
+ROW_TOKENS = 64
+"""What a row counts for besides its tokens, so that short prompts do not make ranges of millions of rows."""
+
+WINDOW_SHARE = 0.25
+"""Of a range, at its end: where its cut is looked for."""
+
+Prompt = Sequence[int] | npt.NDArray[np.integer[Any]]
+Row = tuple[int, int, TokenArray]
+"""Row id, priority and prompt."""
+
+
+def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exact") -> list[PrefixGroup]:
+    """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
+
+    Args:
+        sequences: token ids, each a list, tuple, array or any other sequence of integers that fit int32. An int32
+            array is used where it lies: prefixes and suffixes are views of it.
+        method: "exact" or "paper"; see `engine.planning.choose_prefixes`.
+
+    Returns:
+        groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
+        exactly one group; prefix + suffix is its prompt; a suffix is never empty. Prompts that share nothing worth a
+        prefix come as groups of one with an empty prefix, one group for each distinct prompt.
+
+    Raises:
+        RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
+        ConfigError: the method is unknown.
+    """
+    prompts = [_token_array(sequence, index) for index, sequence in enumerate(sequences)]
+    return plan_prompts(prompts, method=method)[0].groups()
+
+
+def plan_prompts(
+    prompts: Sequence[TokenArray],
+    *,
+    method: PlanMethod = "exact",
+    row_id: IndexArray | None = None,
+    priority: IndexArray | None = None,
+) -> tuple[Plan, SharingStats]:
+    """As `plan_prefix_groups`, in columns, and the tokens that the plan saves.
+
+    Args:
+        prompts: contiguous int32 arrays ``[num_tokens]``, none of them empty; this is not checked.
+        method: "exact" or "paper".
+        row_id: int64 ``[num_rows]``, ascending where prompts are equal; by default the positions.
+        priority: int64 ``[num_rows]``; by default 0.
+    Raises:
+        ConfigError: the method is unknown.
+    """
+    tree = build_prefix_tree(prompts)
+    prefix_nodes = choose_prefixes(tree, method)
+
+    # Group order: by first leaf below the group's node, an ancestor before its descendants; a leaf alone where it is.
+    leaves = np.arange(tree.num_leaves)
+    is_alone = prefix_nodes == 0
+    group_keys = np.where(is_alone, tree.num_nodes + leaves, prefix_nodes)
+    first_leaves = np.where(is_alone, leaves, tree.node_leaf_starts[prefix_nodes])
+    order = np.lexsort((group_keys, first_leaves))
+    is_group_start = np.diff(group_keys[order], prepend=-1) != 0
+    group_of_leaf = np.cumsum(is_group_start) - 1  # from here on, leaves are in group order
+    members = leaves - np.flatnonzero(is_group_start)[group_of_leaf]
+    prefix_lens = tree.node_depths[prefix_nodes][order]
+
+    leading_lens = np.where(is_alone[order], tree.leaf_lens[order] - 1, prefix_lens)[is_group_start]
+    common_lens = _group_common_lens(tree.leaf_common_lens, first_leaves[order][is_group_start], leading_lens)
+
+    num_owners = np.diff(tree.row_starts)[order]
+    leaf_of_row = np.repeat(leaves, num_owners)
+    rows_before = np.cumsum(num_owners) - num_owners
+    rows = tree.rows[tree.row_starts[order][leaf_of_row] + np.arange(len(tree.rows)) - rows_before[leaf_of_row]]
+    plan = Plan(
+        prompts=[prompts[row] for row in rows.tolist()],
+        row_id=rows if row_id is None else row_id[rows],
+        group_id=group_of_leaf[leaf_of_row],
+        member_id=members[leaf_of_row],
+        num_prefix_tokens=prefix_lens[leaf_of_row].astype(np.int32),
+        num_common_tokens=common_lens[group_of_leaf][leaf_of_row].astype(np.int32),
+        partition=np.zeros(len(rows), dtype=np.int32),
+        priority=np.zeros(len(rows), dtype=np.int64) if priority is None else priority[rows],
+    )
+    num_suffix_tokens = int((tree.leaf_lens[order] - prefix_lens).sum())
+    return plan, SharingStats(
+        num_logical_tokens=tree.num_logical_tokens,
+        num_processed_tokens=int(prefix_lens[is_group_start].sum()) + num_suffix_tokens,
+        num_best_tokens=tree.num_trie_tokens,
+    )
+
+
+def plan_ranges(
+    rows: Iterable[Row], *, method: PlanMethod = "exact", range_tokens: int = RANGE_TOKENS
+) -> Iterator[tuple[Plan, SharingStats]]:
+    """Plans sorted prompts range by range; one range where all fit. Group ids of each range count from 0.
+
+    Args:
+        rows: in the byte order of the token ids (`PrefixTree`), of equal prompts by row id.
+        method: "exact" or "paper".
+        range_tokens: the most that a range holds, `ROW_TOKENS` for each row included; a longer prompt is one alone.
+    Returns:
+        the plan of each range and its tokens; of num_best_tokens, those that the ranges before do not have.
+    """
+    last: TokenArray | None = None
+    before: tuple[TokenArray, int] | None = None
+    for part in _cut_ranges(rows, range_tokens):
+        row_ids, priorities, prompts = zip(*part, strict=True)
+        columns = {"row_id": np.array(row_ids, np.int64), "priority": np.array(priorities, np.int64)}
+        plan, sharing = plan_prompts(prompts, method=method, **columns)
+        num_repeated_tokens = 0 if last is None else _num_shared_tokens(last, prompts[0])
+        if before is not None:
+            first = _leading_tokens(plan, 0)
+            num_common_tokens = min(common_prefix_len(before[0], first[0]), before[1], first[1])
+            is_first = plan.group_id == 0
+            plan = replace(plan, num_common_tokens=np.where(is_first, num_common_tokens, plan.num_common_tokens))
+        yield plan, replace(sharing, num_best_tokens=sharing.num_best_tokens - num_repeated_tokens)
+        last, before = prompts[-1], _leading_tokens(plan, int(plan.group_starts[-1]))
+
+
+def _leading_tokens(plan: Plan, row: int) -> tuple[TokenArray, int]:
+    """The prompt of a group's first row, and how many of its tokens are `PrefixGroup.leading_tokens`."""
+    prompt = plan.prompts[row]
+    return prompt, int(plan.num_prefix_tokens[row]) or len(prompt) - 1
+
+
+def _token_array(sequence: Prompt, index: int) -> TokenArray:
+    """One prompt as contiguous int32; a view where it is that already."""
+    try:
+        if isinstance(sequence, np.ndarray):
+            if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
+                raise TypeError(f"got an array of {sequence.dtype} with shape {sequence.shape}")
+            tokens = np.ascontiguousarray(sequence, dtype=np.int32)
+            if sequence.dtype != np.int32 and not np.array_equal(tokens, sequence):
+                raise OverflowError(f"got values from {sequence.min()} to {sequence.max()}")
+        else:
+            # struct refuses what is not an integer or does not fit, at half the cost of numpy's conversion.
+            tokens = np.frombuffer(struct.pack(f"{len(sequence)}i", *sequence), dtype=np.int32)
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise RequestError(f"sequence {index}: token ids must be integers that fit int32: {error}") from error
+    if len(tokens) == 0:
+        raise RequestError(f"sequence {index}: the prompt must hold at least one token, got none")
+    return tokens
+
+
+def _group_common_lens(leaf_common_lens: IndexArray, first_leaves: IndexArray, leading_lens: IndexArray) -> IndexArray:
+    """Tokens that each group's leading tokens have in common with those of the group before; 0 for the first group.
+
+    Args:
+        leaf_common_lens: see `PrefixTree`.
+        first_leaves: of each group, ascending; a group and its ancestor may have the same.
+        leading_lens: see `PrefixGroup.leading_tokens`.
+    """
+    if not len(first_leaves):
+        return first_leaves
+    between = np.minimum.reduceat(leaf_common_lens, first_leaves)[:-1]
+    lens = np.minimum(leading_lens[:-1], leading_lens[1:])
+    is_below = np.diff(first_leaves) == 0
+    return np.concatenate([[0], np.where(is_below, lens, np.minimum(lens, between))])
+
+
+def _cut_ranges(rows: Iterable[Row], range_tokens: int) -> Iterator[list[Row]]:
+    pending: list[Row] = []
+    num_pending = 0
+    for row in rows:
+        if pending and num_pending + _size(row) > range_tokens:
+            end = _find_cut(pending, row, num_pending)
+            yield pending[:end]
+            num_pending -= sum(map(_size, pending[:end]))
+            pending = pending[end:]
+        pending.append(row)
+        num_pending += _size(row)
+    if pending:
+        yield pending
+
+
+def _size(row: Row) -> int:
+    return len(row[-1]) + ROW_TOKENS
+
+
+def _find_cut(rows: Sequence[Row], following: Row, num_tokens: int) -> int:
+    """Rows of the range: up to the shortest common beginning of neighbours in the window; of equal ones the last."""
+    right, end, shortest = following, len(rows), len(following[-1]) + 1
+    num_left = 0
+    for position in range(len(rows), 0, -1):
+        left = rows[position - 1]
+        common = common_prefix_len(left[-1], right[-1])
+        if common < shortest:
+            end, shortest = position, common
+        num_left += _size(left)
+        if shortest == 0 or num_left > WINDOW_SHARE * num_tokens:
+            break
+        right = left
+    return end
+
+
+def _num_shared_tokens(left: TokenArray, right: TokenArray) -> int:
+    """Tokens of `right` that the prefix tree of both holds only once."""
+    common = common_prefix_len(left, right)
+    return common if common == len(left) == len(right) else min(common, len(left) - 1, len(right) - 1)
