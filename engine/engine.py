@@ -36,10 +36,15 @@ from engine.scheduling.token_batch import TokenBatch
 class Engine:
     """One model on one device. Between calls it holds weights and unused KV memory, no other state.
 
-    Under disaggregation there is a second process like that. It is started by the first call, and ends with the engine,
-    with this process however that ends, and with a call that is not run to its end.
+    Under disaggregation there is a second process like that. The first call starts it; it ends with the engine, with
+    this process, and with a call that is not run to its end.
 
     Made by `Engine.load`. Not thread-safe: one call at a time.
+
+    Args:
+        model: loaded; its layers may be replaced by native ones.
+        config: how to compute.
+        checkpoint: what a second process is to load; None where the model was given as an object.
     """
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
@@ -165,11 +170,11 @@ class Engine:
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
     def compute_prompts(self, batch: TokenBatch, *, is_compiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step of prompts for the process that schedules and decodes them.
+        """Computes a step of prompts for the process that schedules and decodes them.
 
         Args:
             batch: block ids are that process's; its memory and this one have as many.
-            is_compiled: whether that process has compiled its layers; then this one does so, too.
+            is_compiled: whether that process has compiled its layers; this one then compiles its own.
         Returns:
             in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step has written.
         """
@@ -194,7 +199,7 @@ class Engine:
         )
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
-        use_device(self._model.device)  # the thread may not be the one that has loaded it
+        use_device(self._model.device)  # this may not be the thread that loaded the model
         forward, cache = self._runner.forward, self._cache
         if self.config.disaggregation == "none":
             drive = run_steps_ahead if self._runs_ahead else run_steps

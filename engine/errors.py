@@ -42,7 +42,7 @@ class WorkloadError(BatchloomError, ValueError):
 
 
 class DeviceError(BatchloomError, RuntimeError):
-    """The device is in a state in which nothing works any more until this process has ended."""
+    """The device has failed; nothing works on it until this process has ended."""
 
 
 class PrefillWorkerError(BatchloomError, RuntimeError):
@@ -50,8 +50,8 @@ class PrefillWorkerError(BatchloomError, RuntimeError):
 
 
 class WorkerError(BatchloomError, RuntimeError):
-    """Processes that are to answer rows end one after the other, or fail in a way that they cannot tell."""
+    """Worker processes end one after the other, or fail without saying why."""
 
 
 class FailureRateError(BatchloomError, RuntimeError):
-    """So many rows fail that the reason is hardly the rows."""
+    """So many rows fail that the rows are hardly the reason."""

@@ -1,4 +1,4 @@
-"""What an engine can answer at most, and why a request is beyond it. Nothing here needs weights."""
+"""The limits on one request and on the KV budget. Nothing here needs weights."""
 
 import json
 from dataclasses import dataclass

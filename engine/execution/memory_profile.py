@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is left for KV: a full step is run, and what all but KV took at most is measured."""
+"""How much of a GPU's memory is left for KV: a full step is run, and the memory of all else is measured."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -21,9 +21,12 @@ Decoder = Callable[[Sequences[int]], str]
 class PendingTokens:
     """What the model says in one step; the device may still be computing it.
 
-    Attributes:
+    Args:
         step: whose rows these are.
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
+        labels: the rows that score labels.
+        scores: their scores, on the device.
+        find_end: why an answer ends with a token, given its sequence, the token's place and the token.
     """
 
     __slots__ = ("_copies", "_find_end", "_labels", "step", "token_ids")
@@ -78,17 +81,13 @@ class TokenSampler:
         """
         requests = [sequence.request for sequence, _ in step.sampled]
         positions = [place - sequence.num_suffix for sequence, place in step.sampled]
-        if len(step.sampled) == len(step.outputs):
-            return self._pending(step, sample(hidden, self._model, requests, positions), LabelRows(()), [])
-        labels = LabelRows(rows for rows in step.outputs if rows[0].request.mode == "score")
-        index = np.array([row for sequence, row, _, _ in step.outputs if sequence.request.mode == "generate"], np.int64)
-        rows = hidden.index_select(0, to_device(index, hidden.device))
-        scores = labels.score(hidden, self._model, ROWS_AT_ONCE)
-        return self._pending(step, sample(rows, self._model, requests, positions), labels, scores)
-
-    def _pending(
-        self, step: Step, token_ids: torch.Tensor, labels: LabelRows, scores: list[torch.Tensor]
-    ) -> PendingTokens:
+        labels, scores, sampled = LabelRows(()), list[torch.Tensor](), hidden
+        if len(step.sampled) < len(step.outputs):
+            labels = LabelRows(output for output in step.outputs if output[0].request.mode == "score")
+            scores = labels.score(hidden, self._model, ROWS_AT_ONCE)
+            rows = [row for sequence, row, _, _ in step.outputs if sequence.request.mode == "generate"]
+            sampled = hidden.index_select(0, to_device(np.array(rows, dtype=np.int64), hidden.device))
+        token_ids = sample(sampled, self._model, requests, positions)
         return PendingTokens(step, token_ids, labels, scores, self._find_end)
 
     def _find_end(self, sequence: Sequence, place: int, token: int) -> FinishReason | None:

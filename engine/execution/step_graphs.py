@@ -56,7 +56,7 @@ class DeviceGraph:
     def capture(self, compute: Callable[[], None]) -> None:
         stream = torch.cuda.current_stream()
         try:
-            # What another thread does with the device meanwhile is no concern of this capture.
+            # Other threads may use the device during the capture.
             with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
                 compute()
         finally:

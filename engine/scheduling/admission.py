@@ -1,4 +1,4 @@
-"""Which request may have KV memory, and giving it."""
+"""Which requests may be given KV memory."""
 
 from engine.config import EngineConfig
 from engine.kernels import cdiv
@@ -46,7 +46,10 @@ class Admission:
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives a request that fits its blocks, filled where there is KV for them; it pays for prefixes nobody paid."""
+        """Gives a request its blocks. KV that was swapped out or is found in the cache is reused.
+
+        The request is charged with the tokens of its prefixes that no other request has been charged with.
+        """
         is_swapped = self._swap.holds(sequence)
         if self.cache is not None and not is_swapped:
             self.cache.reuse(sequence)

@@ -1,7 +1,7 @@
 """Implicit prefix sharing: full KV blocks are found again by what they hold, as vLLM's prefix cache does it.
 
-The baseline of BatchLLM's comparison (section 6.3.1): nobody knows what will be asked next, so blocks are kept for as
-long as memory lasts, and the one used longest ago goes first.
+The baseline of BatchLLM's comparison (section 6.3.1). Later requests are not known, so blocks are kept until their
+memory is needed, and the block used longest ago is given away first.
 """
 
 from hashlib import blake2b
@@ -53,7 +53,7 @@ class BlockCache:
                 self._pool.remember(int(sequence.block_ids[index]), keys[index])
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence is finished; its blocks are remembered all the same."""
+        """Drops the keys of a finished sequence; its blocks stay remembered."""
         self._keys.pop(sequence, None)
 
     def _find(self, sequence: Sequence) -> npt.NDArray[np.int32]:

@@ -21,6 +21,11 @@ class RequestQueues:
     A group waits until its prefix is given memory; its requests then wait for the prefix; once that is computed they
     are ready, those that lost their memory first; with memory of their own they prefill, then decode.
 
+    Args:
+        groups: what is to be answered, in any order.
+        pool: KV blocks.
+        config: the policies, and the limits of a step.
+        admission: which requests may be given memory.
     Attributes:
         num_unfinished: requests not answered yet, running or not.
         mixes_phases: whether a step may hold both prompts and decode tokens: only where any part of a prompt will do at

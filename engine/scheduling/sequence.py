@@ -10,12 +10,14 @@ from engine.scheduling.prefix_node import PrefixNode
 
 
 class Sequence:
-    """Running state of one distinct prompt with one way of answering; `owners` are the requests that asked for it.
+    """Running state of one distinct prompt with one way of answering.
 
     Own tokens are the prompt's suffix followed by what was generated (or, while a label of several tokens is scored,
     by the label's tokens but the last). Own token i stands at prompt position prefix_length + i.
 
     Attributes:
+        request: stands for all its owners.
+        node: of the shared prefix; None where nothing is shared.
         owners: indices of the requests that get this answer.
         num_suffix: own tokens that belong to the prompt.
         length: own tokens known so far.
@@ -25,7 +27,7 @@ class Sequence:
         num_charged: prefix tokens that were computed on account of this sequence.
         num_reused: own prompt tokens that were never computed for it, because their blocks were in a `BlockCache`; all
             of them as long as nothing has been computed.
-        is_answered: finished, or given up; rows of it that are still under way mean nothing.
+        is_answered: finished or killed; the results of its rows still under way are dropped.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores: logits of the labels' first tokens, once the prompt is computed.
         tail_sums: natural-log probabilities of each label's further tokens, as far as they are scored.
@@ -129,13 +131,13 @@ class Sequence:
         self.length += 1
 
     def settle(self, place: int, token_id: int) -> None:
-        """Own token `place` is known now: one that was added without being known, or the next one."""
+        """Sets own token `place`: one that was appended as unknown, or the next one."""
         assert place <= self.length, "a token is sampled before those that it follows"
         self._tokens[place] = token_id
         self.length = max(self.length, place + 1)
 
     def end_at(self, length: int) -> None:
-        """The answer ends with own token length - 1; what was added behind it does not count."""
+        """The answer ends with own token length - 1; later ones are dropped."""
         self.length = length
 
     def start_label(self, label: int) -> None:
@@ -148,7 +150,13 @@ class Sequence:
         self.num_computed = min(self.num_computed, self.num_suffix)
 
     def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
-        """Makes the blocks hold `num_tokens` own tokens."""
+        """Takes blocks until they hold `num_tokens` own tokens.
+
+        Args:
+            pool: where blocks are taken from.
+            num_tokens: own tokens, known or expected.
+            block_size: tokens in a block.
+        """
         missing = cdiv(num_tokens, block_size) - len(self.block_ids)
         if missing > 0:
             if not self.holds_kv and self.node is not None:
@@ -156,14 +164,14 @@ class Sequence:
             self.block_ids = np.concatenate([self.block_ids, pool.allocate(missing)])
 
     def free_blocks(self, pool: BlockPool) -> None:
-        """Gives the blocks back; where somebody keeps a copy of the KV, `num_computed` still says how far it goes."""
+        """Gives the blocks back. `num_computed` stays, for a copy of the KV in a `SwapSpace`."""
         if self.holds_kv and self.node is not None:
             self.node.num_resident -= 1
         pool.free(self.block_ids)
         self.block_ids = np.empty(0, dtype=np.int32)
 
     def release(self, pool: BlockPool) -> None:
-        """Drops the own KV. What was generated is kept and computed again later; a label begun starts again."""
+        """Drops the own KV. Generated tokens are kept and computed again; a label being scored starts again."""
         self.free_blocks(pool)
         self.num_computed = 0
         if self.request.mode == "score":
