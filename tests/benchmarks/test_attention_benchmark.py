@@ -47,7 +47,7 @@ def work_lists(architecture: str, case: Case) -> Iterator[tuple[str, WorkList]]:
     num_q_heads, num_kv_heads, head_dim = HEADS[case.model]
     batch, _ = make_batch(case.groups(), BLOCK_SIZE)
     tuned = load_tuned(architecture, element_bits=16, head_dim=head_dim)
-    for policy in ("cost", "always", "never"):
+    for policy in ("fused", "relay", "paged"):
         yield (
             policy,
             build_work_list(
@@ -63,21 +63,21 @@ def kinds(work_list: WorkList) -> Iterator[tuple[str, str, str]]:
         is_prefix = tile[TileField.FIRST_ROW_ID] >= len(work_list.rows)
         is_own = tile[TileField.KV_BEGIN] >= tile[TileField.PREFIX_LEN] > 0
         shape = "wide" if tile[TileField.IS_WIDE] else "narrow"
-        yield work_list.launch.name, shape, "prefix" if is_prefix else "own" if is_own else "plain"
+        yield work_list.launch.name, shape, "prefix" if is_prefix else "own" if is_own else "paged"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_check_s_cases_take_every_kind_of_tile(architecture: str) -> None:
     """A gate that no wide tile and no merge goes through would let a wrong kernel be measured."""
     found = set()
-    most_parts = {"cost": 0, "always": 0, "never": 0}
+    most_parts = {"fused": 0, "relay": 0, "paged": 0}
     for case in check_cases():
         for policy, work_list in work_lists(architecture, case):
             found |= set(kinds(work_list))
             num_parts = int(work_list.rows[:, RowField.NUM_PARTS].max())
             most_parts[policy] = max(most_parts[policy], num_parts)
     shapes = [("decode", "narrow"), ("mixed", "narrow"), ("mixed", "wide")]
-    assert found == {(*shape, kind) for shape in shapes for kind in ("prefix", "own", "plain")}
+    assert found == {(*shape, kind) for shape in shapes for kind in ("prefix", "own", "paged")}
     if architecture != "interpreter":  # whose few processors take few splits
         assert min(most_parts.values()) >= 7
 

@@ -4,7 +4,7 @@ Costs are in microseconds of one program slot: tile_us a tile, and per 1,000 KV 
 another program has just read them. Sharing a group's prefix saves each member its own reading of it, and costs the
 prefix tiles and two partial results per row instead of one result. So a short prefix or one with few members is not
 shared, and neither are the rows of a long prompt chunk, which fill the rows of a tile by themselves (BatchLLM section
-6.3.3 reports such cases as lost; here they fall back to plain paged attention: the same tiles at the same cost).
+6.3.3 reports such cases as lost; here they fall back to paged attention: the same tiles at the same cost).
 
 All arrays are per sequence ``[S]`` or per group ``[G]``; no loop runs over either.
 """
@@ -19,8 +19,8 @@ from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.triton.tuned import Launch, TileShape
 
-SharePolicy = Literal["cost", "never", "always"]
-"""Which prefixes become prefix tiles: those that gain (fused), none (plain paged), or all (relay)."""
+SharePolicy = Literal["fused", "paged", "relay"]
+"""Which prefixes become prefix tiles: those that gain (fused), none (paged), or all (relay)."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -60,7 +60,7 @@ def choose(
     group = np.repeat(np.arange(batch.num_groups), members)
     prefix_lens = batch.prefix_lens.astype(np.int64)
     prefix = prefix_lens[group]
-    own_us, plain_us, prefix_row_us = [], [], []
+    own_us, paged_us, prefix_row_us = [], [], []
     for shape in launch.shapes:
         tokens = shape.rows // group_size
         num_tiles = cdiv(num_rows, tokens)
@@ -68,17 +68,17 @@ def choose(
         causal = num_tiles * (suffix_lens - num_rows) + tokens * num_tiles * (num_tiles - 1) // 2 + num_rows
         own = tile_us(shape, num_tiles, suffix_lens, causal - suffix_lens)
         own_us.append(own)
-        plain_us.append(own + num_tiles * prefix * (shape.reread_kilotoken_us / 1000))
+        paged_us.append(own + num_tiles * prefix * (shape.reread_kilotoken_us / 1000))
         prefix_row_us.append(prefix * (shape.reread_kilotoken_us / 1000) * num_rows / tokens)
-    own_shape, plain_shape = np.argmin(own_us, axis=0), np.argmin(plain_us, axis=0)
-    own_best, plain_best = np.min(own_us, axis=0), np.min(plain_us, axis=0)
+    own_shape, paged_shape = np.argmin(own_us, axis=0), np.argmin(paged_us, axis=0)
+    own_best, paged_best = np.min(own_us, axis=0), np.min(paged_us, axis=0)
     partial_us = np.array([shape.partial_us for shape in launch.shapes])
     rows_a_tile = np.array([shape.rows // group_size for shape in launch.shapes])
     own_best = own_best + partial_us[own_shape] * cdiv(num_rows, rows_a_tile[own_shape])
-    gain = plain_best - own_best
+    gain = paged_best - own_best
     # Rows that cost the prefix tiles more than they save go on alone, whatever the rest of the group does.
     is_candidate = (prefix > 0) & (gain > np.min(prefix_row_us, axis=0))
-    if policy == "always":
+    if policy == "relay":
         is_candidate = prefix > 0
     shared_rows = np.bincount(group, weights=num_rows * is_candidate, minlength=batch.num_groups).astype(np.int64)
     prefix_us = []
@@ -88,19 +88,19 @@ def choose(
         prefix_us.append(once + num_tiles * shape.partial_us)
     prefix_shape, prefix_best = np.argmin(prefix_us, axis=0), np.min(prefix_us, axis=0)
     group_gain = np.bincount(group, weights=gain * is_candidate, minlength=batch.num_groups)
-    # Plain attention reads a prefix from memory once too: its first reader pays the difference.
+    # Paged attention reads a prefix from memory once too: its first reader pays the difference.
     first_read_us = prefix_lens * (launch.narrow.kilotoken_us - launch.narrow.reread_kilotoken_us) / 1000
     is_worth_it = group_gain + first_read_us > prefix_best * (1 + share_margin)
-    if policy != "cost":
-        is_worth_it = np.full(batch.num_groups, policy == "always")
+    if policy != "fused":
+        is_worth_it = np.full(batch.num_groups, policy == "relay")
     is_shared = is_candidate & is_worth_it[group]
     is_group_shared = np.bincount(group, weights=is_shared, minlength=batch.num_groups) > 0
-    total_us = np.where(is_shared, own_best, plain_best).sum()
+    total_us = np.where(is_shared, own_best, paged_best).sum()
     total_us += np.where(is_group_shared, prefix_best, first_read_us).sum()
     return Choice(
         launch=launch,
         is_shared=is_shared,
-        own_shape=np.where(is_shared, own_shape, plain_shape),
+        own_shape=np.where(is_shared, own_shape, paged_shape),
         prefix_shape=prefix_shape,
         total_us=float(total_us),
     )

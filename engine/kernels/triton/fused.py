@@ -5,7 +5,7 @@
     out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j],  j over the positions up to t's own, its group's prefix first
 
 Every program takes one tile of the work list (work_list.py) for one KV head: prefix tiles, own tiles and
-plain tiles, each of the narrow or the wide shape, run side by side, so that none of them has a tail of its own. A tile
+paged tiles, each of the narrow or the wide shape, run side by side, so that none of them has a tail of its own. A tile
 that is not all of its rows' attention leaves a partial result (fp32, lse base 2) and counts it per row; the program
 that brings a row's count to its number of parts merges them and sets the counter back to 0 for the next layer. No
 program waits for another. Parts are merged in their own order, so that the result does not depend on who came last.
@@ -184,8 +184,7 @@ def launch_attention(
 class FusedAttention(TritonAttention):
     """One launch a layer; the cost model decides per group what is shared."""
 
-    name: ClassVar[str] = "fused"
-    _policy: ClassVar[SharePolicy] = "cost"
+    name: ClassVar[SharePolicy] = "fused"
 
     def _launch(
         self,
@@ -212,5 +211,4 @@ class PagedAttention(FusedAttention):
     sharing alone. `FusedAttention` computes a group that is not worth sharing in the same way.
     """
 
-    name: ClassVar[str] = "paged"
-    _policy: ClassVar[SharePolicy] = "never"
+    name: ClassVar[SharePolicy] = "paged"

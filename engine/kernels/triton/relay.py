@@ -28,9 +28,8 @@ from engine.kernels.triton.work_list import TileField, WorkList
 class RelayAttention(TritonAttention):
     """Three launches a layer; every prefix is shared."""
 
-    name: ClassVar[str] = "relay"
+    name: ClassVar[SharePolicy] = "relay"
     has_fixed_launches: ClassVar[bool] = False  # two grids, by the number of prefix tiles
-    _policy: ClassVar[SharePolicy] = "always"
 
     def plan(self, batch: AttentionBatch, launches: Sequence[Launch] = ()) -> WorkList:
         """The prefix tiles first, filled up by tiles without work so that the own tiles begin at whole 64 bytes."""

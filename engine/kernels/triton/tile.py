@@ -7,7 +7,7 @@ r is query head r % GROUP_SIZE of the tile's token r // GROUP_SIZE, so that GQA 
 fill the rows of one matrix product, and KV is read once for all of them.
 
 Positions [0, prefix_len) lie in the prefix's block table, those from prefix_len on in the sequence's own. A prefix tile
-covers positions of the first, an own tile of the second, a plain paged tile of both. One rule serves all three: a row
+covers positions of the first, an own tile of the second, a paged tile of both. One rule serves all three: a row
 sees positions up to its own, and, where there is a sliding window, only the last `window` of them. So a row sees all of
 its prefix, and its own part causally.
 

@@ -1,4 +1,4 @@
-"""What the three Triton attention backends share: the model's shape, the step's work, the KV write, the checks."""
+"""What the three Triton attention backends share: the model's shape, a step's work, the KV write, the checks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -34,10 +34,9 @@ class TritonAttention(ABC):
         ValueError: a shape or dtype that the kernels do not cover, or a device that cannot run them.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[SharePolicy]
     has_fixed_launches: ClassVar[bool] = True
     """Whether steps in one DeviceWork differ by nothing but what is in it, so that a CUDA graph serves them all."""
-    _policy: ClassVar[SharePolicy]
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class TritonAttention(ABC):
             group_size=self.group_size,
             num_kv_heads=self.num_kv_heads,
             num_processors=self.num_processors,
-            policy=self._policy,
+            policy=self.name,
             launches=launches or self.tuned.launches,
         )
 
@@ -132,14 +131,6 @@ class TritonAttention(ABC):
         work = self.reserve(WorkCapacity.of(work_list), work_list.launch)
         work.fill(work_list, batch.slot_mapping)
         return work
-
-    def refill(self, work: DeviceWork, batch: AttentionBatch) -> None:
-        """Plans a step into room reserved before, under that room's launch.
-
-        Raises:
-            ValueError: it does not fit.
-        """
-        work.fill(self.plan(batch, (work.launch,)), batch.slot_mapping)
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork

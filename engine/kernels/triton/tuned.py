@@ -74,7 +74,7 @@ class TunedAttention:
         num_processors: of the device the costs were taken on; a launch on a real device uses that device's own number.
         min_split_tokens: KV tokens that a split of a tile's range holds at least.
         balance: a tile takes at most this share of the time that a program slot is busy on average, else it is split.
-        share_margin: by how much sharing a prefix must be cheaper than plain attention, as a share of its cost.
+        share_margin: by how much sharing a prefix must be cheaper than paged attention, as a share of its cost.
     """
 
     architecture: str

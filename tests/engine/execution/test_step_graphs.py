@@ -38,7 +38,7 @@ def test_decode_steps_fit_into_their_bucket(architecture: str, group_size: int, 
         batch, num_blocks = make_batch(decode_step(num_rows, rng), BLOCK_SIZE)
         work_list = build_work_list(
             batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=tuned.num_processors,
-            policy="cost", launches=tuned.launches,
+            policy="fused", launches=tuned.launches,
         )  # fmt: skip
         bucket = next(size for size in BUCKETS if size >= num_rows)
         capacity = work_capacity(backend, bucket, most_blocks=50_000 // BLOCK_SIZE + 1, num_kv_blocks=num_blocks)  # type: ignore[arg-type]

@@ -16,11 +16,12 @@ import torch
 
 from benchmarks.kernels.attention_batches import make_batch
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.reference import paged_attention_ref, write_kv_ref
+from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 from tests.engine.kernels.interpreted_cases import CASES, GUARD, MIXED, Case, Inputs, decode, make_backend, make_inputs
+from tests.engine.kernels.twins import write_kv_ref
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Largest error on standard normal inputs: a few units in the last place of results up to 4, of sums in fp32."""
@@ -160,7 +161,7 @@ def run_refill() -> tuple[list[str], float]:
     for groups in ([decode(40, (3, 9))], [decode(33, (1, 2, 3)), decode(0, (17,))]):
         batch, num_blocks = make_batch(groups, 16)
         inputs = make_inputs(case, batch, num_blocks, seed=3)
-        backend.refill(work, batch)
+        work.fill(backend.plan(batch, (work.launch,)), batch.slot_mapping)
         if not (work.slots[batch.num_rows :] == -1).all():
             problems.append("rows beyond the step have slots")
         pad = largest.num_rows - batch.num_rows
@@ -179,7 +180,8 @@ def run_refill() -> tuple[list[str], float]:
     if not worst < TOLERANCES[torch.float32]:
         problems.append(f"largest error {worst}")
     try:
-        backend.refill(work, make_batch([decode(40, range(1, 20))], 16)[0])
+        too_large, _ = make_batch([decode(40, range(1, 20))], 16)
+        work.fill(backend.plan(too_large, (work.launch,)), too_large.slot_mapping)
         problems.append("a step that does not fit was accepted")
     except ValueError:
         pass

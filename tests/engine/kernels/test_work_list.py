@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import engine.kernels
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.reference import fused_attention_ref, merge_ref, paged_attention_ref, relay_attention_ref
+from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.cost_model import SharePolicy, choose
 from engine.kernels.triton.tuned import load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
+from tests.engine.kernels.twins import fused_attention_ref, merge_ref, relay_attention_ref
 
 MEMBERS = st.integers(1, 60).flatmap(lambda own: st.tuples(st.just(own), st.integers(1, own)))
 GROUPS = st.lists(
@@ -31,8 +32,10 @@ GROUPS = st.lists(
 )
 
 
-def plan(batch: AttentionBatch, *, policy: SharePolicy = "cost", group_size: int = 3, architecture: str = "interpreter",
-         launch: str = "", num_kv_heads: int = 2) -> WorkList:  # fmt: skip
+def plan(
+    batch: AttentionBatch, *, policy: SharePolicy = "fused", group_size: int = 3, architecture: str = "interpreter",
+    launch: str = "", num_kv_heads: int = 2,
+) -> WorkList:  # fmt: skip
     tuned = load_tuned(architecture, element_bits=16, head_dim=64)
     return build_work_list(
         batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=tuned.num_processors,
@@ -49,7 +52,7 @@ def tokens_of(work_list: WorkList) -> int:
     groups=GROUPS,
     block_size=st.sampled_from((8, 16, 24)),
     group_size=st.sampled_from((1, 3, 16)),
-    policy=st.sampled_from(("cost", "never", "always")),
+    policy=st.sampled_from(("fused", "paged", "relay")),
     architecture=st.sampled_from(("interpreter", "sm_90", "gfx942")),
     limits=st.sampled_from(((0.0, 0), (2.0, 0), (0.0, 13), (1.5, 30))),
 )
@@ -71,16 +74,16 @@ def test_every_cut_gives_the_same_attention(
 
 @settings(max_examples=100, deadline=None)
 @given(groups=GROUPS, group_size=st.sampled_from((1, 4, 7)), architecture=st.sampled_from(("interpreter", "sm_90")))
-def test_sharing_never_costs_more_than_plain(groups: Sequence[GroupSize], group_size: int, architecture: str) -> None:
+def test_sharing_never_costs_more_than_paged(groups: Sequence[GroupSize], group_size: int, architecture: str) -> None:
     batch, _ = make_batch(groups, 16)
     for launch in load_tuned(architecture, element_bits=16, head_dim=64).launches:
-        by_cost, plain, always = (
+        fused, paged, relay = (
             choose(batch, launch, group_size=group_size, policy=policy, share_margin=0.1)
-            for policy in ("cost", "never", "always")
+            for policy in ("fused", "paged", "relay")
         )
-        assert by_cost.total_us <= plain.total_us * (1 + 1e-12)
+        assert fused.total_us <= paged.total_us * (1 + 1e-12)
         # The margin leaves alone what sharing would win by less than a tenth of the prefix tiles' cost.
-        assert by_cost.total_us <= 1.1 * always.total_us
+        assert fused.total_us <= 1.1 * relay.total_us
 
 
 def test_reference_equals_torch() -> None:
@@ -106,20 +109,20 @@ def test_merge_takes_parts_that_saw_nothing() -> None:
 
 def test_a_prefix_read_once_for_its_members() -> None:
     batch, _ = make_batch([GroupSize(prefix_len=2048, members=[(64, 1)] * 16)], 16)
-    shared, plain = (plan(batch, policy=policy, architecture="sm_90", group_size=4, num_kv_heads=8)
-                     for policy in ("cost", "never"))  # fmt: skip
+    shared, paged = (plan(batch, policy=policy, architecture="sm_90", group_size=4, num_kv_heads=8)
+                     for policy in ("fused", "paged"))  # fmt: skip
     assert shared.num_prefix_tiles > 0
-    assert tokens_of(plain) == 16 * (2048 + 64)
+    assert tokens_of(paged) == 16 * (2048 + 64)
     assert tokens_of(shared) <= 4 * 2048 + 16 * 64
 
 
-def test_short_prefixes_and_few_members_stay_plain() -> None:
+def test_short_prefixes_and_few_members_stay_paged() -> None:
     for groups in ([GroupSize(prefix_len=16, members=[(200, 1)] * 2)], [GroupSize(prefix_len=2048, members=[(64, 1)])]):
         batch, _ = make_batch(groups, 16)
         work_list = plan(batch, architecture="sm_90", group_size=4, num_kv_heads=8)
         assert work_list.num_prefix_tiles == 0
         np.testing.assert_array_equal(
-            work_list.tiles, plan(batch, architecture="sm_90", policy="never", group_size=4, num_kv_heads=8).tiles
+            work_list.tiles, plan(batch, architecture="sm_90", policy="paged", group_size=4, num_kv_heads=8).tiles
         )
 
 
@@ -177,16 +180,18 @@ def test_no_python_loop_grows_with_the_step() -> None:
     assert time.process_time() - start < 0.1
 
 
-def test_references_import_no_triton() -> None:
+def test_references_and_work_lists_import_no_triton() -> None:
     folder = Path(engine.kernels.__file__).parent
-    waiting, seen = ["reference"], set()
+    waiting, seen = ["reference", "triton.work_list", "triton.device_work"], set()
     while waiting:
         module = waiting.pop()
         seen.add(module)
-        for node in ast.walk(ast.parse((folder / f"{module}.py").read_text())):
+        path = folder / module.replace(".", "/")
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(name.split(".")[0] == "triton" for name in names), module
-            ours = [name.rsplit(".", 1)[1] for name in names if name.startswith("engine.kernels.")]
+            ours = [name.removeprefix("engine.kernels.") for name in names if name.startswith("engine.kernels.")]
             waiting += [name for name in ours if name not in seen]
-    assert {"attention_batch", "cost_model", "tuned", "work_list"} <= seen
+    assert {"attention_batch", "triton.cost_model", "triton.tuned", "triton.work_list"} <= seen

@@ -1,6 +1,10 @@
 """Which attention backend is chosen, and what is said where the fast one cannot be had."""
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,3 +67,21 @@ def test_without_a_compiler_the_line_says_what_it_costs_and_which_package_mends_
 def test_a_backend_of_the_other_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="attention 'native' runs on the CPU, not on cuda"):
         make("native", device="cuda")
+
+
+BARE_PROGRAM = """
+import sys
+sys.modules.update(dict.fromkeys(["triton", "binpacking"]))
+from engine import Engine, EngineConfig, Request
+engine = Engine.load(sys.argv[1], EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 20))
+print(engine.generate([Request(request_id="a", token_ids=[5, 6], max_new_tokens=2)])[0].num_output_tokens)
+"""
+
+
+def test_an_engine_runs_without_triton_binpacking_and_a_compiler(tiny_llama: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", BARE_PROGRAM, str(tiny_llama)],
+        env=os.environ | {"CXX": "no-such-compiler"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.strip() == "2"

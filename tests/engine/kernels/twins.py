@@ -1,0 +1,108 @@
+"""Torch twins of the Triton launches: relay attention, the fused launch tile by tile, the merge and the KV write."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.reference import LOG2_E, attend_ref, block_tokens, own_tokens, prefix_tokens, sequence_rows
+from engine.kernels.triton.work_list import RowField, TileField, WorkList
+
+
+def relay_attention_ref(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+) -> torch.Tensor:
+    """RelayAttention Algorithm 1: shared part, own part, and their merge."""
+    shared, own = torch.zeros_like(query), torch.empty_like(query)
+    shared_lse = query.new_full(query.shape[:2], -torch.inf)
+    own_lse = torch.empty_like(shared_lse)
+    for group in range(batch.num_groups):
+        prefix_len = int(batch.prefix_lens[group])
+        for sequence in range(*batch.group_starts[group : group + 2]):
+            rows, positions = sequence_rows(batch, group, sequence, query.device)
+            if prefix_len:
+                shared[rows], shared_lse[rows] = attend_ref(
+                    query[rows], prefix_tokens(k_cache, batch, group), prefix_tokens(v_cache, batch, group),
+                    positions, first_position=0, scale=scale, softcap=softcap, window=window,
+                )  # fmt: skip
+            own[rows], own_lse[rows] = attend_ref(
+                query[rows], own_tokens(k_cache, batch, sequence), own_tokens(v_cache, batch, sequence),
+                positions, first_position=prefix_len, scale=scale, softcap=softcap, window=window,
+            )  # fmt: skip
+    return merge_ref(torch.stack([shared, own]), torch.stack([shared_lse, own_lse]))
+
+
+def fused_attention_ref(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    work_list: WorkList,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+) -> torch.Tensor:
+    """The fused launch, tile by tile, from its work list alone."""
+    out = torch.full_like(query, torch.nan)
+    num_q_heads = query.shape[1]
+    partial_out = query.new_full((work_list.num_partials, *query.shape[1:]), torch.nan)
+    partial_lse = query.new_full((work_list.num_partials, num_q_heads), torch.nan)
+    num_arrived = np.zeros(len(work_list.rows), dtype=np.int64)
+    for tile in work_list.tiles[work_list.tiles[:, TileField.NUM_TOKENS] > 0]:
+        first = tile[TileField.FIRST_ROW_ID]
+        rows = work_list.row_ids[first : first + tile[TileField.NUM_TOKENS]]
+        found, lse = attend_ref(
+            query[rows], _tile_tokens(k_cache, work_list, tile), _tile_tokens(v_cache, work_list, tile),
+            torch.from_numpy(work_list.rows[rows, RowField.POSITION]).to(query.device),
+            first_position=int(tile[TileField.KV_BEGIN]), scale=scale, softcap=softcap, window=window,
+        )  # fmt: skip
+        if tile[TileField.PART] < 0:
+            out[rows] = found
+        else:
+            parts = work_list.rows[rows, RowField.FIRST_PART] + tile[TileField.PART]
+            partial_out[parts], partial_lse[parts] = found, lse
+        num_arrived[rows] += 1
+    assert (num_arrived == work_list.rows[:, RowField.NUM_PARTS]).all(), "a row lacks a part, or has one too many"
+    for row in np.flatnonzero(work_list.rows[:, RowField.NUM_PARTS] > 1):
+        first, num_parts = work_list.rows[row, [RowField.FIRST_PART, RowField.NUM_PARTS]]
+        parts = slice(first, first + num_parts)
+        out[row] = merge_ref(partial_out[parts], partial_lse[parts])
+    return out
+
+
+def merge_ref(outs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
+    """Partial results over disjoint KV as one: outs ``[P, ..., head_dim]``; lses base 2 ``[P, ...]``, -inf: nothing."""
+    weights = torch.softmax(lses / LOG2_E, dim=0)
+    return (weights.nan_to_num()[..., None] * outs).sum(dim=0)
+
+
+def write_kv_ref(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Writes rows ``[T, num_kv_heads, head_dim]`` to their slots; a slot of -1 is nowhere."""
+    block_size = k_cache.shape[1]
+    kept = slots >= 0
+    for rows, cache in ((key, k_cache), (value, v_cache)):
+        cache[slots[kept] // block_size, slots[kept] % block_size] = rows[kept]
+
+
+def _tile_tokens(cache: torch.Tensor, work_list: WorkList, tile: npt.NDArray[np.int32]) -> torch.Tensor:
+    """The KV of a tile's positions, prefix and own part in a row."""
+    begin, end, prefix_len = (int(tile[f]) for f in (TileField.KV_BEGIN, TileField.KV_END, TileField.PREFIX_LEN))
+    ranges = (
+        (int(tile[TileField.PREFIX_ENTRY]), begin, max(begin, min(end, prefix_len))),
+        (int(tile[TileField.OWN_ENTRY]), max(begin - prefix_len, 0), max(end - prefix_len, 0)),
+    )
+    return torch.cat(
+        [
+            block_tokens(cache, work_list.block_table[entry : entry - (-last // cache.shape[1])])[first:last]
+            for entry, first, last in ranges
+        ]
+    )
