@@ -71,7 +71,7 @@ class RequestQueues:
         """
         for sequence in self._prefilling:
             step.add_suffix(sequence)
-        # A prefix that is not complete leaves no room: another one never takes the memory of those that wait for it.
+        # An incomplete prefix fills the step, so no other prefix takes the memory that its requests wait for.
         while self._add_ready(step) and step.room and self._waiting_groups and self.has_free_place:
             if not self._admission.fits_group(self._waiting_groups[0]):
                 return
@@ -108,12 +108,12 @@ class RequestQueues:
             step.add_packed([*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
 
     def release_computed_prefixes(self) -> None:
-        """Requests whose prefix is complete now are ready."""
+        """Makes the requests of prefixes that are complete now ready."""
         for node in [node for node in self._prefixes if node.is_complete]:
             self._ready.extend(self._prefixes.pop(node))
 
     def drop_freed_prefixes(self) -> None:
-        """Prefixes that are no longer computed, because the last request that needed them is gone."""
+        """Forgets prefixes whose blocks were freed with the last request that needed them."""
         for node in [node for node in self._prefixes if not node.holds_blocks]:
             del self._prefixes[node]
 
@@ -133,12 +133,12 @@ class RequestQueues:
         return max((*self._decoding, *self._prefilling), key=lambda sequence: sequence.admission)
 
     def requeue(self, sequence: Sequence) -> None:
-        """The sequence has lost its memory; it is the next to be given some."""
+        """Puts a sequence that has lost its memory first in the queue."""
         self._stop(sequence)
         self._ready.appendleft(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence is answered."""
+        """Takes out a sequence that is answered."""
         self._stop(sequence)
         self.num_unfinished -= 1
 
@@ -163,7 +163,7 @@ class RequestQueues:
         self._decoding.pop(sequence, None)
 
     def _admit_ready(self, step: Step) -> bool:
-        """Starts waiting requests while the step has room; False where memory, or the cap, is what lacks."""
+        """Starts waiting requests while the step has room; False where memory or the cap forbids the next one."""
         while step.room and self._ready:
             sequence = self._ready[0]
             if not self._can_admit(sequence):
@@ -176,7 +176,7 @@ class RequestQueues:
         return True
 
     def _add_ready(self, step: Step) -> bool:
-        """Starts requests whose prefix is complete, and continues the others' prefixes; returns as `_admit_ready`."""
+        """Starts requests whose prefix is complete, and continues the prefixes of others; returns as `_admit_ready`."""
         if not self._admit_ready(step):
             return False
         for node in list(self._prefixes):
@@ -188,7 +188,7 @@ class RequestQueues:
         return True
 
     def _admit_window(self, window: float) -> float:
-        """Starts waiting requests while the window has tokens left; returns what is left, nothing if memory lacks."""
+        """Starts waiting requests while the window has tokens left; returns the rest, 0 where memory ran out."""
         while window > 0 and self._ready:
             if not self._can_admit(self._ready[0]):
                 return 0
@@ -201,7 +201,7 @@ class RequestQueues:
         for sequence in self._prefilling:
             if sequence.is_ready and sequence.num_uncomputed:
                 if self._admission.cache is not None and not sequence.has_started:
-                    self._admission.cache.reuse(sequence)  # of what was computed since it was admitted
+                    self._admission.cache.reuse(sequence)  # blocks computed since it was admitted
                 yield sequence
 
     def _can_admit(self, sequence: Sequence) -> bool:
@@ -213,7 +213,7 @@ class RequestQueues:
         (self._decoding if is_prefilled else self._prefilling)[sequence] = None
 
     def _start_prefix(self, node: PrefixNode | None, waiting: Iterable[Sequence]) -> int:
-        """Gives a prefix memory, and queues those that wait for it; returns of how many tokens, first asked."""
+        """Gives a prefix memory, and queues its requests; returns the tokens that it took blocks for."""
         num_tokens = 0 if node is None else node.acquire(self._pool, self._config.block_size)
         if node is None or node.is_complete:
             self._ready.extend(waiting)
