@@ -9,8 +9,8 @@ import contextlib
 import os
 import socket
 import sys
-import threading
 
+from engine.child_process import end_with_parent
 from engine.disaggregation.prefill_line import PrefillJob, PrefillLine, PrefillStep
 from engine.engine import Engine
 
@@ -20,7 +20,7 @@ def main() -> None:
     socket_fd, memory_fd, num_bytes = map(int, sys.argv[1:])
     line = PrefillLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
     os.close(memory_fd)
-    threading.Thread(target=_end_with, args=(line,), daemon=True).start()
+    end_with_parent(socket_fd)
     try:
         job = line.receive()[0]
         assert isinstance(job, PrefillJob)
@@ -34,12 +34,6 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the line is what has failed
             line.send(error)
         raise
-
-
-def _end_with(line: PrefillLine) -> None:
-    """Ends this process with the other one, in the middle of a step, too: nobody wants its result."""
-    line.wait_for_hangup()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ DuckDB tables --read--> requests --tokenize (cached)--> tokens --plan_prefix (ca
 import logging
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,20 +14,19 @@ from prefect import flow
 from pydantic import Field
 
 from engine.config import EngineConfig
-from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.checkpoint import resolve_checkpoint
 from flows.explain_page import publish_forecast
+from flows.nightly import Source, read_and_plan
 from flows.settings import EngineSettings, PlanSettings
 from tasks.database.connection import connect
 from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import choose_hardware
-from tasks.plan_prefix import plan_prefix
-from tasks.read import read
 from tasks.runs.artifact_cache import prune_cache
-from tasks.tokenize import read_max_model_len, tokenize
-from tasks.workers.engine_team import EngineTeam
-from tasks.workers.worker_layout import lay_out_workers
+from tasks.runs.run import Run
+from tasks.runs.run_record import RunRecord
+from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -73,19 +71,18 @@ def explain(
     prune_cache(database)
     checkpoint = resolve_checkpoint(model)
     team = choose_team(device, workers, engine.to_config())
-    config = team.engine
     job = ExplainJob(
         database=str(database),
         model=model,
         checkpoint=str(checkpoint),
-        engine=config,
-        hardware=choose_hardware(device, checkpoint, config, team.num_on_host),
+        engine=team.engine,
+        hardware=choose_hardware(device, checkpoint, team.engine, team.num_on_host),
         num_engines=team.num_engines,
         method=planning.method,
     )
-    digest, max_model_len = checkpoint_digest(checkpoint), read_max_model_len(checkpoint, config.max_model_len)
+    source = Source.find(database, model, team.engine, planning, full)
     jobs = [load_workload(name) for name in workloads]
-    forecasts = [explain_workload(workload, job, planning, digest, max_model_len, full) for workload in jobs]
+    forecasts = [explain_workload(source, workload, job) for workload in jobs]
     for forecast in forecasts:
         publish_forecast(forecast)
     return forecasts
@@ -99,37 +96,18 @@ def choose_team(device: str, workers: int | Literal["auto"], engine: EngineConfi
     """
     if device.lower() not in ("auto", "cpu", "cuda"):
         return EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine)
-    layout = lay_out_workers(workers, replace(engine, device=device.lower()))
-    num_engines = len(layout.environments)
-    return EngineTeam(num_engines=num_engines, num_on_host=num_engines, engine=layout.engine)
+    return lay_out_workers(workers, replace(engine, device=device.lower()))
 
 
-def explain_workload(
-    workload: Workload, job: ExplainJob, planning: PlanSettings, model_digest: str, max_model_len: int, full: bool
-) -> Forecast:
+def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> Forecast:
     """One workload, from table to forecast. The texts of the rows are on disk only meanwhile."""
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
-        found = read(job.database, workload, model_digest, folder, full)
-        if not found.num_selected:
-            return explain_plan(workload, found, None, job, {"read": found.seconds})
-        LOGGER.info("%s: %s rows to tokenize", workload.name, f"{found.num_selected:,}")
-        started = time.perf_counter()
-        tokens = tokenize(job.database, found.requests, workload, job.checkpoint, model_digest, max_model_len)
-        LOGGER.info("%s: planning and simulating", workload.name)
-        tokenized = time.perf_counter()
-        plan = plan_prefix(
-            job.database,
-            tokens,
-            planning.method,
-            planning.partition_tokens,
-            workload.decoding.max_new_tokens if workload.mode == "generate" else 1,
-        )
-        seconds = {
-            "read": found.seconds,
-            "tokenize": tokenized - started,
-            "plan": time.perf_counter() - tokenized,
-        }
-        return explain_plan(workload, found, plan, job, seconds)
+        record = RunRecord.begin(workload, source.model, source.model_digest, {})
+        run = Run.create(source.database, record, Path(folder))
+        found, plan = read_and_plan(source, workload, run)
+        if plan is not None:
+            LOGGER.info("%s: simulating", workload.name)
+        return explain_plan(workload, found, plan, job, dict(run.record.seconds))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from prefect import flow
 from pydantic import Field
 
 from engine.config import EngineConfig
+from engine.device.placement import check_device
+from engine.limits import check_kv_budget
 from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
-from flows.publish import publish_night
 from flows.report import report_run
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
@@ -25,41 +26,72 @@ from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.publish import check_target
-from tasks.read import read
+from tasks.publish import publish as publish_task
+from tasks.read import ReadResult, read
+from tasks.recover import recover_runs, stop_run
 from tasks.runs.artifact_cache import prune_cache
-from tasks.runs.crash_isolation import guard, is_guarded
-from tasks.runs.database_lock import hold_database
-from tasks.runs.infer_job import InferJob
+from tasks.runs.infer_job import Exchange, InferJob
 from tasks.runs.night_artifacts import show_summaries
 from tasks.runs.progress import PlannedWork
-from tasks.runs.run import Run, recover_runs
-from tasks.runs.run_summary import RunSummary
-from tasks.runs.shared_run import name_exchange
+from tasks.runs.run import Run
+from tasks.runs.run_record import RunRecord, RunSummary
+from tasks.runs.runs_folder import hold_database, needs_isolation, set_isolation
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import Workload, load_workload
+from tasks.write import write
 
 LOGGER = logging.getLogger("batchloom")
 LOGGER.setLevel(logging.INFO)  # else what a night says would not reach Prefect's console and log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
-    """What all workloads of one night have in common: the flow's parameters, looked up and found to be usable."""
+class Source:
+    """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run.
+
+    Attributes:
+        model: as the user named it.
+        checkpoint: its folder.
+        model_digest: of its content.
+        max_model_len: tokens of the longest prompt plus answer.
+        planning: how prompts are grouped.
+        full: every row, not only what is new or changed.
+    """
 
     database: Path
     model: str
     checkpoint: Path
     model_digest: str
     max_model_len: int
-    engine: EngineConfig
     planning: PlanSettings
+    full: bool
+
+    @classmethod
+    def find(cls, database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool) -> "Source":
+        """Look the model up; see the attributes. `ModelError` where it cannot be used."""
+        checkpoint = resolve_checkpoint(model)
+        return cls(
+            database=database,
+            model=model,
+            checkpoint=checkpoint,
+            model_digest=checkpoint_digest(checkpoint),
+            max_model_len=read_max_model_len(checkpoint, engine.max_model_len),
+            planning=planning,
+            full=full,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """What all workloads of one night have in common besides their source: who computes, and what failures mean."""
+
+    source: Source
+    engine: EngineConfig
     failures: FailurePolicy
     machines: WorkerSettings
     workers: Workers
-    full: bool
 
 
 @flow(name="nightly", flow_run_name="nightly-{database.stem}", retries=0, persist_result=False)
@@ -103,24 +135,21 @@ def nightly(
     with hold_database(database):
         recover_runs(database)
         prune_cache(database)
-        checkpoint = resolve_checkpoint(model)
         config = engine.to_config()
+        source = Source.find(database, model, config, planning, full)
+        if machines.runner == "local":
+            check_device(config.device)
+            check_kv_budget(config, source.checkpoint)
         jobs = [load_workload(name) for name in workloads]
         night = Night(
-            database=database,
-            model=model,
-            checkpoint=checkpoint,
-            model_digest=checkpoint_digest(checkpoint),
-            max_model_len=read_max_model_len(checkpoint, config.max_model_len),
+            source=source,
             engine=config,
-            planning=planning,
             failures=failures,
             machines=machines,
-            workers=Workers(machines, any(is_guarded(database, workload.name) for workload in jobs)),
-            full=full,
+            workers=Workers(machines, any(needs_isolation(database, workload.name) for workload in jobs)),
         )
         try:
-            summaries = [run_workload(night, workload) for workload in jobs]
+            summaries = [answer_workload(night, workload) for workload in jobs]
         except Exception:
             if publish is not None:
                 publish_night(database, publish, is_lenient=True)
@@ -133,102 +162,120 @@ def nightly(
         return summaries
 
 
-def run_workload(night: Night, workload: Workload) -> RunSummary:
-    """One workload from table to table. However it ends, finished partitions are written."""
-    run = Run.begin(
-        night.database,
-        workload,
-        night.model,
-        night.model_digest,
-        {
-            "engine": asdict(night.engine),
-            "planning": night.planning.model_dump(),
-            "failures": asdict(night.failures),
-            "machines": night.machines.model_dump(),
-            "workload": {"source": workload.source, "key": list(workload.key)},
-            "full": night.full,
-        },
-    )
+def answer_workload(night: Night, workload: Workload) -> RunSummary:
+    """Read, tokenize, plan, infer, write: one workload from table to table.
+
+    However the run ends, its finished partitions are written and the rest is left for the next run: see `stop_run` for
+    a run that is stopped or fails, `recover_runs` for one whose process ends or that cannot be written.
+    """
+    source = night.source
+    config = {
+        "engine": asdict(night.engine),
+        "planning": source.planning.model_dump(),
+        "failures": asdict(night.failures),
+        "machines": night.machines.model_dump(),
+        "workload": {"source": workload.source, "key": list(workload.key)},
+        "full": source.full,
+    }
+    run = Run.create(source.database, RunRecord.begin(workload, source.model, source.model_digest, config))
     try:
-        with run.measure("read"):
-            found = read(str(night.database), workload, night.model_digest, run.folder, night.full)
-        run.note({"requests": found.requests}, num_already_done=found.num_already_done)
-        if found.num_selected:
-            answer_requests(night, run, found.requests)
+        _, plan = read_and_plan(source, workload, run)
+        if plan is not None:
+            infer(night, workload, run, plan)
     except BaseException as error:
-        summary = run.stop(error)
-        if summary is not None:
-            LOGGER.info(summary.text)
+        stop_run(run, workload, error)
         raise
-    summary = run.complete()
+    run.end("completed")
+    summary = write(run, workload)
+    run.finish()
     LOGGER.info(summary.text)
     if summary.num_rows:
-        report_run(night.database, summary.run_id, run.plan)
+        report_run(source.database, summary.run_id, run.artifacts.get("plan"))
     return summary
 
 
-def answer_requests(night: Night, run: Run, requests: ArtifactRef) -> None:
-    """From requests to parts: tokenize, plan, infer each partition."""
-    workload = run.workload
-    LOGGER.info("%s: %s rows to answer", workload.name, f"{requests.num_rows:,}")
+def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
+    """Rows to requests, tokens and plan, as the night and its explanation have them.
+
+    Args:
+        run: keeps the artifacts and the seconds that each stage takes.
+    Returns:
+        what was read, and the plan; None where there is nothing to do.
+    """
+    with run.measure("read"):
+        found = read(str(source.database), workload, source.model_digest, run.folder, source.full)
+    run.note({"requests": found.requests}, num_already_done=found.num_already_done)
+    if not found.num_selected:
+        return found, None
+    LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
+    checkpoint, planning = str(source.checkpoint), source.planning
     with run.measure("tokenize"):
         tokens = tokenize(
-            str(night.database), requests, workload, str(night.checkpoint), night.model_digest, night.max_model_len
+            str(source.database), found.requests, workload, checkpoint, source.model_digest, source.max_model_len
         )
     run.note({"tokens": tokens})
     with run.measure("plan"):
-        plan = plan_prefix(
-            str(night.database),
-            tokens,
-            night.planning.method,
-            night.planning.partition_tokens,
-            workload.decoding.max_new_tokens if workload.mode == "generate" else 1,
-        )
-        summary = read_plan_summary(plan)
-    run.note(
-        {"plan": plan},
-        token_saving_ratio=summary.sharing.token_saving_ratio,
-        best_token_saving_ratio=summary.sharing.best_token_saving_ratio,
-    )
+        num_answer_tokens = workload.decoding.max_new_tokens if workload.mode == "generate" else 1
+        plan = plan_prefix(str(source.database), tokens, planning.method, planning.partition_tokens, num_answer_tokens)
+    run.note({"plan": plan})
+    return found, plan
+
+
+def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None:
+    """Each partition of the plan to parts, by the night's workers; raises where too many rows failed."""
+    source, summary = night.source, read_plan_summary(plan)
+    sharing = summary.sharing
+    run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info(
         "%s: %s prompt tokens, %.1f%% of them shared, in %s groups and %s partitions",
         workload.name,
-        f"{summary.sharing.num_logical_tokens:,}",
-        100 * summary.sharing.token_saving_ratio,
+        f"{sharing.num_logical_tokens:,}",
+        100 * sharing.token_saving_ratio,
         f"{summary.num_groups:,}",
         f"{summary.num_partitions:,}",
     )
-    answer = read_answer_length(night.database, workload)
-    predict_night(night, run, plan, summary, answer)
+    answer = read_answer_length(source.database, workload)
+    predict_night(night, workload, run, plan, summary, answer)
     job = InferJob(
         run_folder=run.folder,
         plan=plan,
         workload=workload,
-        checkpoint=str(night.checkpoint),
-        model_digest=night.model_digest,
+        checkpoint=str(source.checkpoint),
+        model_digest=source.model_digest,
         engine=night.engine,
         failures=night.failures,
         expected_output_tokens=answer.expected_output_tokens,
-        exchange=name_exchange(url, run.folder, night.model) if (url := night.machines.exchange) else None,
+        exchange=Exchange.below(url, run.folder, source.model) if (url := night.machines.exchange) else None,
     )
     with run.measure("infer"):
         work = PlannedWork.of(summary, workload, answer.expected_output_tokens)
         parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work)
     reasons = count_reasons(parts)
-    guard(night.database, workload.name, is_needed=ENDED.reason in reasons)
+    set_isolation(source.database, workload.name, is_needed=ENDED.reason in reasons)
     night.failures.check(reasons, sum(part.num_rows for part in parts))
 
 
-def predict_night(night: Night, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength) -> None:
+def predict_night(
+    night: Night, workload: Workload, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength
+) -> None:
     """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without."""
     if summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT:
         return
     team = night.workers.count(night.engine)
-    state = predict_run(plan, summary, run.workload, answer, night.checkpoint, team, return_state=True)
+    state = predict_run(plan, summary, workload, answer, night.source.checkpoint, team, return_state=True)
     if state.is_completed():
-        run.note({}, config={**run.config, "prediction": state.result()})
+        run.note(config={**run.record.config, "prediction": state.result()})
     else:
-        LOGGER.warning("%s: the run is not predicted: %s", run.workload.name, state.message)
+        LOGGER.warning("%s: the run is not predicted: %s", workload.name, state.message)
+
+
+def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
+    """Renew the copy for readers. What goes wrong is raised, or only logged where the night has failed already."""
+    state = publish_task(str(database), str(target), return_state=True)
+    if state.is_completed() or not is_lenient:
+        LOGGER.info("published: %s, %s bytes", target, f"{state.result():,}")
+    else:
+        LOGGER.warning("%s is not renewed: %s", target, state.message)
 
 
 if __name__ == "__main__":

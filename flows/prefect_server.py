@@ -23,7 +23,7 @@ from prefect.settings import (
 )
 
 from engine.errors import ConfigError
-from tasks.runs.run_folder import runs_folder
+from tasks.runs.runs_folder import runs_folder
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -22,7 +22,7 @@ SEE_ALL_GPUS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
 }
-"""Ray hides the GPUs that a task did not get. See `tasks.infer_remote.name_device` for why it may not."""
+"""Ray hides the GPUs that a task did not get. See `tasks.infer.name_device` for why it may not."""
 
 CONNECT_SECONDS = 10.0
 

@@ -1,7 +1,7 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,17 +14,14 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from engine.config import EngineConfig
 from flows.ray_cluster import count_workers, join_cluster, worker_options
 from flows.settings import WorkerSettings
-from tasks.infer import infer
-from tasks.infer_remote import infer_in_pool, infer_on_ray
+from tasks.infer import infer, infer_in_pool, infer_on_ray
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.night_artifacts import start_progress
 from tasks.runs.progress import PlannedWork, watch_progress
-from tasks.runs.shared_run import SharedRun
-from tasks.runs.stop_request import StopRequest
+from tasks.runs.run_exchange import RunExchange
 from tasks.storage.artifact import ArtifactRef
-from tasks.workers.engine_team import EngineTeam
-from tasks.workers.worker_layout import WorkerLayout, lay_out_workers
+from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -41,16 +38,17 @@ class Workers:
     workload, until `close`.
 
     Args:
-        is_guarded: no engine in this process, which rows may end; see `tasks.runs.crash_isolation`.
+        settings: which processes and machines compute.
+        is_isolated: no engine in this process, which rows may end; see `tasks.runs.runs_folder.needs_isolation`.
     """
 
-    __slots__ = ("_cluster", "_is_guarded", "_layout", "_pool", "_resources", "_settings")
+    __slots__ = ("_cluster", "_is_isolated", "_on_host", "_pool", "_resources", "_settings")
 
-    def __init__(self, settings: WorkerSettings, is_guarded: bool = False) -> None:
+    def __init__(self, settings: WorkerSettings, is_isolated: bool = False) -> None:
         self._settings = settings
-        self._is_guarded = is_guarded
+        self._is_isolated = is_isolated
         self._resources = ExitStack()
-        self._layout: WorkerLayout | None = None
+        self._on_host: EngineTeam | None = None
         self._pool: WorkerPool | None = None
         self._cluster: RayTaskRunner[Any] | None = None
 
@@ -59,25 +57,31 @@ class Workers:
     ) -> list[ArtifactRef]:
         """Map `infer` over the partitions, each to the next engine that is free; returns the parts of all.
 
+        Args:
+            job: what all partitions have in common.
+            dispatch_order: the partitions in the order in which several engines take them.
+            title: of what shows the progress.
+            work: in all partitions.
+
         Raises what the first failing partition raised, and `KeyboardInterrupt` where somebody made a stop request; what
         is finished by then stays.
         """
         show = start_progress(title, work.num_rows)
-        on_whom = self._on_host if self._settings.runner == "local" else self._on_cluster
-        shared = SharedRun(job.run_folder, job.exchange.url) if job.exchange is not None else None
-        if shared is not None:
-            shared.offer(job.plan)
+        compute = self._compute_here if self._settings.runner == "local" else self._compute_on_cluster
+        exchange = RunExchange(job.run_folder, job.exchange.url) if job.exchange is not None else None
+        if exchange is not None:
+            exchange.offer(job.plan)
         with (
             watch_progress(job.run_folder, title, work, show=show),
-            shared.taking() if shared is not None else nullcontext(),
-            on_whom(job, dispatch_order) as futures,
+            exchange.taking() if exchange is not None else nullcontext(),
+            compute(job, dispatch_order) as futures,
         ):
             found = futures.result()
             if None in found:
                 raise KeyboardInterrupt
         lists = cast("list[list[ArtifactRef]]", found)  # Prefect annotates a list of futures
         parts = list(chain.from_iterable(lists))
-        return shared.find(parts) if shared is not None else parts
+        return exchange.find(parts) if exchange is not None else parts
 
     def count(self, engine: EngineConfig) -> EngineTeam:
         """How many engines will work side by side, with which settings; joins the cluster, if any.
@@ -86,9 +90,9 @@ class Workers:
             ConfigError: see `lay_out_workers`, `join_cluster`.
         """
         if self._settings.runner == "local":
-            layout = self._lay_out(engine)
-            num_engines = len(layout.environments)
-            return EngineTeam(num_engines=num_engines, num_on_host=num_engines, engine=layout.engine)
+            if self._on_host is None:
+                self._on_host = lay_out_workers(self._settings.workers, engine)
+            return self._on_host
         self._join()
         num_engines, num_on_host = count_workers(worker_options(engine))
         return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
@@ -100,16 +104,16 @@ class Workers:
         PROCESS_HOST.release()
 
     @contextmanager
-    def _on_host(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
+    def _compute_here(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
         """Partitions by the engine of this process, in their order, or by one process for each engine."""
-        layout = self._lay_out(job.engine)
-        is_elsewhere = self._is_guarded or job.exchange is not None or len(layout.environments) > 1
-        if self._pool is None and is_elsewhere:
-            self._pool = WorkerPool(layout.environments)
+        team = self.count(job.engine)
+        has_pool = self._is_isolated or job.exchange is not None or team.num_engines > 1
+        if self._pool is None and has_pool:
+            self._pool = WorkerPool(team.environments)
             self._resources.callback(self._pool.close)
-        job = replace(job, engine=layout.engine)
-        runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(layout.environments))
-        with runner as threads, _stopping_on_error(job):
+        job = replace(job, engine=team.engine)
+        runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)
+        with runner as threads, job.stop.make_on_error():
             if self._pool is None:
                 yield threads.map(infer, {"partition": sorted(dispatch_order), "job": unmapped(job)})
             else:
@@ -117,7 +121,7 @@ class Workers:
                 yield threads.map(infer_in_pool, given)
 
     @contextmanager
-    def _on_cluster(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
+    def _compute_on_cluster(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
         """Partitions by whatever workers the cluster has room for."""
         from prefect_ray.context import remote_options
 
@@ -126,21 +130,12 @@ class Workers:
         with remote_options(**worker_options(job.engine)):
             futures = cluster.map(infer_on_ray, {"partition": dispatch_order, "job": unmapped(job)})
         try:
-            with _stopping_on_error(job):
+            with job.stop.make_on_error():
                 yield futures
         finally:
             futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
-
-    def _lay_out(self, engine: EngineConfig) -> WorkerLayout:
-        if self._layout is None:
-            self._layout = lay_out_workers(self._settings.workers, engine)
-        return self._layout
 
     def _join(self) -> "RayTaskRunner[Any]":
         if self._cluster is None:
             self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
         return self._cluster
-
-
-def _stopping_on_error(job: InferJob) -> AbstractContextManager[None]:
-    return StopRequest(job.run_folder).make_on_error()

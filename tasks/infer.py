@@ -1,7 +1,9 @@
-"""One partition of the plan to parts of the answers, by the engine of this process."""
+"""One partition of the plan to parts of the answers: by the engine of this process, of another one, or on Ray."""
 
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +18,9 @@ from tasks.partitions.partition import read_partition
 from tasks.partitions.partition_work import PartitionWork
 from tasks.partitions.piece import Pieces
 from tasks.runs.infer_job import InferJob
-from tasks.runs.stop_request import StopRequest
+from tasks.runs.run_exchange import run_at_hand
 from tasks.storage.artifact import ArtifactRef
+from tasks.workers.worker_pool import WorkerPool
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -34,11 +37,36 @@ def infer(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     return infer_partition(partition, job)
 
 
+@task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
+def infer_in_pool(partition: int, job: InferJob, pool: WorkerPool) -> list[ArtifactRef] | None:
+    """As `infer`, by a process of the pool; raises what `WorkerPool.answer` raises."""
+    with job.stop.make_on_error():
+        return pool.answer(partition, job)
+
+
+@task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
+def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
+    """As `infer`, by a worker of a Ray cluster, on the GPU that it was given, if any.
+
+    Ray runs it again where its worker has died. Raises what `infer` raises, and `WorkerError` where one worker after
+    the other dies before it tries a row.
+    """
+    import ray
+
+    with run_at_hand(partition, job) as (here, upload_file), here.stop.make_on_error():
+        AttemptLog(here.run_folder, partition, upload_file).note_start()
+        gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        if gpu_ids:
+            device = name_device(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES"))
+            here = replace(here, engine=replace(here.engine, device=device))
+        return infer_partition(partition, here, upload_file)
+
+
 def infer_partition(
     partition: int, job: InferJob, upload_file: Callable[[Path], None] = lambda path: None
 ) -> list[ArtifactRef] | None:
     """`infer` without Prefect; `upload_file` gets each changed file that other processes need."""
-    with StopRequest(job.run_folder).make_on_error():  # else the next partition would begin before the flow hears of it
+    with job.stop.make_on_error():  # else the next partition would begin before the flow hears of it
         work = PartitionWork(job.run_folder, partition, upload_file)
         try:
             answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
@@ -61,7 +89,7 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
         DeviceError: the device does not work any more.
         FailureRateError: so many rows fail, here and elsewhere in the plan, that it is hardly for what is in them.
     """
-    policy, stop, workload = job.failures, StopRequest(job.run_folder), job.workload
+    policy, stop, workload = job.failures, job.stop, job.workload
     pieces = Pieces(read_partition(job.plan, partition))
     where = f"{workload.name}, partition {partition}"
     todo, num_failures = [pieces.whole], 0
@@ -99,3 +127,15 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
             work.keep(error_batch(rows, reason))
     if work.num_failed:
         LOGGER.warning("%s: %s rows failed", where, f"{work.num_failed:,}")
+
+
+def name_device(gpu_id: str, visible: str | None) -> str:
+    """A GPU as torch names it, by its place among those that the process sees.
+
+    A worker sees all GPUs of its host, since Ray may give it another one for the next partition, and a process cannot
+    change what it sees once it has used a GPU.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+    """
+    return f"cuda:{gpu_id if visible is None else [one.strip() for one in visible.split(',')].index(gpu_id)}"

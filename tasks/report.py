@@ -14,7 +14,8 @@ from tasks.report_page.findings import find_remarkable
 from tasks.report_page.page import key_figures, render_report
 from tasks.report_page.run_facts import RunFacts
 from tasks.runs.night_artifacts import artifact_key
-from tasks.runs.run_folder import load_manifest, runs_folder
+from tasks.runs.run import Run
+from tasks.runs.runs_folder import runs_folder
 from tasks.storage.artifact import ArtifactRef, replace_file
 
 
@@ -42,7 +43,7 @@ def write_report(
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
         run = read_run(connection, run_id)
         folder = runs_folder(database) / run.run_id
-        facts = read_run_facts(connection, run, plan or _find_plan(folder))
+        facts = read_run_facts(connection, run, plan or _find_plan(database, folder))
     path = Path(page) if page is not None else folder / "report.html"
     try:
         if page is None:
@@ -83,9 +84,9 @@ def summarise(facts: RunFacts) -> str:
     return "\n".join([heading, "", "| | | |", "|---|--:|---|", *rows, "", *findings])
 
 
-def _find_plan(folder: Path) -> ArtifactRef | None:
+def _find_plan(database: str | Path, folder: Path) -> ArtifactRef | None:
     try:
-        return load_manifest(folder).artifacts.get("plan")
+        return Run.load(database, folder).artifacts.get("plan")
     except ArtifactError:
         return None
 

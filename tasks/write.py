@@ -3,40 +3,41 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
 from tasks.database.connection import connect, fill_identifiers
 from tasks.database.schema import create_schema
-from tasks.runs.run_folder import RunRecord
+from tasks.runs.run import Run
+from tasks.runs.run_record import RunRecord, RunSummary
 from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.workloads.workload import Workload
 
 STAGES = ("read", "tokenize", "plan", "infer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResult:
-    """What is in the database now for this run.
+@task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
+def write(run: Run, workload: Workload) -> RunSummary:
+    """`write_run` as a step of a flow; tried again, since it is all or nothing and a lock may last."""
+    return write_run(run, workload)
 
-    Attributes:
-        num_rows: that were requested.
-        num_unanswered: neither answered nor an error: the run was interrupted; a later run takes them up.
-        seconds: of wall time, waiting for the lock included.
-    """
 
-    num_rows: int
-    num_ok: int
-    num_errors: int
-    num_unanswered: int
-    seconds: float
+def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.0) -> RunSummary:
+    """`write_answers` with what is whole in the run's folder."""
+    requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
+    parts, steps = run.list_parts(), run.list_steps()
+    timeout = lock_timeout_seconds
+    return write_answers(
+        run.database, workload, run.record, requests, tokens, parts, steps, lock_timeout_seconds=timeout
+    )
 
 
 def write_answers(
@@ -49,7 +50,7 @@ def write_answers(
     steps: Sequence[ArtifactRef],
     *,
     lock_timeout_seconds: float = 60.0,
-) -> WriteResult:
+) -> RunSummary:
     """Replace what the database holds of this run by what its artifacts say, in one transaction: all or nothing.
 
     Rows with an error in `requests` or `tokens` become error rows (finish_reason "invalid"); rows that no part answers
@@ -59,7 +60,7 @@ def write_answers(
     Args:
         requests: None where the run ended before it had read them; then `tokens` and `parts` must be empty, too.
         tokens: None where the run ended before it had tokenized.
-        parts: the finished ones; see `tasks.runs.run_folder.list_finished_parts`.
+        parts: the finished ones; see `Run.list_parts`.
 
     Raises:
         ArtifactError: an artifact is missing or damaged; found before the database is opened.
@@ -80,13 +81,26 @@ def write_answers(
             connection.rollback()
             raise
     num_rows, num_ok, num_errors, num_unanswered = counts
-    return WriteResult(
+    return RunSummary(
+        run_id=run.run_id,
+        workload=run.workload,
+        status=run.status,
         num_rows=num_rows,
         num_ok=num_ok,
         num_errors=num_errors,
         num_unanswered=num_unanswered,
-        seconds=time.perf_counter() - started,
+        num_already_done=run.num_already_done,
+        **_sum_tokens(parts),
+        best_token_saving_ratio=run.best_token_saving_ratio,
+        infer_seconds=run.seconds.get("infer", 0.0),
     )
+
+
+def _sum_tokens(parts: Sequence[ArtifactRef]) -> dict[str, int]:
+    """Sums over the rows of all parts."""
+    names = ["num_prompt_tokens", "num_cached_tokens", "num_output_tokens"]
+    tables = [pq.read_table(part.path, columns=names) for part in parts]
+    return {name: sum(pc.sum(table.column(name)).as_py() or 0 for table in tables) for name in names}
 
 
 def _replace_answers(
@@ -162,17 +176,3 @@ def _replace_run(
         fill_identifiers(statement("write/insert_run"), table=workload.output.table), row
     ).fetchall()[0]
     return (int(counts[0]), int(counts[1]), int(counts[2]), int(counts[3]))
-
-
-@task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
-def write(
-    database: str,
-    workload: Workload,
-    run: RunRecord,
-    requests: ArtifactRef | None,
-    tokens: ArtifactRef | None,
-    parts: Sequence[ArtifactRef],
-    steps: Sequence[ArtifactRef],
-) -> WriteResult:
-    """`write_answers` as a step of a flow; tried again, since it is all or nothing and a lock may last."""
-    return write_answers(database, workload, run, requests, tokens, parts, steps)

@@ -2,9 +2,7 @@
 
 import os
 import queue
-import socket
 import subprocess
-import sys
 import threading
 from collections import deque
 from dataclasses import replace
@@ -13,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.child_process import start_child
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name
 from engine.disaggregation.prefill_line import MOST_STEPS_UNDER_WAY, PrefillJob, PrefillLine, PrefillStep
@@ -125,20 +124,13 @@ def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
 
 
 def _start_worker(num_bytes: int) -> "tuple[PrefillLine, subprocess.Popen[bytes]]":
-    ours, theirs = socket.socketpair()
     memory_fd = os.memfd_create("batchloom-kv")
     try:
         os.truncate(memory_fd, num_bytes)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "engine.prefill_worker", str(theirs.fileno()), str(memory_fd), str(num_bytes)],
-            pass_fds=(theirs.fileno(), memory_fd),
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # this process decides what an interrupt from the keyboard means
-        )
+        arguments = (str(memory_fd), str(num_bytes))
+        ours, process = start_child("engine.prefill_worker", arguments, pass_fds=(memory_fd,))
         return PrefillLine(ours, memory_fd, num_bytes), process
     finally:
-        theirs.close()
         os.close(memory_fd)
 
 

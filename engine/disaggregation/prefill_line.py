@@ -8,7 +8,6 @@ import contextlib
 import json
 import math
 import mmap
-import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -196,12 +195,6 @@ class PrefillLine:
         """Ends the line; `receive` fails at both ends."""
         with contextlib.suppress(OSError):  # the other end was faster
             self._connection.shutdown(socket.SHUT_RDWR)
-
-    def wait_for_hangup(self) -> None:
-        """Returns when the other end is closed, whether anybody receives or not."""
-        poll = select.poll()
-        poll.register(self._connection, select.POLLRDHUP)
-        poll.poll()
 
     def _read(self, num_bytes: int) -> bytes:
         read = b""

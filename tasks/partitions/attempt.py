@@ -16,8 +16,6 @@ from tasks.partitions.partition import read_spread_rows
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.request_form import RequestForm
 from tasks.runs.infer_job import InferJob
-from tasks.runs.lowered_engine import note_engine
-from tasks.runs.stop_request import StopRequest
 
 TRIM_SECONDS = 20.0
 """Between two times that freed memory is given back, which takes some milliseconds. Steps differ in size, so the C
@@ -48,7 +46,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         StoppedError: the run was asked to stop.
         BatchloomError, OSError: a failure that is nobody's row: of the model as a whole, a file, the device.
     """
-    stop = StopRequest(job.run_folder)
+    stop = job.stop
     steps: list[StepRecord] = []
     completions: list[Completion] = []
     trimmed_at = time.monotonic()
@@ -65,7 +63,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
 
     with PROCESS_HOST.use(job.checkpoint, job.model_digest, job.engine) as model:
         if model.engine.config != job.engine:
-            note_engine(job.run_folder, model.engine.config)
+            job.note_lowered(model.engine.config)
         on_begin()
         try:
             for completion in _run_model(rows, job, model, on_step):
@@ -89,7 +87,7 @@ def check_other_rows(job: InferJob) -> None:
         StoppedError, BatchloomError, OSError: as `try_rows`.
     """
     sample = read_spread_rows(job.plan, job.failures.error_rate_rows)
-    stop = StopRequest(job.run_folder)
+    stop = job.stop
     reasons: Counter[str] = Counter()
 
     def on_step(step: StepRecord) -> None:

@@ -1,5 +1,7 @@
 """One partition in a run folder: which of its rows are answered, and where the answers to others go."""
 
+import os
+import platform
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +14,12 @@ import pyarrow.parquet as pq
 
 from engine.execution.step_record import StepRecord
 from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA, step_batch
-from tasks.partitions.worker_name import worker_name
 from tasks.runs.progress import PartitionProgress
-from tasks.runs.run_folder import keep_whole
-from tasks.storage.artifact import write_parquet
+from tasks.storage.artifact import list_whole, write_parquet
+
+WORKER_VARIABLE = "BATCHLOOM_WORKER"
+"""Names the engine of this process in the step log: its place among the engines of its host, which a process that
+replaces another one takes over. Where it is not set, the name is host and process id."""
 
 
 class PartitionWork:
@@ -46,7 +50,7 @@ class PartitionWork:
         while any((place / self._name(self._num_files)).exists() for place in self._places):
             self._num_files += 1
         names = [self._name(number) for number in range(self._num_files)]
-        steps, self.parts = (keep_whole(place / name for name in names) for place in self._places)
+        steps, self.parts = (list_whole(place / name for name in names) for place in self._places)
         self._num_steps = sum(ref.num_rows for ref in steps)
         self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.num_failed = 0
@@ -68,7 +72,8 @@ class PartitionWork:
         name = self._name(self._num_files)
         steps_path, part_path = (place / name for place in self._places)
         if steps:
-            batch = step_batch(self._partition, steps, self._num_steps, worker_name(), ended_at)
+            worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"
+            batch = step_batch(self._partition, steps, self._num_steps, worker, ended_at)
             write_parquet(steps_path, STEPS_SCHEMA, [batch])
             self._num_steps += len(steps)
             self._upload_file(steps_path)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ArtifactError
-from tasks.runs.run_folder import runs_folder
+from tasks.runs.runs_folder import runs_folder
 from tasks.storage.artifact import ArtifactRef, describe_parquet
 
 KEEP_DAYS = 7

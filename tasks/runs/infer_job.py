@@ -1,11 +1,51 @@
-"""What a worker is told: the same for all partitions of a run."""
+"""What a worker is told, the same for all partitions of a run, and the request to stop, which it looks for."""
 
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.config import EngineConfig
-from tasks.storage.artifact import ArtifactRef
+from tasks.storage.artifact import ArtifactRef, replace_file
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import Workload
+
+LOOK_SECONDS = 0.2
+
+
+class StopRequest:
+    """The file ``stop`` of a run folder. Workers look for it after each step of the engine, wherever they run."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, run_folder: str | Path) -> None:
+        self._path = Path(run_folder) / "stop"
+
+    @property
+    def is_made(self) -> bool:
+        return self._path.exists()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep so long, or until a request is made; returns whether one is."""
+        deadline = time.monotonic() + seconds
+        while not self.is_made and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+        return self.is_made
+
+    def make(self) -> None:
+        """Ask the workers to end; what they have finished stays."""
+        self._path.touch(mode=0o600)
+
+    @contextmanager
+    def make_on_error(self) -> Iterator[None]:
+        """Ask the workers to end if the block does not come through."""
+        try:
+            yield
+        except BaseException:
+            self.make()
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +59,19 @@ class Exchange:
 
     url: str
     model: str
+
+    @classmethod
+    def below(cls, url: str, run_folder: str | Path, model: str) -> "Exchange":
+        """The exchange of a run.
+
+        Args:
+            url: that the user gave; the run has a folder below it.
+            run_folder: gives that folder its name.
+            model: as the user named it; a local model gets its absolute path.
+        """
+        path = Path(model).expanduser()
+        model = str(path.absolute()) if path.exists() else model
+        return cls(url=f"{url.rstrip('/')}/{Path(run_folder).name}", model=model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +96,18 @@ class InferJob:
     failures: FailurePolicy
     expected_output_tokens: int | None
     exchange: Exchange | None = None
+
+    @property
+    def stop(self) -> StopRequest:
+        """The run's request to stop."""
+        return StopRequest(self.run_folder)
+
+    def note_lowered(self, engine: EngineConfig) -> None:
+        """Keep in the run folder that an engine had to be loaded with less memory than was asked for."""
+        names = ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")
+        value = {name: getattr(engine, name) for name in names}
+        path = Path(self.run_folder) / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with replace_file(path) as file:
+                file.write(json.dumps(value).encode())

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 
-from tasks.runs.run_summary import RunSummary
+from tasks.runs.run_record import RunSummary
 
 LOGGER = logging.getLogger("batchloom")
 

@@ -1,94 +1,100 @@
-"""One workload of one night: its folder, its record, and how it ends, whatever ends it."""
+"""One workload of one night: its folder and its manifest, so that what is finished survives whatever ends the run."""
 
-import logging
+import json
+import re
+import shutil
+import string
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, replace
 from pathlib import Path
-from platform import python_version
-from typing import Any
+from typing import Any, get_args
 
-from engine.errors import ArtifactError, BatchloomError, DatabaseError
-from tasks.runs.crash_isolation import guard
-from tasks.runs.lowered_engine import list_engines
-from tasks.runs.run_folder import (
-    Manifest,
-    RunRecord,
-    RunStatus,
-    create_run_folder,
-    discard_run_folder,
-    finish_run_folder,
-    has_tried_rows,
-    list_finished_parts,
-    list_finished_steps,
-    list_unfinished_runs,
-    new_run_id,
-    sweep_runs,
-    update_manifest,
-)
-from tasks.runs.run_summary import RunSummary, summarise_run
-from tasks.runs.shared_run import recover_shared_run
-from tasks.storage.artifact import ArtifactRef
-from tasks.workloads.workload import Workload, load_workload
-from tasks.write import WriteResult, write, write_answers
+from engine.errors import ArtifactError
+from tasks.runs.run_exchange import drop_exchange
+from tasks.runs.run_record import RunRecord, RunStatus
+from tasks.runs.runs_folder import make_runs_folder, runs_folder
+from tasks.storage.artifact import ArtifactRef, list_whole, replace_file
 
-LOGGER = logging.getLogger("batchloom")
+RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
+"""What `new_run_id` gives."""
 
-PACKAGES = ("batchloom", "torch", "transformers", "duckdb", "pyarrow", "prefect")
-"""Whose versions a run's record names."""
+RUN_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
 
-STOP_LOCK_TIMEOUT_SECONDS = 5.0
-"""How long a run that was told to stop waits for the database; what it cannot write, the next run writes."""
+WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
+REQUESTS = "requests.parquet"
 
 
 class Run:
-    """One workload of one night. What is in its folder is always enough to end it from another process.
+    """What is on disk of a run. It suffices to end the run from another process.
 
     Attributes:
-        workload: what it does.
+        database: whose rows it answers.
+        folder: absolute path: ``<database>.runs/<run_id>``, readable by its owner alone (0700).
+        record: what the table ``runs`` says of it.
+        artifacts: name ("requests", "tokens", "plan") to reference.
+        is_written: its answers are in the database.
     """
 
-    __slots__ = ("_database", "_manifest", "workload")
+    __slots__ = ("artifacts", "database", "folder", "is_written", "record")
 
-    def __init__(self, database: str | Path, manifest: Manifest, workload: Workload) -> None:
-        self._database = database
-        self._manifest = manifest
-        self.workload = workload
+    def __init__(
+        self,
+        database: str | Path,
+        folder: Path,
+        record: RunRecord,
+        artifacts: Mapping[str, ArtifactRef] | None = None,
+        is_written: bool = False,
+    ) -> None:
+        self.database = database
+        self.folder = str(folder.absolute())
+        self.record = record
+        self.artifacts = dict(artifacts or {})
+        self.is_written = is_written
 
     @classmethod
-    def begin(
-        cls, database: str | Path, workload: Workload, model: str, model_digest: str, config: Mapping[str, Any]
-    ) -> "Run":
-        """Make the folder of a new run; `ArtifactError` where that cannot be."""
-        record = RunRecord(
-            run_id=new_run_id(workload.name),
-            workload=workload.name,
-            workload_source=workload.source,
-            workload_digest=workload.digest,
-            model=model,
-            model_digest=model_digest,
-            started_at=datetime.now(UTC).isoformat(),
-            config=config,
-            versions={"python": python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
-        )
-        return cls(database, create_run_folder(database, record), workload)
+    def create(cls, database: str | Path, record: RunRecord, root: Path | None = None) -> "Run":
+        """A new run with its folder.
+
+        Args:
+            root: where the folder is made; None is `runs_folder`.
+        Raises:
+            ArtifactError: the run id is no plain name, the folder exists, or it cannot be made.
+        """
+        run_id = record.run_id
+        if not run_id or not set(run_id) <= RUN_ID_CHARACTERS or run_id.startswith("."):
+            raise ArtifactError(f"a run id holds letters, digits, '.', '_' and '-' only, got {run_id!r}")
+        folder = (root or make_runs_folder(database)) / run_id
+        try:
+            for path in (folder, folder / "parts", folder / "steps"):
+                path.mkdir(mode=0o700)
+        except OSError as error:
+            raise ArtifactError(f"run folder {folder} cannot be made: {error}") from error
+        run = cls(database, folder, record)
+        run._save()
+        return run
+
+    @classmethod
+    def load(cls, database: str | Path, folder: Path) -> "Run":
+        """The run of a folder; `ArtifactError` where its manifest is missing or not one of ours."""
+        path = folder / "manifest.json"
+        try:
+            value = json.loads(path.read_bytes())
+            record = RunRecord(**value["record"])
+            if record.status not in get_args(RunStatus):
+                raise ValueError(f"unknown status {record.status!r}")
+            artifacts = {name: ArtifactRef.from_json(ref) for name, ref in value["artifacts"].items()}
+            return cls(database, folder, record, artifacts, bool(value["is_written"]))
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArtifactError(f"{path} is not a run's manifest: {error!r}") from error
 
     @property
-    def folder(self) -> str:
-        return self._manifest.folder
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """What is noted of its settings so far."""
-        return self._manifest.record.config
-
-    @property
-    def plan(self) -> ArtifactRef | None:
-        """The plan, once there is one."""
-        return self._manifest.artifacts.get("plan")
+    def has_tried_rows(self) -> bool:
+        """Whether the run came as far as giving rows to the model."""
+        return any(next((Path(self.folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -97,96 +103,94 @@ class Run:
         try:
             yield
         finally:
-            seconds = {**self._manifest.record.seconds, stage: time.perf_counter() - started}
-            self._manifest = update_manifest(self.folder, seconds=seconds)
+            self.note(seconds={**self.record.seconds, stage: time.perf_counter() - started})
 
-    def note(self, artifacts: Mapping[str, ArtifactRef], **changes: Any) -> None:
-        """Keep references, and fields of the record; durable when this returns."""
-        self._manifest = update_manifest(self.folder, artifacts=artifacts, **changes)
+    def note(self, artifacts: Mapping[str, ArtifactRef] | None = None, **changes: Any) -> None:
+        """Keep references, and change fields of the record; durable when this returns, else `ArtifactError`."""
+        self.record = replace(self.record, **changes)
+        self.artifacts |= artifacts or {}
+        self._save()
 
-    def complete(self) -> RunSummary:
-        """Write everything to the database and drop what the folder no longer needs. Raises what `write` raises."""
-        return self._end("completed", "", write)
+    def end(self, status: RunStatus, error: str = "") -> None:
+        """Note how the run ended, before its answers are written."""
+        config = dict(self.record.config)
+        engines = [json.loads(path.read_bytes()) for path in (Path(self.folder) / "engines").glob("*.json")]
+        if engines:
+            config["engines_with_less_memory"] = sorted(engines, key=lambda engine: -engine["max_num_batched_tokens"])
+        self.note(status=status, error=error, config=config)
 
-    def stop(self, error: BaseException) -> RunSummary | None:
-        """End a run that did not come through: what is finished is written, the rest is left for the next run.
+    def finish(self) -> None:
+        """Note that the answers are in the database, and delete what only the run itself needed.
 
-        Told to stop from outside (Ctrl-C, a signal, a cancellation), it is "interrupted", else "failed". A run that
-        failed before it gave a row to the model leaves no trace: the error says why, and nothing is half-written. What
-        cannot be written now stays in the folder, and the next run of the database writes it.
+        Kept: the manifest and ``steps/`` (a few kilobytes a step, for reports). Deleted: requests, tokens, plan and
+        parts, which hold the prompts' text and are in the database or can be rebuilt.
         """
-        is_failed = isinstance(error, Exception)
-        if "requests" not in self._manifest.artifacts or (is_failed and not has_tried_rows(self.folder)):
-            self._discard()
-            return None
-        write_now = partial(write_answers, lock_timeout_seconds=STOP_LOCK_TIMEOUT_SECONDS)
-        reason = f"{type(error).__name__}: {error}" if is_failed else "told to stop"
-        try:
-            return self._end("failed" if is_failed else "interrupted", reason, write_now)
-        except DatabaseError as why:
-            LOGGER.warning("%s: the next run will write what this one finished: %s", self.workload.name, why)
-            return None
+        self.artifacts = {name: ref for name, ref in self.artifacts.items() if name == "plan"}
+        self.is_written = True
+        self._save()
+        _drop_work(Path(self.folder))
 
-    def recover(self) -> RunSummary | None:
-        """End a run whose process ended without doing so, in the state it had reached."""
-        record = self._manifest.record
-        if "requests" not in self._manifest.artifacts:
-            self._discard()
-            return None
-        if record.status == "running":
-            if has_tried_rows(self.folder):
-                guard(self._database, self.workload.name, is_needed=True)
-            return self._end("interrupted", "its process ended", write_answers)
-        return self._end(record.status, record.error, write_answers)
+    def discard(self) -> None:
+        """Delete all that there is of the run."""
+        drop_exchange(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _end(self, status: RunStatus, error: str, write_run: Callable[..., WriteResult]) -> RunSummary:
-        config = self._manifest.record.config
-        if engines := list_engines(self.folder):
-            config = {**config, "engines_with_less_memory": engines}
-        self._manifest = update_manifest(self.folder, status=status, error=error, config=config)
-        record, artifacts = self._manifest.record, self._manifest.artifacts
-        parts, steps = list_finished_parts(self.folder), list_finished_steps(self.folder)
-        written = write_run(
-            str(self._database), self.workload, record, artifacts.get("requests"), artifacts.get("tokens"), parts, steps
-        )
-        summary = summarise_run(record, written, parts)
-        finish_run_folder(self.folder)
-        return summary
+    def list_parts(self) -> list[ArtifactRef]:
+        """References of the whole parts, by name; damaged and half-written ones count as absent."""
+        return list_whole(sorted(Path(self.folder).glob("parts/part-*.parquet")))
 
-    def _discard(self) -> None:
-        discard_run_folder(self.folder)
+    def list_steps(self) -> list[ArtifactRef]:
+        """References of the whole step records, by name."""
+        return list_whole(sorted(Path(self.folder).glob("steps/part-*.parquet")))
+
+    def _save(self) -> None:
+        value = {
+            "record": asdict(self.record),
+            "artifacts": {name: ref.to_json() for name, ref in self.artifacts.items()},
+            "is_written": self.is_written,
+        }
+        with replace_file(Path(self.folder) / "manifest.json") as file:
+            file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 
 
-def recover_runs(database: str | Path) -> None:
-    """Write what earlier runs finished and never came to write. Call it inside `hold_database`.
+def list_unfinished_runs(database: str | Path) -> list[Run]:
+    """Runs whose answers are not in the database yet, oldest first; folders without a readable manifest are no runs.
 
-    A run whose artifacts are damaged is dropped, so that its rows are answered again. One whose workload cannot be read
-    stays where it is. Both are logged as warnings: neither may keep tonight's run from its work.
-
-    Raises:
-        DatabaseError: the database is locked, or does not take the answers.
+    Call it inside `hold_database`, else a run that is still alive is listed too.
     """
-    sweep_runs(database)
-    for manifest in list_unfinished_runs(database):
-        run_id = manifest.record.run_id
-        recover_shared_run(manifest.folder)
-        try:
-            run = Run(database, manifest, load_workload(manifest.record.workload_source))
-            summary = run.recover()
-        except DatabaseError:
-            raise
-        except ArtifactError as error:
-            LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
-            discard_run_folder(manifest.folder)
-        except BatchloomError as error:
-            LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, manifest.folder, error)
-        else:
-            if summary is not None:
-                LOGGER.info("recovered run %s: %s", run_id, summary.text)
+    paths = sorted(runs_folder(database).glob("*/manifest.json"))
+    return [run for path in paths if (run := _try_load(database, path.parent)) and not run.is_written]
 
 
-def _version(package: str) -> str:
+def sweep_runs(database: str | Path) -> None:
+    """Delete what killed processes left undeleted; call it inside `hold_database`.
+
+    That is the folder of a run that had no manifest yet, and the work of a run that is in the database.
+    """
+    for folder in runs_folder(database).iterdir():
+        if RUN_ID.fullmatch(folder.name) is None:
+            continue
+        if not (folder / "manifest.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        elif any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange")):
+            run = _try_load(database, folder)
+            if run is not None and run.is_written:
+                _drop_work(folder)
+
+
+def _try_load(database: str | Path, folder: Path) -> Run | None:
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+        return Run.load(database, folder)
+    except ArtifactError:
+        return None
+
+
+def _drop_work(folder: Path) -> None:
+    """Delete what only the run itself needed. The requests go last: while they are there, `sweep_runs` looks again."""
+    drop_exchange(folder)
+    for path in folder.rglob("*.tmp"):
+        path.unlink(missing_ok=True)
+    for name in WORK_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS):
+        path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -121,6 +121,15 @@ def describe_parquet(path: str | Path) -> ArtifactRef:
     with _open(path) as file:
         num_rows = file.metadata.num_rows
     return ArtifactRef(path=str(path), num_rows=num_rows, digest=_digest(path))
+
+
+def list_whole(paths: Iterable[Path]) -> list[ArtifactRef]:
+    """References of the files that are there and whole; damaged and missing ones are left out."""
+    refs = []
+    for path in paths:
+        with suppress(ArtifactError):
+            refs.append(describe_parquet(path))
+    return refs
 
 
 def _open(path: str | Path) -> pq.ParquetFile:

@@ -1,10 +1,16 @@
-"""The engines that work side by side in a run, and which partitions each of them comes to take."""
+"""The engines that work side by side in a run: how many, on which devices, and which partitions each comes to take."""
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+ALL_GPUS = ("auto", "cuda")
+"""Settings of the device that name none in particular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +21,44 @@ class EngineTeam:
         num_engines: in all.
         num_on_host: of these, on each host; on a CPU they divide it.
         engine: the settings of each.
+        environments: of each engine's process on this host, variables that say which device it sees; empty where
+            another one decides.
     """
 
     num_engines: int = 1
     num_on_host: int = 1
     engine: EngineConfig
+    environments: tuple[Mapping[str, str], ...] = ()
+
+    @classmethod
+    def on_host(cls, environments: tuple[Mapping[str, str], ...], engine: EngineConfig) -> "EngineTeam":
+        """Engines of this host alone."""
+        num_engines = len(environments)
+        return cls(num_engines=num_engines, num_on_host=num_engines, engine=engine, environments=environments)
+
+
+def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
+    """The engines of this host: one for each visible GPU, or so many; on a CPU they divide its threads and KV memory.
+
+    Args:
+        workers: "auto" is one for each GPU, and one where the device is a CPU or names one GPU, or where one engine is
+            spread over several.
+        engine: the settings as the user gave them, for all engines together.
+    Raises:
+        ConfigError: more workers than GPUs.
+    """
+    gpus = _visible_gpus() if engine.device in ALL_GPUS and workers != 1 else []
+    is_spread = engine.disaggregation == "processes"  # one engine computes its prompts on the next GPU
+    num_workers = workers if workers != "auto" else 1 if is_spread else max(1, len(gpus))
+    if num_workers == 1:
+        return EngineTeam.on_host(({},), engine)
+    if gpus:
+        if num_workers > len(gpus):
+            raise ConfigError(f"{num_workers} workers need a GPU each, and {len(gpus)} are visible")
+        return EngineTeam.on_host(tuple(gpus[:num_workers]), engine)
+    if engine.device not in ("auto", "cpu"):
+        raise ConfigError(f"{num_workers} workers need a GPU each, and device is {engine.device!r}")
+    return EngineTeam.on_host(({},) * num_workers, _divide(engine, num_workers))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +75,7 @@ def hand_out(order: Sequence[int], partition_seconds: Sequence[float], num_engin
     Args:
         order: in which partitions are handed out.
         partition_seconds: that each takes, by its number.
+        num_engines: that work side by side.
     """
     shares = [EngineShare() for _ in range(num_engines)]
     free_at = [(0.0, number) for number in range(num_engines)]
@@ -46,3 +86,28 @@ def hand_out(order: Sequence[int], partition_seconds: Sequence[float], num_engin
         share.seconds += partition_seconds[partition]
         heapq.heapreplace(free_at, (share.seconds, number))
     return shares
+
+
+def _divide(engine: EngineConfig, num_workers: int) -> EngineConfig:
+    import torch  # seconds, and a night with nothing new has no use for it
+
+    num_threads = max(1, (engine.num_threads or torch.get_num_threads()) // num_workers)
+    kv_bytes, swap_bytes = engine.kv_memory_bytes, engine.swap_memory_bytes
+    return replace(
+        engine,
+        num_threads=num_threads,
+        kv_memory_bytes=kv_bytes if kv_bytes == "auto" else max(1, kv_bytes // num_workers),
+        memory_fraction=engine.memory_fraction / num_workers,
+        swap_memory_bytes=swap_bytes if swap_bytes == "auto" else max(1, swap_bytes // num_workers),
+    )
+
+
+def _visible_gpus() -> list[dict[str, str]]:
+    """For each GPU that this process sees, the variable that makes it the only one."""
+    import torch
+
+    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if torch.version.hip else ("CUDA_VISIBLE_DEVICES",)
+    name = next((name for name in names if name in os.environ), names[0])
+    num_gpus = torch.cuda.device_count()
+    visible = os.environ[name].split(",") if name in os.environ else map(str, range(num_gpus))
+    return [{name: gpu.strip()} for gpu, _ in zip(visible, range(num_gpus), strict=False)]

@@ -1,18 +1,22 @@
 """The processes of one host that answer partitions, each with an engine of its own."""
 
 import logging
+import subprocess
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+from engine.child_process import start_child
 from tasks.partitions.attempt_log import AttemptLog
-from tasks.partitions.worker_name import WORKER_VARIABLE
+from tasks.partitions.partition_work import WORKER_VARIABLE
 from tasks.runs.infer_job import InferJob
-from tasks.runs.shared_run import SharedRun
-from tasks.runs.stop_request import StopRequest
+from tasks.runs.run_exchange import RunExchange
 from tasks.storage.artifact import ArtifactRef
-from tasks.workers.worker_client import WorkerClient, WorkerDiedError
 
 LOGGER = logging.getLogger("batchloom")
+
+CLOSE_SECONDS = 5.0
+"""How long an idle process has to end by itself."""
 
 
 class WorkerPool:
@@ -26,9 +30,9 @@ class WorkerPool:
 
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._num_workers = len(environments)
-        self._free: SimpleQueue[_Seat] = SimpleQueue()
+        self._free: SimpleQueue[_Worker] = SimpleQueue()
         for number, environment in enumerate(environments):
-            self._free.put(_Seat({**environment, WORKER_VARIABLE: str(number)}))
+            self._free.put(_Worker({**environment, WORKER_VARIABLE: str(number)}))
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
         """As `tasks.infer.infer`, in a process that is free; waits for one.
@@ -38,43 +42,82 @@ class WorkerPool:
 
         Raises what `infer` raises, and `WorkerError` where one process after the other ends before it tries a row.
         """
-        seat = self._free.get()
+        worker = self._free.get()
         try:
             while True:
                 AttemptLog(job.run_folder, partition).note_start()
                 try:
-                    return seat.take().answer(partition, job)
-                except WorkerDiedError as error:
-                    seat.clear()
-                    if StopRequest(job.run_folder).is_made:
+                    return worker.answer(partition, job)
+                except _WorkerDiedError as error:
+                    worker.close()
+                    if job.stop.is_made:
                         return None
                     if job.exchange is not None:  # which attempts there were says whether to hand it out again
-                        SharedRun(job.run_folder, job.exchange.url).take(("attempts",))
+                        RunExchange(job.run_folder, job.exchange.url).take(("attempts",))
                     LOGGER.warning("partition %d is handed out again: its %s", partition, error)
         finally:
-            self._free.put(seat)
+            self._free.put(worker)
 
     def close(self) -> None:
         """End the processes; none may have a partition any more."""
         for _ in range(self._num_workers):
-            self._free.get().clear()
+            self._free.get().close()
 
 
-class _Seat:
-    """The place of one process."""
+class _WorkerDiedError(Exception):
+    """The process ended while it had a partition; the message says how."""
 
-    __slots__ = ("_environment", "_worker")
+
+class _Worker:
+    """One process of `tasks.workers.worker_process` at a time; its model stays loaded between partitions.
+
+    Args:
+        environment: variables that it has besides ours.
+    """
+
+    __slots__ = ("_environment", "_line", "_process")
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._worker: WorkerClient | None = None
+        self._line: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def take(self) -> WorkerClient:
-        if self._worker is None:
-            self._worker = WorkerClient(self._environment)
-        return self._worker
+    def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
+        """As `tasks.infer.infer`, and raises what that raises, there; the process's log becomes ours.
 
-    def clear(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-        self._worker = None
+        Raises:
+            _WorkerDiedError: the process ended. What it had made durable stays.
+        """
+        if self._line is None or self._process is None:
+            line, self._process = start_child("tasks.workers.worker_process", environment=self._environment)
+            self._line = Connection(line.detach())
+        try:
+            self._line.send((partition, job))
+            while (answer := self._line.recv())[0] == "log":
+                LOGGER.log(*answer[1])
+        except (EOFError, OSError) as error:
+            raise _WorkerDiedError(f"process {self._process.pid} {_describe_end(self._process)}") from error
+        kind, value = answer
+        if kind == "error":
+            raise value
+        parts: list[ArtifactRef] | None = value
+        return parts
+
+    def close(self) -> None:
+        """End the process, if there is one, at once where it does not end by itself."""
+        if self._line is not None and self._process is not None:
+            self._line.close()
+            try:
+                self._process.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._line = self._process = None
+
+
+def _describe_end(process: "subprocess.Popen[bytes]") -> str:
+    try:
+        code = process.wait(CLOSE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "does not listen any more"
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

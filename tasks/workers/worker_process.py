@@ -1,26 +1,25 @@
-"""A process that answers partitions for another one, which hands them out: one engine each, on a device of its own.
+"""A process that answers partitions for its parent, which hands them out: one engine, on a device of its own.
 
-It ends with the other process, however that ends, in the middle of a step, too: whatever is worth keeping is on disk.
+It ends with its parent, in the middle of a step, too: whatever is worth keeping is on disk.
 """
 
 import logging
-import os
-import select
 import signal
 import sys
-import threading
 import traceback
 from multiprocessing.connection import Connection
 
+from engine.child_process import end_with_parent
 from engine.errors import WorkerError
 from tasks.infer import infer_partition
-from tasks.runs.run_copy import PROCESS_COPY, run_at_hand
+from tasks.runs.run_exchange import run_at_hand
+from tasks.runs.worker_copy import PROCESS_COPY
 
 LOGGER = logging.getLogger("batchloom")
 
 
 class LineHandler(logging.Handler):
-    """Log lines go to the process that hands out, which knows where they are to be shown."""
+    """Sends log lines to the parent, which knows where they are to be shown."""
 
     def __init__(self, line: Connection) -> None:
         super().__init__()
@@ -38,8 +37,8 @@ def serve(line: Connection) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            with run_at_hand(partition, job) as (here, publish):
-                parts = infer_partition(partition, here, publish)
+            with run_at_hand(partition, job) as (here, upload_file):
+                parts = infer_partition(partition, here, upload_file)
             line.send(("parts", parts))
         except Exception as error:
             _send_error(line, error)
@@ -55,21 +54,12 @@ def _send_error(line: Connection, error: Exception) -> None:
         line.send(("error", WorkerError(f"{type(error).__name__}: {error}")))
 
 
-def _end_with(line: Connection) -> None:
-    """Waits until the other end is gone, then ends this process."""
-    poll = select.poll()
-    poll.register(line.fileno(), select.POLLRDHUP)
-    poll.poll()
-    PROCESS_COPY.remove()
-    os._exit(0)
-
-
 def main() -> None:
     """Serves the process that has started this one; the argument is the file descriptor of the line."""
-    # A service manager tells all processes of a job to end. The one that hands out makes a stop request of it.
+    # A service manager tells all processes of a job to end. The parent makes a stop request of it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = Connection(int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(line,), daemon=True).start()
+    end_with_parent(line.fileno(), PROCESS_COPY.remove)
     LOGGER.addHandler(LineHandler(line))
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False

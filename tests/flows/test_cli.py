@@ -112,6 +112,8 @@ def many_documents(nights: Any, count: int) -> None:
         (("--database", "{tmp}/none.duckdb"), "no database at {tmp}/none.duckdb: no such file"),
         (("--database", "{tmp}/text.duckdb"), "{tmp}/text.duckdb cannot be opened"),
         (("--model", "{tmp}/nothing"), "model '{tmp}/nothing': no such file or folder"),
+        (("--device", "cuda:99"), "device 'cuda:99': torch finds"),
+        (("--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),

@@ -29,7 +29,8 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
-from tasks.runs.run_folder import list_finished_parts, runs_folder
+from tasks.runs.run_record import RunRecord
+from tasks.runs.runs_folder import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
@@ -193,7 +194,7 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     """Each process goes on in the same run folder, as a worker does that takes over another one's partition."""
     nights.sql("update documents set body = body || '~' where doc_id = 'd2'")
     workload = load_workload("snippets")
-    run = Run.begin(nights.path, workload, "tiny", "digest", {})
+    run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
     requests = read_requests(nights.path, workload, "digest", run.folder).requests
     model_len = read_max_model_len(nights.model, "auto")
     tokens = write_tokens(
@@ -215,11 +216,11 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     while (status := forker.run(infer=(0, asdict(job)), poison=poison)) != 0:
         assert status == -signal.SIGKILL, forker.said
         num_deaths += 1
-        before, parts = parts, list_finished_parts(run.folder)
+        before, parts = parts, run.list_parts()
         assert [part for part in parts if part in before] == before, "a finished piece was made again"
     pieces = "the whole, a half, a document, its three rows two at a time and each alone"
     assert num_deaths == expected_deaths, f"{pieces}; retries are for the whole and for those alone"
-    table = pq.ParquetDataset([part.path for part in list_finished_parts(run.folder)]).read()
+    table = pq.ParquetDataset([part.path for part in run.list_parts()]).read()
     rows = {row["row_id"]: row["error"] for row in table.to_pylist()}
     texts = pq.read_table(requests.path, columns=["row_id", "doc_id"]).to_pylist()
     assert table.num_rows == len(rows) == 12

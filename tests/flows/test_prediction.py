@@ -9,12 +9,13 @@ from prefect import flow
 
 from engine.config import EngineConfig
 from engine.planning.plan import SharingStats
-from flows.nightly import Night, predict_night
+from flows.nightly import Night, Source, predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.forecast.prediction import FEWEST_TOKENS_TO_PREDICT, read_answer_length, spread
 from tasks.report import write_report
 from tasks.runs.run import Run
+from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import hand_out
@@ -112,19 +113,21 @@ def test_a_night_that_cannot_be_predicted_goes_on(
 ) -> None:
     workload = load_workload("ranking")
     night = Night(
-        database=nights.path,
-        model="gone",
-        checkpoint=tmp_path / "gone",
-        model_digest="",
-        max_model_len=1024,
+        source=Source(
+            database=nights.path,
+            model="gone",
+            checkpoint=tmp_path / "gone",
+            model_digest="",
+            max_model_len=1024,
+            planning=PlanSettings(),
+            full=False,
+        ),
         engine=EngineConfig(device="cpu"),
-        planning=PlanSettings(),
         failures=FailurePolicy(),
         machines=WorkerSettings(),
         workers=Workers(WorkerSettings()),
-        full=False,
     )
-    run = Run.begin(nights.path, workload, "gone", "", {"full": False})
+    run = Run.create(nights.path, RunRecord.begin(workload, "gone", "", {"full": False}))
     plan = ArtifactRef(path=str(tmp_path / "plan.parquet"), num_rows=1, digest="")
     sharing = SharingStats(num_logical_tokens=10**6, num_processed_tokens=10**6, num_best_tokens=1)
     summary = PlanSummary(
@@ -133,10 +136,10 @@ def test_a_night_that_cannot_be_predicted_goes_on(
 
     @flow(name="unpredictable", persist_result=False)
     def unpredictable() -> None:
-        predict_night(night, run, plan, summary, read_answer_length(nights.path, workload))
+        predict_night(night, workload, run, plan, summary, read_answer_length(nights.path, workload))
 
     unpredictable()
-    assert run.config == {"full": False}
+    assert run.record.config == {"full": False}
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("ranking: the run is not predicted: ")
     assert "config.json cannot be read" in warning

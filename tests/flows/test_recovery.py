@@ -17,10 +17,10 @@ from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
-from tasks.runs.infer_job import InferJob
-from tasks.runs.run import Run, recover_runs
-from tasks.runs.run_folder import list_unfinished_runs
-from tasks.runs.stop_request import StopRequest
+from tasks.recover import recover_runs, stop_run
+from tasks.runs.infer_job import InferJob, StopRequest
+from tasks.runs.run import Run, list_unfinished_runs
+from tasks.runs.run_record import RunRecord
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
@@ -49,13 +49,13 @@ def test_a_stop_request_ends_a_night_as_ctrl_c_does(nights: Any) -> None:
 def begin_run(nights: Any, source: str = "snippets") -> Run:
     """A run that has read its requests, of which its process does no more."""
     workload = load_workload(source)
-    run = Run.begin(nights.path, workload, "tiny", "digest", {})
+    run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
     run.note({"requests": read_requests(nights.path, workload, "digest", run.folder).requests})
     return run
 
 
 def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
-    run = Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
+    run = Run.create(nights.path, RunRecord.begin(load_workload("snippets"), "tiny", "digest", {}))
     recover_runs(nights.path)
     assert not Path(run.folder).exists()
     assert nights.sql("select count(*) from runs") == [(0,)]
@@ -97,7 +97,7 @@ def test_a_run_of_a_lost_workload_stays_and_does_not_keep_the_night(
     assert Path(run.folder).exists()
     source.write_text(text)
     recover_runs(nights.path)
-    assert [manifest.record.run_id for manifest in list_unfinished_runs(nights.path)] == []
+    assert [run.record.run_id for run in list_unfinished_runs(nights.path)] == []
 
 
 def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,7 +108,7 @@ def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, cap
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        assert run.stop(KeyboardInterrupt()) is None
+        stop_run(run, load_workload("snippets"), KeyboardInterrupt())
         holder.kill()
     assert "the next run will write what this one finished" in caplog.text
     (summary,) = nights.run("snippets")
@@ -122,7 +122,7 @@ def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, cap
 def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> None:
     run = begin_run(nights)
     model_len = read_max_model_len(nights.model, "auto")
-    requests = list_unfinished_runs(nights.path)[0].artifacts["requests"]
+    requests = run.artifacts["requests"]
     tokens = write_tokens(
         requests, str(tmp_path / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
     )

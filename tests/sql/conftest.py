@@ -14,11 +14,12 @@ from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA
 from tasks.read import ReadResult, read_requests
-from tasks.runs.run_folder import RunRecord, create_run_folder, new_run_id
+from tasks.runs import run as runs
+from tasks.runs.run_record import RunRecord, RunSummary, new_run_id
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.tokenize import TOKENS_SCHEMA
 from tasks.workloads.workload import Workload, load_workload
-from tasks.write import WriteResult, write_answers
+from tasks.write import write_answers
 from tests.sql.report_facts import CONFIG, Step, replace_steps
 
 Row = dict[str, Any]
@@ -46,7 +47,7 @@ class Run:
     parts: list[ArtifactRef]
     steps: list[ArtifactRef]
 
-    def write(self, **options: Any) -> WriteResult:
+    def write(self, **options: Any) -> RunSummary:
         arguments = (self.record, self.read.requests, self.tokens, self.parts, self.steps)
         return write_answers(self.database, self.workload, *arguments, **options)
 
@@ -61,7 +62,7 @@ class Night:
     """A database file with every table of `sql/schema.sql`."""
 
     path: Path
-    results: list[WriteResult] = field(default_factory=list)
+    results: list[RunSummary] = field(default_factory=list)
 
     def sql(self, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         with duckdb.connect(str(self.path)) as connection:
@@ -90,7 +91,7 @@ class Night:
             started_at=datetime.now(UTC).isoformat(),
             **({"status": "completed"} | record),
         )
-        folder = Path(create_run_folder(self.path, run).folder)
+        folder = Path(runs.Run.create(self.path, run).folder)
         read = read_requests(self.path, chosen, model_digest, folder, full=full)
         with open_parquet(read.requests) as file:
             rows = file.read().to_pylist()

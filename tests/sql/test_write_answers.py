@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.runs.run_folder import list_finished_parts
+from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
 from tasks.write import write_answers
 
@@ -167,7 +167,8 @@ def test_ctrl_c_inside_the_transaction_leaves_nothing(night: Any) -> None:
 KILLED = """
 import sys, time
 from tasks.storage.artifact import describe_parquet
-from tasks.runs.run_folder import list_finished_parts, load_manifest
+from pathlib import Path
+from tasks.runs.run import Run
 from tasks.workloads.workload import load_workload
 from tasks.write import write_answers
 
@@ -183,9 +184,9 @@ class SlowSteps(list):
 database, folder = sys.argv[1:]
 names = ("requests", "tokens", "steps/part-00000")
 requests, tokens, steps = (describe_parquet(f"{folder}/{name}.parquet") for name in names)
-record = load_manifest(folder).record
+run = Run.load(database, Path(folder))
 write_answers(
-    database, load_workload("snippets"), record, requests, tokens, list_finished_parts(folder), SlowSteps([steps])
+    database, load_workload("snippets"), run.record, requests, tokens, run.list_parts(), SlowSteps([steps])
 )
 """
 
@@ -223,7 +224,7 @@ def test_only_whole_parts_of_a_folder_are_written(night: Any) -> None:
     torn = Path(run.parts[1].path)
     torn.write_bytes(torn.read_bytes()[:-9])
     (folder / "parts" / ".part-00009.parquet.1-ab.tmp").write_bytes(b"PAR1")
-    run.parts = list_finished_parts(folder)
+    run.parts = Run.load(night.path, folder).list_parts()
     (folder / "parts" / ".part-00009.parquet.1-ab.tmp").unlink()
     assert [Path(ref.path).name for ref in run.parts] == ["part-00000.parquet", "part-00002.parquet"]
     assert run.write().num_ok == 2

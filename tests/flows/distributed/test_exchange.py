@@ -24,14 +24,14 @@ from tasks.infer import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
-from tasks.runs.infer_job import InferJob
+from tasks.recover import recover_runs
+from tasks.runs.infer_job import Exchange, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
-from tasks.runs.run import Run, recover_runs
-from tasks.runs.run_copy import PREFIX, PROCESS_COPY, run_at_hand
-from tasks.runs.run_folder import list_finished_parts, list_finished_steps
-from tasks.runs.shared_run import SharedRun, name_exchange
-from tasks.runs.stop_request import StopRequest
+from tasks.runs.run import Run
+from tasks.runs.run_exchange import RunExchange, run_at_hand
+from tasks.runs.run_record import RunRecord
+from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
@@ -118,7 +118,7 @@ class Shared:
 
     def __init__(self, nights: Any, folder: Path, url: str) -> None:
         workload = load_workload("snippets")
-        self.run = Run.begin(nights.path, workload, "tiny", "digest", {})
+        self.run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
         requests = read_requests(nights.path, workload, "digest", self.run.folder).requests
         model_len = read_max_model_len(nights.model, "auto")
         tokens = write_tokens(
@@ -134,10 +134,10 @@ class Shared:
             engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
             failures=FailurePolicy(),
             expected_output_tokens=None,
-            exchange=name_exchange(url, self.run.folder, str(nights.model)),
+            exchange=Exchange.below(url, self.run.folder, str(nights.model)),
         )
         assert self.job.exchange is not None
-        self.end = SharedRun(self.run.folder, self.job.exchange.url)
+        self.end = RunExchange(self.run.folder, self.job.exchange.url)
         self.end.offer(self.job.plan)
         self.store = ObjectStore(self.job.exchange.url)
 
@@ -156,7 +156,7 @@ def test_what_workers_finished_for_a_run_that_died_is_taken_by_the_next(
     nights: Any, shared: Shared, objects: ObjectServer
 ) -> None:
     (part,) = shared.answer(1)
-    assert list_finished_parts(shared.run.folder) == [], "its process has not looked since"
+    assert shared.run.list_parts() == [], "its process has not looked since"
     name = f"{Path(shared.run.folder).name}/parts/part-00000.parquet"
     objects.objects[f"nights/{name}"] = dict(next(iter(objects.objects.values())), content="aGFsZg==")  # half of one
     recover_runs(nights.path)
@@ -178,8 +178,8 @@ def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared,
     assert [part.digest for part in taken_over or []] == [part.digest for part in parts]
     shared.end.take()
     found = shared.end.find(parts)
-    assert found == list_finished_parts(shared.run.folder)
-    assert len(list_finished_steps(shared.run.folder)) == 1
+    assert found == shared.run.list_parts()
+    assert len(shared.run.list_steps()) == 1
     assert read_counts(shared.run.folder).num_rows == found[0].num_rows
 
 

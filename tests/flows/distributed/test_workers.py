@@ -19,10 +19,10 @@ from engine.errors import ArtifactError, ConfigError, WorkerError
 from flows.cli import main
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
-from tasks.infer_remote import name_device
+from tasks.infer import name_device
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
-from tasks.workers.worker_layout import WorkerLayout, lay_out_workers
+from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
@@ -141,7 +141,7 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
 
 def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(device="cpu", kv_memory_bytes=64 << 20, num_threads=4)
-    assert lay_out_workers("auto", config) == WorkerLayout(environments=({},), engine=config)
+    assert lay_out_workers("auto", config) == EngineTeam(environments=({},), engine=config)
     both = lay_out_workers(2, config)
     assert both.environments == ({}, {})
     assert (both.engine.kv_memory_bytes, both.engine.num_threads) == (32 << 20, 2)

@@ -7,25 +7,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.runs.database_lock import hold_database
-from tasks.runs.run_folder import (
-    RunRecord,
-    create_run_folder,
-    finish_run_folder,
-    list_finished_parts,
-    list_finished_steps,
-    list_unfinished_runs,
-    load_manifest,
-    new_run_id,
-    runs_folder,
-    sweep_runs,
-    update_manifest,
-)
+from tasks.runs.run import Run, list_unfinished_runs, sweep_runs
+from tasks.runs.run_record import RunRecord, new_run_id
+from tasks.runs.runs_folder import hold_database, runs_folder
 from tasks.storage.artifact import write_parquet
 
 SCHEMA = pa.schema([("row_id", pa.int64())])
@@ -51,32 +41,41 @@ def database(tmp_path: Path) -> Path:
     return tmp_path / "night.duckdb"
 
 
+def contents(run: Run) -> Any:
+    return run.record, run.artifacts, run.is_written
+
+
+def folders(database: Path) -> list[str]:
+    """Of the unfinished runs."""
+    return [run.folder for run in list_unfinished_runs(database)]
+
+
 def mode(path: str | Path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
 def test_everything_is_private_even_in_a_folder_that_was_not(database: Path) -> None:
     runs_folder(database).mkdir(mode=0o755)
-    folder = Path(create_run_folder(database, record("r1")).folder)
+    folder = Path(Run.create(database, record("r1")).folder)
     assert folder == database.with_name("night.duckdb.runs") / "r1"
     assert {mode(path) for path in (folder.parent, folder, folder / "parts", folder / "steps")} == {0o700}
     assert mode(folder / "manifest.json") == 0o600
 
 
 def test_a_manifest_survives(database: Path) -> None:
-    manifest = create_run_folder(database, record("r1"))
-    assert load_manifest(manifest.folder) == manifest
-    ref = write_parquet(Path(manifest.folder) / "requests.parquet", SCHEMA, [BATCH])
-    updated = update_manifest(manifest.folder, artifacts={"requests": ref}, status="interrupted", seconds={"read": 0.5})
-    assert updated.artifacts == {"requests": ref}
-    assert updated.record == replace(record("r1"), status="interrupted", seconds={"read": 0.5})
-    assert load_manifest(manifest.folder) == updated
+    run = Run.create(database, record("r1"))
+    folder = Path(run.folder)
+    assert contents(Run.load(database, folder)) == contents(run) == (record("r1"), {}, False)
+    ref = write_parquet(folder / "requests.parquet", SCHEMA, [BATCH])
+    run.note({"requests": ref}, status="interrupted", seconds={"read": 0.5})
+    updated = (replace(record("r1"), status="interrupted", seconds={"read": 0.5}), {"requests": ref}, False)
+    assert contents(Run.load(database, folder)) == contents(run) == updated
 
 
 @pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", "../up", ".hidden", "a b", "a\0b", "é"])
 def test_a_run_id_cannot_leave_its_folder(database: Path, run_id: str) -> None:
     with pytest.raises(ArtifactError, match="a run id holds letters"):
-        create_run_folder(database, record(run_id))
+        Run.create(database, record(run_id))
     assert list(database.parent.rglob("*")) == []
 
 
@@ -84,32 +83,34 @@ def test_a_run_id_is_given_once(database: Path) -> None:
     ids = {new_run_id("snippets") for _ in range(100)}
     assert len(ids) == 100
     run_id = ids.pop()
-    create_run_folder(database, record(run_id))
+    Run.create(database, record(run_id))
     with pytest.raises(ArtifactError, match="cannot be made"):
-        create_run_folder(database, record(run_id))
+        Run.create(database, record(run_id))
 
 
 def test_unfinished_runs_are_found_until_they_are_written(database: Path) -> None:
-    assert list_unfinished_runs(database) == []
-    second, first = (create_run_folder(database, record(run_id)) for run_id in ("r2", "r1"))
+    assert folders(database) == []
+    second, first = (Run.create(database, record(run_id)) for run_id in ("r2", "r1"))
     (runs_folder(database) / "r0").mkdir()
-    assert list_unfinished_runs(database) == [first, second]
-    finished = finish_run_folder(first.folder, status="completed")
+    assert folders(database) == [first.folder, second.folder]
+    first.end("completed")
+    first.finish()
+    finished = Run.load(database, Path(first.folder))
     assert finished.is_written
     assert finished.record.status == "completed"
-    assert list_unfinished_runs(database) == [second]
+    assert folders(database) == [second.folder]
     (Path(second.folder) / "manifest.json").write_text("{")
-    assert list_unfinished_runs(database) == []
+    assert folders(database) == []
 
 
 def test_a_written_run_keeps_its_steps_alone(database: Path) -> None:
-    manifest = create_run_folder(database, record("r1"))
+    run = Run.create(database, record("r1"))
     for name in ("requests", "tokens", "plan", "parts/part-00000", "steps/part-00000"):
-        write_parquet(Path(manifest.folder) / f"{name}.parquet", SCHEMA, [BATCH])
+        write_parquet(Path(run.folder) / f"{name}.parquet", SCHEMA, [BATCH])
     for torn in (".plan.parquet.7-ab.tmp", "steps/.part-00001.parquet.7-ab.tmp"):
-        (Path(manifest.folder) / torn).write_bytes(b"PAR1")
-    finish_run_folder(manifest.folder)
-    files = {str(path.relative_to(manifest.folder)) for path in Path(manifest.folder).rglob("*") if path.is_file()}
+        (Path(run.folder) / torn).write_bytes(b"PAR1")
+    run.finish()
+    files = {str(path.relative_to(run.folder)) for path in Path(run.folder).rglob("*") if path.is_file()}
     assert files == {"manifest.json", "steps/part-00000.parquet"}
 
 
@@ -117,7 +118,7 @@ def test_what_a_killed_process_could_not_delete_is_swept(database: Path) -> None
     unborn, written, working = (new_run_id("snippets") for _ in range(3))
     (runs_folder(database) / unborn / "parts").mkdir(parents=True)
     for run_id in (written, working):
-        folder = Path(create_run_folder(database, record(run_id)).folder)
+        folder = Path(Run.create(database, record(run_id)).folder)
         for name in ("requests", "parts/part-00000"):
             write_parquet(folder / f"{name}.parquet", SCHEMA, [BATCH])
     manifest = runs_folder(database) / written / "manifest.json"
@@ -142,34 +143,35 @@ def test_what_a_killed_process_could_not_delete_is_swept(database: Path) -> None
     ],
 )
 def test_a_damaged_manifest_is_refused(database: Path, content: str) -> None:
-    folder = create_run_folder(database, record("r1")).folder
+    folder = Run.create(database, record("r1")).folder
     (Path(folder) / "manifest.json").write_text(content)
     with pytest.raises(ArtifactError, match="is not a run's manifest"):
-        load_manifest(folder)
+        Run.load(database, Path(folder))
 
 
 def test_an_unknown_status_is_refused(database: Path) -> None:
-    folder = create_run_folder(database, record("r1")).folder
+    folder = Run.create(database, record("r1")).folder
     path = Path(folder) / "manifest.json"
     value = json.loads(path.read_text())
     value["record"]["status"] = "lost"
     path.write_text(json.dumps(value))
     with pytest.raises(ArtifactError, match="unknown status 'lost'"):
-        load_manifest(folder)
+        Run.load(database, Path(folder))
 
 
 def test_parts_that_are_whole(database: Path) -> None:
-    folder = Path(create_run_folder(database, record("r1")).folder)
+    run = Run.create(database, record("r1"))
+    folder = Path(run.folder)
     refs = [write_parquet(folder / "parts" / f"part-{number:05}.parquet", SCHEMA, [BATCH]) for number in (2, 0, 1)]
     Path(refs[2].path).write_bytes(Path(refs[2].path).read_bytes()[:-4])
     (folder / "parts" / ".part-00003.parquet.77-ab.tmp").write_bytes(b"PAR1")
-    assert list_finished_parts(folder) == [refs[1], refs[0]]
-    assert list_finished_steps(folder) == []
+    assert run.list_parts() == [refs[1], refs[0]]
+    assert run.list_steps() == []
 
 
 HOLD = """
 import sys
-from tasks.runs.database_lock import hold_database
+from tasks.runs.runs_folder import hold_database
 with hold_database(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

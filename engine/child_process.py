@@ -1,0 +1,57 @@
+"""A child process that talks to its parent through a socket, and ends with it, however the parent ends."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+
+def start_child(
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    pass_fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+    """Run a module in a new interpreter with our search path; returns our end of the socket, and the process.
+
+    The child is to call `end_with_parent` first. It does not get the keyboard's interrupts: its parent decides what an
+    interrupt means.
+
+    Args:
+        module: its first argument is the file descriptor of its end of the socket.
+        arguments: what follows.
+        pass_fds: further file descriptors that stay open in the child.
+        environment: variables besides ours.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            pass_fds=(theirs.fileno(), *pass_fds),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environment or {})},
+            start_new_session=True,
+        )
+    return ours, process
+
+
+def end_with_parent(socket_fd: int, clean_up: Callable[[], None] = lambda: None) -> None:
+    """From now on, end this process when the other end of its socket is closed, in the middle of its work, too.
+
+    Args:
+        socket_fd: of the child's end; somebody else may read from it meanwhile.
+        clean_up: called before the end.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(socket_fd, select.POLLRDHUP)
+        poll.poll()
+        clean_up()
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,75 @@
+"""Runs that did not come through: what they finished is written, and the rest is left for the next run."""
+
+import logging
+from pathlib import Path
+
+from engine.errors import ArtifactError, BatchloomError, DatabaseError
+from tasks.runs.run import Run, list_unfinished_runs, sweep_runs
+from tasks.runs.run_exchange import recover_exchange
+from tasks.runs.runs_folder import set_isolation
+from tasks.workloads.workload import Workload, load_workload
+from tasks.write import write_run
+
+LOGGER = logging.getLogger("batchloom")
+
+STOP_LOCK_TIMEOUT_SECONDS = 5.0
+"""How long a run that was told to stop waits for the database; what it cannot write, the next run writes."""
+
+
+def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
+    """End a run that an exception ends; the caller raises the exception on.
+
+    Told to stop from outside (Ctrl-C, a signal, a cancellation), it is "interrupted", else "failed". A run that failed
+    before it gave a row to the model leaves no trace: the error says why, and nothing is half-written. What cannot be
+    written now stays in the folder, and the next run of the database writes it.
+    """
+    is_failed = isinstance(error, Exception)
+    if "requests" not in run.artifacts or (is_failed and not run.has_tried_rows):
+        run.discard()
+        return
+    if is_failed:
+        run.end("failed", f"{type(error).__name__}: {error}")
+    else:
+        run.end("interrupted", "told to stop")
+    try:
+        summary = write_run(run, workload, lock_timeout_seconds=STOP_LOCK_TIMEOUT_SECONDS)
+    except DatabaseError as why:
+        LOGGER.warning("%s: the next run will write what this one finished: %s", workload.name, why)
+        return
+    run.finish()
+    LOGGER.info(summary.text)
+
+
+def recover_runs(database: str | Path) -> None:
+    """Write what earlier runs finished and never came to write. Call it inside `hold_database`.
+
+    A run whose artifacts are damaged is dropped, so that its rows are answered again. One whose workload cannot be read
+    stays where it is. Both are logged as warnings: neither may keep tonight's run from its work.
+
+    Raises:
+        DatabaseError: the database is locked, or does not take the answers.
+    """
+    sweep_runs(database)
+    for run in list_unfinished_runs(database):
+        run_id = run.record.run_id
+        recover_exchange(run.folder)
+        try:
+            workload = load_workload(run.record.workload_source)
+            if "requests" not in run.artifacts:
+                run.discard()
+                continue
+            if run.record.status == "running":
+                if run.has_tried_rows:
+                    set_isolation(database, workload.name, is_needed=True)
+                run.end("interrupted", "its process ended")
+            summary = write_run(run, workload)
+            run.finish()
+        except DatabaseError:
+            raise
+        except ArtifactError as error:
+            LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
+            run.discard()
+        except BatchloomError as error:
+            LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
+        else:
+            LOGGER.info("recovered run %s: %s", run_id, summary.text)

@@ -1,0 +1,55 @@
+"""The private folder of a worker process, in which it has what it needs of a run whose own folder is out of reach."""
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "batchloom-run-"
+"""Of the folders' names, in the folder for temporary files."""
+
+
+class WorkerCopy:
+    """The private folder of this process: it serves a run at a time, and goes with the process, however that ends."""
+
+    __slots__ = ("_folder", "_in_use", "_lock", "_url")
+
+    def __init__(self) -> None:
+        self._in_use = threading.Lock()
+        self._url = ""
+        self._folder: Path | None = None
+        self._lock = -1
+
+    def open(self, url: str) -> Path:
+        """A folder for this run, readable by its owner alone (0700): the same one until another run comes."""
+        if self._folder is None or self._url != url:
+            self.remove()
+            _sweep_copies()
+            unlocked = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
+            self._lock = os.open(unlocked / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._url, self._folder = url, unlocked.rename(unlocked.with_name(unlocked.name[1:]))
+        return self._folder
+
+    def remove(self) -> None:
+        with self._in_use:  # two threads may see that the process is to end
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os.close(self._lock)
+            self._folder = None
+
+
+PROCESS_COPY = WorkerCopy()
+atexit.register(PROCESS_COPY.remove)
+
+
+def _sweep_copies() -> None:
+    """Delete the folders of processes that were killed: the kernel has let go of their locks."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), open(folder / "lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
