@@ -215,8 +215,9 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
         )
     run.note({"tokens": tokens})
     with run.measure("plan"):
-        num_answer_tokens = workload.decoding.max_new_tokens if workload.mode == "generate" else 1
-        plan = plan_prefix(str(source.database), tokens, planning.method, planning.partition_tokens, num_answer_tokens)
+        plan = plan_prefix(
+            str(source.database), tokens, planning.method, planning.partition_tokens, workload.max_answer_tokens
+        )
     run.note({"plan": plan})
     return found, plan
 

@@ -36,8 +36,8 @@ class AnswerLength:
     """How long an answer is taken to be.
 
     Attributes:
-        num_tokens: of every answer; 1 where the workload scores, because a prompt's last row gives the score.
-        num_earlier_answers: whose mean it is; 0 where there are none and it is the workload's max_new_tokens.
+        num_tokens: of every answer.
+        num_earlier_answers: whose mean it is; 0 where there are none and it is the workload's max_answer_tokens.
     """
 
     num_tokens: int
@@ -55,16 +55,15 @@ def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength
     Raises:
         DatabaseError: it cannot be opened.
     """
-    if workload.mode == "score":
-        return AnswerLength(num_tokens=1, num_earlier_answers=0)
-    with connect(database, read_only=True) as connection:
-        if workload.output.table.lower() in list_relations(connection):
-            query = fill_identifiers(statement("read/mean_answer_tokens"), table=workload.output.table)
-            mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
-            if mean is not None:
-                num_tokens = min(max(1, round(mean)), workload.decoding.max_new_tokens)
-                return AnswerLength(num_tokens=num_tokens, num_earlier_answers=num_answers)
-    return AnswerLength(num_tokens=workload.decoding.max_new_tokens, num_earlier_answers=0)
+    most, mean, num_answers = workload.max_answer_tokens, None, 0
+    if workload.mode == "generate":
+        with connect(database, read_only=True) as connection:
+            if workload.output.table.lower() in list_relations(connection):
+                query = fill_identifiers(statement("read/mean_answer_tokens"), table=workload.output.table)
+                mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
+    if mean is None:
+        return AnswerLength(num_tokens=most, num_earlier_answers=0)
+    return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

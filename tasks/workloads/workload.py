@@ -58,6 +58,11 @@ class Workload:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
+    def max_answer_tokens(self) -> int:
+        """Most tokens of an answer; 1 in mode "score", where a prompt's last row gives the score."""
+        return self.decoding.max_new_tokens if self.mode == "generate" else 1
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Key columns, then the template's fields that are not among them."""
         return tuple(dict.fromkeys(self.key + self.prompt.fields))
