@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.kernels import cdiv
 from tasks.report_page.chart import NARROW, WIDE, Chart
 from tasks.report_page.markup import Markup, element
 
@@ -63,15 +62,23 @@ def draw_histogram(
     """Upright bars side by side.
 
     Args:
-        edges: labels of the bars' borders, one more than bars, or one a bar, which then stands below its middle. Some
-            are left out where there is no room.
+        edges: labels of the bars' borders, one more than bars, or one a bar, which then stands below its middle and
+            may go to a second row. Some are left out where there is no room.
     """
     high = max((bar.value for bar in bars), default=0.0) or 1.0
-    chart = Chart.sized(slug, max(len(bars), FEWEST_PLACES), high, x_label, y_label, width=width, has_x_ticks=False)
+    is_below_bars = len(edges) == len(bars)
+    names = [(n + (0.5 if is_below_bars else 0.0), edge) for n, edge in enumerate(edges)]
+    chart = Chart.sized(
+        slug,
+        max(len(bars), FEWEST_PLACES),
+        high,
+        x_label,
+        y_label,
+        width=width,
+        x_names=names,
+        most_name_rows=2 if is_below_bars else 1,
+    )
     marks = [chart.bar(n, n + 1, bar.part, bar.value, bar.kind, gap=3) for n, bar in enumerate(bars)]
     marks += [chart.bar(n, n + 1, 0.0, bar.part, bar.part_kind, gap=3) for n, bar in enumerate(bars)]
-    offset = 0.5 if len(edges) == len(bars) else 0.0
-    every = cdiv(sum(len(edge) + 2 for edge in edges) * 7, int(chart.x.end - chart.x.start)) or 1
-    marks += [chart.name(n + offset, edge) for n, edge in enumerate(edges) if n % every == 0]
     marks += [chart.target(n, n + 1, bar.text) for n, bar in enumerate(bars)]
     return chart.render(marks)

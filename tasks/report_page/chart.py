@@ -1,6 +1,6 @@
 """A chart's frame and the marks that are drawn in it, as SVG."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tasks.report_page.markup import Content, Markup, element, join
@@ -10,6 +10,28 @@ from tasks.report_page.scale import Scale
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 14.0, 22.0, 44.0
 WIDE, NARROW = 960.0, 470.0
 HEIGHT = 270.0
+LABEL_HEIGHT = 16.0
+
+NARROW_CHARACTERS, WIDE_CHARACTERS = frozenset(" .,:;'()|!fijlrtI"), frozenset("%mwMW@")
+
+
+def text_width(text: str) -> float:
+    """Pixels that a label takes at most in 12 pixel DejaVu Sans, the widest of the page's usual fonts."""
+    return sum(5.0 if c in NARROW_CHARACTERS else 11.8 if c in WIDE_CHARACTERS else 7.8 for c in text)
+
+
+def place_labels(labels: Sequence[tuple[float, str]], most_rows: int) -> list[tuple[float, str, int]]:
+    """Labels that do not overlap, of all that are centred on a pixel each: (pixel, text, row below the axis).
+
+    All of them in as few rows as they fit in, else every second, every third and so on.
+    """
+    for every in range(1, len(labels) + 1):
+        shown = labels[::every]
+        for num_rows in range(1, most_rows + 1):
+            in_one_row = zip(shown, shown[num_rows:], strict=False)
+            if all(right - left > (text_width(a) + text_width(b)) / 2 + 6 for (left, a), (right, b) in in_one_row):
+                return [(x, text, number % num_rows) for number, (x, text) in enumerate(shown)]
+    return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +42,8 @@ class Chart:
         slug: of the figure; its title and note name the picture for those who do not see it.
         x, y: values to pixels.
         x_label, y_label: what is measured, with its unit.
-        x_format: of the ticks below.
-        has_x_ticks: False where the marks bring labels of their own.
+        x_names: labels below the axis instead of round values, each with its place on x; those that fit are shown.
+        most_name_rows: names may take so many rows, one below the other.
     """
 
     slug: str
@@ -29,9 +51,8 @@ class Chart:
     y: Scale
     x_label: str
     y_label: str
-    x_format: Callable[[float], str] = short
-    y_format: Callable[[float], str] = short
-    has_x_ticks: bool = True
+    x_names: Sequence[tuple[float, str]] = ()
+    most_name_rows: int = 1
 
     @classmethod
     def sized(
@@ -43,7 +64,8 @@ class Chart:
         y_label: str,
         *,
         width: float = WIDE,
-        has_x_ticks: bool = True,
+        x_names: Sequence[tuple[float, str]] = (),
+        most_name_rows: int = 1,
     ) -> "Chart":
         """A chart of a width for values up to `x_high` and `y_high`, with a little room above."""
         return cls(
@@ -52,23 +74,30 @@ class Chart:
             y=Scale(low=0.0, high=max(y_high, 1e-9) * 1.06, start=HEIGHT - BOTTOM, end=TOP),
             x_label=x_label,
             y_label=y_label,
-            has_x_ticks=has_x_ticks,
+            x_names=x_names,
+            most_name_rows=most_name_rows,
         )
 
     def render(self, marks: Iterable[Content]) -> Markup:
         """The picture with its marks in the order in which they cover each other."""
         width, bottom = self.x.end + RIGHT, self.y.start
         ticks = [self._y_tick(value) for value in self.y.ticks(5)]
-        if self.has_x_ticks:
-            ticks += [self._x_tick(value) for value in self.x.ticks(9 if width == WIDE else 5)]
+        names = self.x_names or [(value, short(value)) for value in self.x.ticks(9 if width == WIDE else 5)]
+        places = [(min(self.x.at(value), width - text_width(text) / 2), text) for value, text in names]
+        labels = place_labels(places, self.most_name_rows)
+        height = HEIGHT + LABEL_HEIGHT * max((row for _, _, row in labels), default=0)
+        ticks += [
+            element("text", text, x=x, y=bottom + 19 + LABEL_HEIGHT * row, class_="tick middle")
+            for x, text, row in labels
+        ]
         return element(
             "svg",
             *ticks,
             *marks,
             element("line", x1=self.x.start, x2=self.x.end, y1=bottom, y2=bottom, class_="axis"),
-            element("text", self.x_label, x=(self.x.start + self.x.end) / 2, y=HEIGHT - 6, class_="label middle"),
-            element("text", self.y_label, x=4, y=12, class_="label"),
-            viewBox=f"0 0 {width:g} {HEIGHT:g}",
+            element("text", self.x_label, x=(self.x.start + self.x.end) / 2, y=height - 6, class_="label middle"),
+            element("text", self.y_label, x=4, y=11, class_="label"),
+            viewBox=f"0 0 {width:g} {height:g}",
             role="img",
             aria_labelledby=f"{self.slug}-title",
             aria_describedby=f"{self.slug}-note",
@@ -116,7 +145,7 @@ class Chart:
         return element(
             "g",
             element("rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="shade"),
-            *([label] if right - left > 7 * len(text) else []),
+            *([label] if right - left > text_width(text) else []),
         )
 
     def boundary(self, value: float) -> Markup:
@@ -124,9 +153,11 @@ class Chart:
         x = self.x.at(value)
         return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="boundary")
 
-    def chapter(self, value: float, text: str) -> Markup:
-        """As `boundary`, where something of another kind begins, with its name beside it."""
+    def chapter(self, value: float, following: float, text: str) -> Markup:
+        """As `boundary`, where something of another kind begins, with its name beside it where there is room."""
         x = self.x.at(value)
+        if self.x.at(following) - x < text_width(text) + 8:
+            text = ""
         return element(
             "g",
             element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="axis"),
@@ -145,23 +176,16 @@ class Chart:
             "rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="target", data_tip=tip
         )
 
-    def name(self, value: float, text: str, kind: str = "tick middle") -> Markup:
-        """A label below the axis."""
-        return element("text", text, x=self.x.at(value), y=self.y.start + 17, class_=kind)
-
     def _path(self, edges: Sequence[tuple[float, float]], values: Sequence[float]) -> str:
         points = zip(edges, values, strict=True)
         return "M" + "L".join(
             f"{self.x.at(left):.2f} {self.y.at(value):.2f}H{self.x.at(right):.2f}" for (left, right), value in points
         )
 
-    def _x_tick(self, value: float) -> Markup:
-        return element("text", self.x_format(value), x=self.x.at(value), y=self.y.start + 17, class_="tick middle")
-
     def _y_tick(self, value: float) -> Markup:
         y = self.y.at(value)
         return element(
             "g",
             element("line", x1=self.x.start, x2=self.x.end, y1=y, y2=y, class_="grid"),
-            element("text", self.y_format(value), x=self.x.start - 8, y=y + 4, class_="tick end"),
+            element("text", short(value), x=self.x.start - 8, y=y + 4, class_="tick end"),
         )

@@ -53,11 +53,10 @@ def draw_background(chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple
     if len(borders) <= MOST_BOUNDARIES:
         marks += map(chart.boundary, borders)
     if bins[-1].engine != bins[0].engine:
-        firsts = [bins[0].engine - 1, *(each.engine for each in bins[:-1])]
+        starts = [0, *(n for n in range(1, len(bins)) if bins[n].engine != bins[n - 1].engine)]
+        ends = [*(edges[n][0] for n in starts[1:]), edges[-1][1]]
         marks += [
-            chart.chapter(low, f"engine {each.engine}")
-            for each, before, (low, _) in zip(bins, firsts, edges, strict=True)
-            if each.engine != before
+            chart.chapter(edges[n][0], end, f"engine {bins[n].engine}") for n, end in zip(starts, ends, strict=True)
         ]
     return marks
 

@@ -1,6 +1,8 @@
 """A real browser without a window, and a page as it has it."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import zlib
@@ -108,6 +110,26 @@ class Browser:
         builder.feed(output)
         builder.close()
         return builder.root, console
+
+    def label_boxes(self, page: Path, width: int) -> list[list[tuple[str, float, float, float, float]]]:
+        """Of each picture its texts with their boxes (left, top, right, bottom), in a window of this many pixels."""
+        script = """<script>
+          document.body.dataset.boxes = JSON.stringify(Array.from(document.querySelectorAll("svg"), (picture) =>
+            Array.from(picture.querySelectorAll("text"), (text) => {
+              const box = text.getBoundingClientRect();
+              return [text.textContent, box.left, box.top, box.right, box.bottom];
+            })));
+        </script>"""
+        copy = self.folder / "labels.html"
+        text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
+        copy.write_text(text.replace("</body>", f"{script}</body>"))
+        output, console = self.run(copy, f"--window-size={width},900", "--dump-dom")
+        assert console == []
+        builder = TreeBuilder()
+        builder.feed(output)
+        (body,) = builder.root.all("body")
+        found: list[list[tuple[str, float, float, float, float]]] = json.loads(body.attributes["data-boxes"])
+        return found
 
     def take_picture(self, page: Path, *options: str) -> bytes:
         picture = self.folder / "picture.png"

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -20,7 +22,8 @@ from flows.settings import EngineSettings
 from tasks.report import report, write_report
 from tasks.runs.run import Run
 from tasks.runs.runs_folder import runs_folder
-from tasks.storage.artifact import describe_parquet
+from tasks.storage.artifact import describe_parquet, write_parquet
+from tasks.storage.plan_file import PLAN_SCHEMA
 from tests.flows.browser import Browser, Node, first_pixel
 
 ROOT = Path(__file__).parents[2]
@@ -302,6 +305,39 @@ def test_engines_side_by_side_and_padding_are_shown_as_such(nights: Any, open_re
         ]  # fmt: skip
     assert "on the longest of 2 engines" in page.all("dl", "tiles")[0].text
     assert [key.text for key in tokens.all("li")][3] == "padding: computed and thrown away"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_path: Path) -> None:
+    """Share degrees of a large plan, several engines, preemption and a full KV cache, in a wide and a narrow window."""
+    (summary,) = nights.run("snippets")
+    nights.sql("delete from steps")
+    nights.sql(
+        "insert into steps by name select $1 as run_id, i // 125 as partition, i as step, 60 as num_decode_tokens,"
+        " 20 as num_suffix_tokens, 10 as num_prefix_tokens, 99_000 as num_kv_blocks_used,"
+        " 100_000 as num_kv_blocks_total, 900 as num_running_requests, 5 as num_waiting_requests,"
+        " 1 as num_finished_requests, i % 50 as num_preempted_requests, 2000.0 as duration_ms,"
+        " 'engine ' || (i // 125) % 3 as worker from range(1000) as steps (i)",
+        [summary.run_id],
+    )
+    for degrees in ((1, 2, 3, 8, 16, 32), (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)):
+        rows = [
+            {"row_id": 0, "group_id": group, "member_id": member, "num_prefix_tokens": 1000 * group}
+            | {"num_common_tokens": 0, "partition": 0, "priority": 0, "token_ids": [1]}
+            for group, degree in enumerate(degrees, start=1)
+            for member in range(degree)
+        ]
+        plan = write_parquet(tmp_path / "plan.parquet", PLAN_SCHEMA, [pa.RecordBatch.from_pylist(rows, PLAN_SCHEMA)])
+        page, _ = write_report(nights.path, page=tmp_path / "page.html", plan=plan)
+        for width in (1200, 500):
+            pictures = browser.label_boxes(page, width)
+            assert len(pictures) >= 9
+            texts = {text for labels in pictures for text, *_ in labels}
+            assert len(degrees) > 6 or texts >= {"3", "8", "9 to 16", "17 to 32"}, "where there is room, all are named"
+            for labels in pictures:
+                for (text, left, top, right, bottom), other in combinations(labels, 2):
+                    is_apart = right <= other[1] or other[3] <= left or bottom <= other[2] or other[4] <= top
+                    assert is_apart, f"{text!r} covers {other[0]!r} in a window of {width} pixels"
 
 
 @pytest.mark.usefixtures("prefect_server")
