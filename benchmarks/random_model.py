@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
+        "rope_theta": 500000.0, "tie_word_embeddings": False,
+    },
+    "medium": {
+        "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000, "max_position_embeddings": 8192,
         "rope_theta": 500000.0, "tie_word_embeddings": False,
     },
     "tiny": {
@@ -31,16 +37,30 @@ SHAPES: dict[str, dict[str, Any]] = {
 def write_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
     """config.json and safetensors shards, one a layer and one for the rest."""
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": "bfloat16"}
-    rope = {"rope_parameters": {"rope_theta": shape["rope_theta"], "rope_type": "default"}}
-    ends = {"rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "attention_bias": False, "mlp_bias": False}
-    (folder / "config.json").write_text(json.dumps(shared | shape | rope | ends, indent=1))
+    (folder / "config.json").write_text(json.dumps(model_config(shape), indent=1))
     index: dict[str, str] = {}
     for number, tensors in enumerate(_shards(shape)):
         name = f"model-{number:05d}.safetensors"
         save_file(tensors, folder / name, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def model_config(shape: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says of a model of this shape."""
+    shared = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": "bfloat16"}
+    rope = {"rope_parameters": {"rope_theta": shape["rope_theta"], "rope_type": "default"}}
+    ends = {"rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "attention_bias": False, "mlp_bias": False}
+    return shared | shape | rope | ends
+
+
+def make_model(shape: dict[str, Any], device: str | torch.device, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """A model of this shape that never was on disk, its random weights made on the device; for speed alone."""
+    config = transformers.LlamaConfig(
+        **{key: value for key, value in model_config(shape).items() if key not in ("model_type", "dtype")}
+    )
+    with torch.device(device):
+        return transformers.LlamaForCausalLM._from_config(config, dtype=dtype).eval()
 
 
 def _shards(shape: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 import platform
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,7 +67,14 @@ class DeviceTime:
 
 
 def device_time(call: Callable[[], object], *, rep_ms: float = 200) -> DeviceTime:
-    """The time of a call on the device alone where it can be captured; rep_ms is how long it is measured."""
+    """The time of a call on the device alone where it can be captured; rep_ms is how long it is measured.
+
+    Without a GPU, where only checks of the programs themselves get to, it is one call's time on the host.
+    """
+    if not torch.cuda.is_available():
+        started = time.perf_counter()
+        call()
+        return DeviceTime(us=(time.perf_counter() - started) * 1e6, not_captured="no GPU")
     timed, not_captured = captured(call)
     us = 1000 * float(triton.testing.do_bench(timed, warmup=rep_ms / 4, rep=rep_ms, return_mode="median"))
     return DeviceTime(us=us, not_captured=not_captured)
@@ -91,14 +99,19 @@ def in_one_line(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {(str(failure).strip().splitlines() or [''])[0]}"
 
 
-def measure_ceilings(run: GpuRun) -> Ceilings:
-    """Bandwidth of a copy of 4 GB (bytes read plus written) and the rate of an 8192-cubed bf16 product."""
-    source = torch.randn(1 << 30, device=run.device)
+def measure_ceilings(run: GpuRun, *, num_copied: int = 1 << 30, matrix_size: int = 8192) -> Ceilings:
+    """Bandwidth of a copy (bytes read plus written) and the rate of a bf16 matrix product.
+
+    Args:
+        num_copied: float32 numbers that are copied.
+        matrix_size: rows and columns of each matrix.
+    """
+    source = torch.randn(num_copied, device=run.device)
     target = torch.empty_like(source)
     copy_us = device_time(lambda: target.copy_(source)).us
     memory_gb_s = 2 * source.nbytes / copy_us / 1e3
     # Free before the product: a smaller card must hold it too.
     source = target = torch.empty(0, device=run.device)
-    left, right = (torch.randn(8192, 8192, device=run.device, dtype=torch.bfloat16) for _ in range(2))
+    left, right = (torch.randn(matrix_size, matrix_size, device=run.device, dtype=torch.bfloat16) for _ in range(2))
     product_us = device_time(lambda: left @ right).us
-    return Ceilings(memory_gb_s=memory_gb_s, matrix_tflops=2 * 8192**3 / product_us / 1e6)
+    return Ceilings(memory_gb_s=memory_gb_s, matrix_tflops=2 * matrix_size**3 / product_us / 1e6)

@@ -1,6 +1,6 @@
 """Attention steps of known tiles: what a launch takes for them, and what each of its tiles costs by that."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,14 +55,19 @@ class TuningBench:
 
     Attributes:
         not_captured: "", or why times contain the host's (`DeviceTime.not_captured`).
+        cost_errors: of the last launch measured, by step: what the fitted costs say over what was measured, less 1.
     """
 
-    def __init__(self, run: GpuRun, dtype: torch.dtype, head_dim: int) -> None:
+    def __init__(
+        self, run: GpuRun, dtype: torch.dtype, head_dim: int, steps: Iterable[TuningStep] | None = None
+    ) -> None:
+        """`steps` defaults to `tuning_steps()`."""
         self.not_captured = ""
+        self.cost_errors: list[float] = []
         self._run = run
         self._dtype = dtype
         self._head_dim = head_dim
-        self._steps = list(tuning_steps())
+        self._steps = list(tuning_steps() if steps is None else steps)
         self._expected: dict[int, torch.Tensor] = {}
 
     def measure(self, launch: Launch) -> tuple[Launch, float]:
@@ -79,7 +84,9 @@ class TuningBench:
             for work_list, time_us in self._times(index, step, launch):
                 features.append([num_slots, *(NUM_KV_HEADS * count_features(work_list))])
                 slot_times.append(time_us * num_slots)
-        _, *costs = non_negative_least_squares(np.array(features), np.array(slot_times))
+        found = non_negative_least_squares(np.array(features), np.array(slot_times))
+        self.cost_errors = (np.array(features) @ found / np.array(slot_times) - 1).round(4).tolist()
+        _, *costs = found
         shapes = [
             replace(shape, tile_us=a, kilotoken_us=b * 1000, reread_kilotoken_us=c * 1000, partial_us=d)
             for shape, (a, b, c, d) in zip(launch.shapes, np.array(costs).reshape(-1, 4).round(5).tolist(), strict=True)

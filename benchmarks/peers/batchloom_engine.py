@@ -21,6 +21,13 @@ class BatchloomEngine:
     def __init__(self, attention: str = "auto") -> None:
         self._attention = attention
 
+    @classmethod
+    def around(cls, engine: Engine) -> "BatchloomEngine":
+        """An engine that this process has loaded already."""
+        made = cls()
+        made._engine = engine
+        return made
+
     def load(self, settings: LoadSettings) -> Loaded:
         """Options are fields of `EngineConfig`."""
         config = {

@@ -22,6 +22,20 @@ class PeerError(Exception):
     """An engine cannot be loaded, fails, or does not answer in time; the message says which and why."""
 
 
+def require_all_answers(name: str, work: Work, answers: Answers) -> None:
+    """Raises `PeerError` unless each prompt has an answer of the length that was asked for."""
+    if answers.label_logprobs:
+        found, expected = {len(scores) for scores in answers.label_logprobs}, len(work.labels)
+    else:
+        found = {len(tokens) for tokens in answers.token_ids}
+        expected = 1 if work.labels else work.num_output_tokens
+    if len(answers.token_ids) != len(work.token_ids) or found != {expected}:
+        raise PeerError(
+            f"{name}: {len(answers.token_ids)} answers of {sorted(found)} tokens, "
+            f"expected {len(work.token_ids)} of {expected}"
+        )
+
+
 class PeerProcess:
     """One engine in a process group of its own. While nobody asks it, the group is stopped: it takes no CPU time.
 
@@ -72,16 +86,7 @@ class PeerProcess:
         """The answers, and its peak memory meanwhile. Raises `PeerError`, also for a wrong number or length of them."""
         reply = self.call("run", asdict(work), timeout_seconds)
         answers = Answers(**reply["answer"])
-        if answers.label_logprobs:
-            found, expected = {len(scores) for scores in answers.label_logprobs}, len(work.labels)
-        else:
-            found = {len(tokens) for tokens in answers.token_ids}
-            expected = 1 if work.labels else work.num_output_tokens
-        if len(answers.token_ids) != len(work.token_ids) or found != {expected}:
-            raise PeerError(
-                f"{self.name}: {len(answers.token_ids)} answers of {sorted(found)} tokens, "
-                f"expected {len(work.token_ids)} of {expected}"
-            )
+        require_all_answers(self.name, work, answers)
         return answers, reply["memory"]
 
     def call(self, name: str, arguments: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:

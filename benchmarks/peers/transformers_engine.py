@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import fields
 
 import torch
 import transformers
@@ -58,13 +59,20 @@ class PaddedEngine(TransformersEngine):
 class ContinuousEngine(TransformersEngine):
     """`generate_batch`, its blocks shared between equal prefixes."""
 
+    @classmethod
+    def around(cls, model: transformers.PreTrainedModel, settings: LoadSettings) -> "ContinuousEngine":
+        """A model that this process has already."""
+        made = cls()
+        made._settings, made._model = settings, model
+        return made
+
     def run(self, work: Work) -> Answers:
         settings = self._settings
         batching = transformers.ContinuousBatchingConfig(
-            page_size=BLOCK_SIZE,
             num_blocks=settings.kv_tokens // BLOCK_SIZE,
             max_batch_tokens=settings.max_num_batched_tokens,
             allow_block_sharing=True,
+            **{_block_size_name(): BLOCK_SIZE},
             **settings.options,
         )
         started = time.perf_counter()
@@ -78,6 +86,12 @@ class ContinuousEngine(TransformersEngine):
         # Named req_0, req_1, ... in the order given, whatever the order of the answers.
         answers = [found[f"req_{index}"].generated_tokens for index in range(len(work.token_ids))]
         return Answers(token_ids=[list(map(int, answer)) for answer in answers], seconds=seconds)
+
+
+def _block_size_name() -> str:
+    """transformers 5.17 calls it block_size, later releases page_size."""
+    names = {field.name for field in fields(transformers.ContinuousBatchingConfig)}
+    return "page_size" if "page_size" in names else "block_size"
 
 
 def _next_batch(rows: list[list[int]], num_new: int, kv_tokens: int) -> list[list[int]]:

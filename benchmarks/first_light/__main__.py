@@ -1,0 +1,118 @@
+"""The first minutes with a GPU, the most valuable first:  python -m benchmarks.first_light --out FOLDER
+
+environment   what is installed; the engine without what it does not need; matrix rate, copies, launches
+gate          every kind of tile, merges, the engine's answers, graphs, compute-sanitizer
+tuning        launches and costs of what 8B models need, and the cost model's error
+attention     BatchLLM's Fig. 8 grid, with the tuned launches
+batches       whole batches in the shape of an 8B model, against a server's policies and transformers; profiles
+again         the worst cases of the grid, measured again
+
+Each stage is a process with a time limit, so that a crash or a hang costs that stage alone. Results are written as
+they come, one JSON file a stage. The same command again skips what is done, goes on with what is not, and repeats what
+failed. If device, versions or commit differ, a stage begins anew.
+
+A stage ends with 0: done, 1: something failed, 3: out of time, 124: killed at its limit, or a crash's own code. The
+program ends with 0 where all stages did, 1 where one failed, 3 where only time was short. `--tiny` runs everything on
+the CPU in Triton's interpreter (TRITON_INTERPRET=1), at sizes whose figures mean nothing.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.first_light.goals import print_goals
+from benchmarks.measuring.result_file import write_result
+
+STAGE_MINUTES = {"environment": 2.0, "gate": 5.0, "tuning": 8.0, "attention": 9.0, "batches": 9.5, "again": 3.0}
+"""By stage, the longest that one call gives it."""
+
+LAST_SECONDS = 25.0
+"""A part that has begun may take this long after no other may begin."""
+
+LEAST_SECONDS = 10.0
+"""A stage for which less is left is not begun."""
+
+TIMED_OUT = 124
+FAILED, UNFINISHED = 1, 3
+
+
+def run_stage(name: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Runs a stage as a process of its own, killed with all its children at its limit."""
+    print(f"== {name}, at most {seconds:.0f} s", flush=True)
+    begin = max(1.0, seconds - LAST_SECONDS)
+    command = [
+        sys.executable, "-m", "benchmarks.first_light", "--child", name, "--seconds", str(begin), "--out",
+        str(arguments.out.resolve()), *(["--tiny"] if arguments.tiny else []),
+    ]  # fmt: skip
+    started = time.monotonic()
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        exit_code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        exit_code = TIMED_OUT
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also what a crashed stage has started
+        process.wait()
+    return {"exit_code": exit_code, "seconds": round(time.monotonic() - started, 1)}
+
+
+def run_child(arguments: argparse.Namespace) -> int:
+    """A stage, in this process."""
+    from benchmarks.first_light.stage_run import DONE, StageRun
+
+    stage = StageRun(arguments.child, arguments.out, seconds=arguments.seconds, is_tiny=arguments.tiny)
+    if stage.is_done:
+        print("done before", flush=True)
+        return DONE
+    importlib.import_module(f"benchmarks.first_light.{arguments.child}").run(stage)
+    return stage.end()
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Measures as `command_line` says (the process's own if None); returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.first_light",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--stages", nargs="+", choices=STAGE_MINUTES, default=list(STAGE_MINUTES), metavar="STAGE")
+    parser.add_argument("--minutes", type=float, default=9.5, help="of the whole call")
+    parser.add_argument("--tiny", action="store_true", help="on the CPU in Triton's interpreter, for tests")
+    parser.add_argument("--child", choices=STAGE_MINUTES, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(command_line)
+    if arguments.tiny and os.environ.get("TRITON_INTERPRET") != "1":
+        parser.error("--tiny needs TRITON_INTERPRET=1 in the environment")
+    if arguments.child:
+        return run_child(arguments)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + 60 * arguments.minutes
+    stages: dict[str, dict[str, Any]] = {}
+    for name in arguments.stages:
+        seconds = min(60 * STAGE_MINUTES[name], ends - time.monotonic())
+        if seconds < LEAST_SECONDS:
+            stages[name] = {"exit_code": UNFINISHED, "seconds": 0.0}
+            continue
+        stages[name] = run_stage(name, arguments, seconds)
+        write_result(arguments.out / "stages.json", stages)
+    for name, ended in stages.items():
+        print(f"{name:12} exit code {ended['exit_code']:4}  {ended['seconds']:7.1f} s", flush=True)
+    print_goals(arguments.out)
+    codes = {ended["exit_code"] for ended in stages.values()} - {0}
+    if not codes:
+        return 0
+    return UNFINISHED if codes == {UNFINISHED} else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

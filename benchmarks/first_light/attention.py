@@ -1,0 +1,37 @@
+"""BatchLLM's Fig. 8 grid, and long decodes that share nothing, with the tuned launches."""
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.attention import measure, summary
+from benchmarks.first_light.gate import TINY_CASE
+from benchmarks.first_light.stage_run import StageRun, read_parts
+from benchmarks.first_light.tuning import tuned_launches
+from benchmarks.kernels.attention_step import Case, grid
+from benchmarks.kernels.gpu import Ceilings, measure_ceilings
+
+
+def run(stage: StageRun) -> None:
+    torch.manual_seed(0)
+    tiny = {"num_copied": 1 << 16, "matrix_size": 64} if stage.is_tiny else {}
+    reached = stage.measure("ceilings", lambda: measure_ceilings(stage.run, **tiny))
+    if reached is None:
+        return
+    with tuned_launches(stage.folder):
+        for case in (TINY_CASE,) if stage.is_tiny else wanted_cases():
+            stage.measure(case.name, lambda case=case: measure(case, stage.run, Ceilings(**reached)))
+            torch.cuda.empty_cache()
+    print(summary([case for name, case in read_parts(stage.folder, "attention").items() if name != "ceilings"]))
+
+
+def wanted_cases() -> Iterator[Case]:
+    """Long decodes that share nothing, then the grid: a third of it spread over all of it first, then the others."""
+    for num_decode in (32, 128):
+        yield Case(
+            model="Llama-3-8B", prefix_len=4096, own_len=2048, num_members=1, num_decode=num_decode, num_prefill=0,
+            prefill_rows=256,
+        )  # fmt: skip
+    cases = list(grid())
+    for first in range(5):
+        yield from cases[first::5]

@@ -1,0 +1,162 @@
+"""Whole batches in the shape of an 8B model: ourselves, ourselves with a server's policies, transformers; profiles."""
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.first_light.profile import profiled
+from benchmarks.first_light.stage_run import StageRun
+from benchmarks.first_light.tuning import tuned_launches
+from benchmarks.kernels.gpu import measure_ceilings
+from benchmarks.measuring.batch import Batch
+from benchmarks.measuring.timed_runs import Ceilings, Timed, figures, measure_batch
+from benchmarks.measuring.workloads import MICRO_DEGREES, MICRO_LENGTHS, Sizes, make_batches
+from benchmarks.peers.batchloom_engine import BatchloomEngine
+from benchmarks.peers.process import PeerError, require_all_answers
+from benchmarks.peers.protocol import Answers, LoadSettings, Work, memory, reset_peak_memory
+from benchmarks.peers.transformers_engine import ContinuousEngine
+from benchmarks.random_model import SHAPES, make_model, model_config
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.simulation.model_shape import ModelShape
+
+SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "order": "fcfs"}
+"""What an inference server does: a cache of blocks, at most 256 requests, paged attention, first come first served."""
+
+MAIN = ("prefill", "case-1", "case-2", "control")
+MICRO = tuple(f"micro-{prefix}-{own}-{degree}" for prefix, own in MICRO_LENGTHS for degree in MICRO_DEGREES)
+
+
+class Lab:
+    """The model, the workloads and the engines of one stage; one engine at a time is on the device."""
+
+    def __init__(self, stage: StageRun) -> None:
+        self.is_tiny = stage.is_tiny
+        self._device = stage.run.device
+        self._shape = SHAPES["tiny" if stage.is_tiny else "llama-3-8b"]
+        self._dtype = "float32" if stage.is_tiny else "bfloat16"
+        self.model_shape = ModelShape.from_config(model_config(self._shape), dtype=self._dtype)
+        scale, num_tokens, self._kv_tokens = (0.005, 10, 256) if stage.is_tiny else (1.0, 80_000, 131_072)
+        sizes = Sizes(
+            scale=scale, num_tokens=num_tokens, kv_tokens=0 if not stage.is_tiny else 16, article_tokens=0,
+            vocab_size=self._shape["vocab_size"],
+        )  # fmt: skip
+        names = ["case-1", "case-2", "control", *MICRO]
+        made = make_batches(names, sizes, tokenizer=Path("unused"), squad=None, ranking=None)
+        self.batches = {batch.name: batch for batch in made}
+        self.batches["prefill"] = replace(self.batches["control"], name="prefill", num_output_tokens=1)
+        self._max_tokens = 64 if stage.is_tiny else 8192
+
+    def ours(self, **policies: Any) -> BatchloomEngine:
+        config = {"attention": "fused", "device": str(self._device), "dtype": self._dtype, "block_size": 16}
+        config |= {
+            "max_num_batched_tokens": self._max_tokens,
+            "kv_memory_bytes": self._kv_tokens * self.model_shape.kv_bytes_per_token,
+        }
+        return BatchloomEngine.around(Engine.load(self._model(), EngineConfig(**(config | policies))))
+
+    def transformers(self) -> ContinuousEngine:
+        settings = LoadSettings(
+            model="", dtype=self._dtype, device=str(self._device), kv_tokens=self._kv_tokens, kv_bytes=0,
+            max_num_batched_tokens=self._max_tokens, max_model_len=0, num_threads=0, scratch="",
+        )  # fmt: skip
+        return ContinuousEngine.around(self._model(), settings)
+
+    def _model(self) -> Any:
+        return make_model(self._shape, self._device, getattr(torch, self._dtype))
+
+
+class InProcess:
+    """An engine of this process, seen as one of another by `measure_batch`."""
+
+    def __init__(self, engine: BatchloomEngine | ContinuousEngine) -> None:
+        self._engine = engine
+
+    def run(self, work: Work, _: float) -> tuple[Answers, dict[str, int]]:
+        reset_peak_memory()
+        answers = self._engine.run(work)
+        require_all_answers(type(self._engine).__name__, work, answers)
+        return answers, memory()
+
+
+def run(stage: StageRun) -> None:
+    lab = Lab(stage)
+    tiny = {"num_copied": 1 << 16, "matrix_size": 64} if stage.is_tiny else {}
+    reached = stage.measure("ceilings", lambda: measure_ceilings(stage.run, **tiny))
+    if reached is None:
+        return
+    ceilings = Ceilings(
+        device=stage.run.hardware, matrix_flops_per_second=reached["matrix_tflops"] * 1e12,
+        copy_bytes_per_second=reached["memory_gb_s"] * 1e9, by_product={},
+    )  # fmt: skip
+    engines: dict[str, Callable[[], Any]] = {
+        "ours": lab.ours,
+        "server": partial(lab.ours, **SERVER),
+        "transformers": lab.transformers,
+    }
+    with tuned_launches(stage.folder) as is_tuned:
+        stage.measure("has tuned launches", lambda: is_tuned)
+        for names in (MAIN, MICRO):
+            for name, load in engines.items():
+                _measure_engine(stage, lab, name, load, names, ceilings)
+                gc.collect()
+                torch.cuda.empty_cache()
+            if stage.is_tiny:
+                break
+
+
+def _measure_engine(
+    stage: StageRun, lab: Lab, name: str, load: Callable[[], Any], names: tuple[str, ...], ceilings: Ceilings
+) -> None:
+    """All workloads with one engine, loaded when it is first needed, and profiles of ours."""
+    loaded: list[Any] = []
+
+    def engine() -> Any:
+        if not loaded:
+            loaded.append(load())
+        return loaded[0]
+
+    for workload in names[:1] if lab.is_tiny else names:
+        stage.measure(f"{name}: {workload}", lambda w=workload: _timed(lab, engine(), lab.batches[w], ceilings))
+    if name == "ours" and names[0] == MAIN[0]:
+        for kind, batch in _profiles(lab):
+            stage.measure(f"profile: {kind}", lambda b=batch: _profile(lab, engine(), b))
+
+
+def _timed(lab: Lab, engine: Any, batch: Batch, ceilings: Ceilings) -> dict[str, Any]:
+    """Figures of some rounds; the first two, in which kernels are compiled and graphs captured, are not measured."""
+    found = measure_batch(
+        {"engine": InProcess(engine)},  # type: ignore[dict-item]
+        batch, "shuffled", num_unmeasured=1 if lab.is_tiny else 2, num_repeats=1 if lab.is_tiny else 3,
+        run_seconds=0.0,
+    )["engine"]  # fmt: skip
+    if not isinstance(found, Timed):
+        raise PeerError(found)
+    return {"shape": batch.shape} | figures(found, batch, lab.model_shape, ceilings)
+
+
+def _profiles(lab: Lab) -> Iterator[tuple[str, Batch]]:
+    """Work of prefill steps alone, of decode steps almost alone, and of both as a night has them."""
+    few = lab.batches["control"].first(2 if lab.is_tiny else 16, 1)
+    yield "prefill", replace(few, num_output_tokens=1)
+    short = replace(
+        lab.batches["case-1"].first(2 if lab.is_tiny else 40, 7), num_output_tokens=2 if lab.is_tiny else 32
+    )
+    groups = [replace(group, prefix=group.prefix[:64], own=[own[:8] for own in group.own]) for group in short.groups]
+    yield "decode", replace(short, groups=groups)
+    yield "case-1", lab.batches["case-1"]
+
+
+def _profile(lab: Lab, engine: BatchloomEngine, batch: Batch) -> dict[str, Any]:
+    """The third run, when all is compiled and captured."""
+    for number in () if lab.is_tiny else (11, 12):
+        engine.run(batch.work("shuffled", round_number=number))
+    work = batch.work("shuffled", round_number=13)
+    found, answers = profiled(lambda: engine.run(work))
+    num_steps = answers.details["num_steps"]
+    return found | {"num_steps": num_steps, "step_ms": round(1000 * answers.seconds / num_steps, 3)}

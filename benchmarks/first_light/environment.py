@@ -1,0 +1,90 @@
+"""What the machine has and reaches, and that the engine runs without what it does not need."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.first_light.stage_run import StageRun
+from benchmarks.kernels.gpu import device_time, measure_ceilings
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("binpacking", "duckdb", "prefect", "pyarrow", "gguf"):
+    sys.modules[name] = None
+import torch
+from benchmarks.random_model import SHAPES, make_model
+from engine import Engine, EngineConfig, Request
+device = sys.argv[1]
+model = make_model(SHAPES["tiny"], device, torch.float32)
+attention = "torch" if device == "cpu" else "auto"
+engine = Engine.load(model, EngineConfig(device=device, attention=attention, kv_memory_bytes=1 << 22))
+answers = engine.generate([Request(request_id="0", token_ids=[5, 6, 7] * 9, max_new_tokens=4, ignore_eos=True)])
+print([list(answer.token_ids) for answer in answers])
+"""
+"""The engine in a process that has neither these packages nor a C++ compiler."""
+
+
+def run(stage: StageRun) -> None:
+    device = stage.run.device
+    stage.measure("packages", _packages)
+    stage.measure("engine without extras", lambda: _without_extras(device))
+    sizes = {"num_copied": 1 << 16, "matrix_size": 64} if stage.is_tiny else {}
+    stage.measure("ceilings", lambda: measure_ceilings(stage.run, **sizes))
+    stage.measure("fp8 matrix rate", lambda: _fp8_tflops(device, 64 if stage.is_tiny else 8192))
+    stage.measure("launches", lambda: _launches(device, 20 if stage.is_tiny else 1000))
+
+
+def _packages() -> dict[str, Any]:
+    found: dict[str, Any] = {"numpy": np.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found |= {"memory_bytes": properties.total_memory, "num_processors": properties.multi_processor_count}
+    return found | {tool: shutil.which(tool) for tool in ("c++", "nvcc", "compute-sanitizer", "ncu")}
+
+
+def _without_extras(device: torch.device) -> str:
+    environment = os.environ | {"PATH": os.path.dirname(sys.executable), "CXX": "no-compiler"}
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, device.type]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the engine needs more than it says: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    return done.stdout.strip()
+
+
+def _fp8_tflops(device: torch.device, size: int) -> float | str:
+    """Of a product of two float8 matrices with one scale each, or why there is none."""
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        return "not measured: this device has no fp8 products"
+    left, right = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    return 2 * size**3 / device_time(product).us / 1e6
+
+
+def _launches(device: torch.device, count: int) -> dict[str, float | str]:
+    """Microseconds of the smallest operation: from the host, one after the other, and within a CUDA graph."""
+    values = torch.zeros(1, device=device)
+
+    def launch_all() -> None:
+        for _ in range(count):
+            values.add_(1)
+
+    launch_all()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    launch_all()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    host_us = (time.perf_counter() - started) * 1e6 / count
+    found = device_time(launch_all, rep_ms=50)
+    return {"host_us": host_us, "graph_us": found.us / count, "not_captured": found.not_captured}

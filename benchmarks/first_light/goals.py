@@ -1,0 +1,87 @@
+"""What the stages' files say of each goal: met, missed, or not measured."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.first_light.stage_run import read_parts, read_stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A figure and its bound.
+
+    Attributes:
+        found: None where it was not measured.
+        is_least: the bound is the least it may be, else the most.
+    """
+
+    name: str
+    found: float | None
+    bound: float
+    is_least: bool = True
+
+    @property
+    def verdict(self) -> str:
+        if self.found is None:
+            return "not measured"
+        is_met = self.found >= self.bound if self.is_least else self.found <= self.bound
+        return "met" if is_met else "missed"
+
+
+def goals(folder: Path) -> Iterator[Goal]:
+    """Every goal, from whatever files there are."""
+    gate = read_stage(folder, "gate")
+    num_failures = sum("failure" in part for part in gate.get("parts", {}).values())
+    is_known = gate.get("status") in ("done", "failed")
+    yield Goal(name="failures of the gate", found=num_failures if is_known else None, bound=0, is_least=False)
+    cases = [case for name, case in read_parts(folder, "attention").items() if name != "ceilings"]
+    shared = [case for case in cases if case["num_members"] > 1]
+    over_relay = [case["speedup_of_fused"]["relay"] for case in shared]
+    mean = math.exp(statistics.fmean(map(math.log, over_relay))) if over_relay else None
+    yield Goal(name="fused over relay, geometric mean of the grid", found=mean, bound=1.3)
+    over_paged = min((case["speedup_of_fused"]["paged"] for case in cases), default=None)
+    yield Goal(name="fused over paged, worst case", found=over_paged, bound=0.97)
+    for name, decodes, bound in (
+        ("share of copy bandwidth, shared decode, median", [case for case in shared if not case["num_prefill"]], 0.65),
+        (
+            "share of copy bandwidth, long plain decode, median",
+            [case for case in cases if case["num_members"] == 1],
+            0.8,
+        ),
+    ):
+        yield Goal(name=name, found=_median(case["share_of_bandwidth"] for case in decodes), bound=bound)
+    batches = read_parts(folder, "batches")
+    prefill = batches.get("ours: prefill", {}).get("share_of_ceiling")
+    yield Goal(name="share of matrix ceiling, 8B bf16 prefill", found=prefill, bound=0.62)
+    for workload in ("case-1", "case-2"):
+        for other, bound in (("server", 1.5), ("transformers", 2.0)):
+            yield Goal(name=f"{workload} over {other}", found=_speedup(batches, workload, other), bound=bound)
+    idle = batches.get("profile: case-1", {}).get("idle_share")
+    yield Goal(name="device idle, case 1", found=idle, bound=0.05, is_least=False)
+    yield Goal(name="fp8 over bf16 on prefill", found=None, bound=1.6)
+
+
+def _median(values: Iterator[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def _speedup(batches: Mapping[str, Any], workload: str, other: str) -> float | None:
+    ours, theirs = (batches.get(f"{name}: {workload}") for name in ("ours", other))
+    if ours is None or theirs is None:
+        return None
+    return float(theirs["median_seconds"] / ours["median_seconds"])
+
+
+def print_goals(folder: Path) -> None:
+    """A line a goal. The goals are those of one H200; another device is named above the table."""
+    hardware = {read_stage(folder, name).get("hardware") for name in ("gate", "attention", "batches")} - {None}
+    print(f"\nGoals for one H200; measured on: {', '.join(sorted(hardware)) or 'nothing yet'}")
+    for goal in goals(folder):
+        found = "-" if goal.found is None else f"{goal.found:.3g}"
+        word = "least" if goal.is_least else "most"
+        print(f"{goal.name:52} {found:>8}  at {word} {goal.bound:<5} {goal.verdict}", flush=True)

@@ -1,0 +1,120 @@
+"""One stage at work: what it has found is on disk at once, so that neither a crash nor the end of the time costs it."""
+
+import json
+import platform
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import triton
+
+from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
+from benchmarks.measuring.machine import commit
+from benchmarks.measuring.result_file import write_result
+
+DONE, FAILED, UNFINISHED = 0, 1, 3
+"""Exit codes of a stage. An unfinished one ran out of time; the same command goes on with it."""
+
+
+class StageRun:
+    """Measures the parts of a stage, and skips those that its file holds already.
+
+    Attributes:
+        run: the device, its versions and the commit; a file of another origin is begun anew.
+        is_tiny: sizes for Triton's interpreter on the CPU; such figures mean nothing.
+        seconds_left: until the last moment at which a part may begin.
+    """
+
+    def __init__(self, name: str, folder: Path, *, seconds: float, is_tiny: bool) -> None:
+        self.is_tiny = is_tiny
+        self.folder = folder
+        self.run = interpreted_run() if is_tiny else require_gpu("benchmarks.first_light")
+        self._file = folder / f"{name}.json"
+        self._ends = time.monotonic() + seconds
+        self._left_out: list[str] = []
+        self._origin = {
+            "hardware": self.run.hardware,
+            "versions": f"{self.run.versions}, transformers {transformers.__version__}",
+            "commit": self.run.commit,
+        }
+        self._document: dict[str, Any] = {"stage": name, **self._origin, "status": "begun", "parts": {}}
+        before = read_stage(folder, name)
+        if all(before.get(key) == value for key, value in self._origin.items()):
+            self._document = before
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._ends - time.monotonic())
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._document["status"] == "done")
+
+    def measure(self, name: str, part: Callable[[], Any]) -> Any:
+        """Keeps what `part` gives; None where it fails, which is kept as well, or where no time is left.
+
+        A part that the file holds already is not measured again, unless it failed.
+        """
+        parts = self._document["parts"]
+        if name in parts and "failure" not in parts[name]:
+            return parts[name]["found"]
+        if self.seconds_left <= 0:
+            self._left_out.append(name)
+            return None
+        started = time.monotonic()
+        try:
+            found = part()
+        except (Exception, SystemExit) as failure:
+            traceback.print_exc()
+            parts[name] = {"failure": in_one_line(failure)}
+            print(f"{name}: FAILED: {parts[name]['failure']}", flush=True)
+            found = None
+        else:
+            found = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
+            parts[name] = {"found": found}
+            print(f"{name}: {json.dumps(found)[:600]}", flush=True)
+        parts[name] |= {
+            "seconds": round(time.monotonic() - started, 2),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        write_result(self._file, self._document)
+        return found
+
+    def end(self) -> int:
+        """Writes how the stage ended; returns its exit code."""
+        failed = [name for name, part in self._document["parts"].items() if "failure" in part]
+        self._document["status"] = "failed" if failed else "unfinished" if self._left_out else "done"
+        write_result(self._file, self._document)
+        for name in self._left_out:
+            print(f"no time was left for: {name}", flush=True)
+        return FAILED if failed else UNFINISHED if self._left_out else DONE
+
+
+def read_stage(folder: Path, name: str) -> dict[str, Any]:
+    """A stage's file; empty where there is none."""
+    file = folder / f"{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def read_parts(folder: Path, name: str) -> dict[str, Any]:
+    """What a stage has found, by part."""
+    return {
+        part: value["found"] for part, value in read_stage(folder, name).get("parts", {}).items() if "found" in value
+    }
+
+
+def interpreted_run() -> GpuRun:
+    """The CPU, where Triton interprets: its figures are of no use, and say so."""
+    return GpuRun(
+        device=torch.device("cpu"),
+        hardware="Triton's interpreter, no figure",
+        versions=f"torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}",
+        commit=commit(),
+        num_processors=1,
+    )

@@ -1,0 +1,85 @@
+"""The launches and costs of what 8B models need, and how far the cost model is from what was measured."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import tune
+from benchmarks.first_light.stage_run import StageRun, read_parts
+from benchmarks.kernels.attention_batches import GroupSize
+from benchmarks.kernels.tuning_steps import TuningBench, TuningStep
+from engine.kernels.triton import tuned
+from engine.kernels.triton.triton_attention import architecture_of
+
+SIZES = ((16, 128), (32, 128), (16, 64))
+"""Element bits and head dim: bf16 Llama and Qwen2 of 8B first; each gets half of the time that is left."""
+
+TINY_STEPS = (
+    TuningStep(groups=[GroupSize(prefix_len=0, members=[(5, 1)])]),
+    TuningStep(groups=[GroupSize(prefix_len=16, members=[(3, 1), (2, 1)])], has_prefix_tiles=True),
+)
+
+
+def run(stage: StageRun) -> None:
+    architecture = architecture_of(stage.run.device)
+    for index, (bits, head_dim) in enumerate(SIZES[:1] if stage.is_tiny else SIZES):
+        is_last = index == len(SIZES) - 1
+        seconds = stage.seconds_left / (1 if is_last else 2)
+        if not stage.is_tiny:
+            stage.measure(
+                f"launches, {bits}-bit {head_dim}", lambda b=bits, h=head_dim, s=seconds: _tune(stage, b, h, s)
+            )
+        with tuned_launches(stage.folder):
+            stage.measure(
+                f"cost model, {bits}-bit {head_dim}", lambda b=bits, h=head_dim: _cost_errors(stage, architecture, b, h)
+            )
+
+
+def _tune(stage: StageRun, bits: int, head_dim: int, seconds: float) -> dict[str, Any]:
+    """The architecture's file with the new entry, and the candidates that failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        architecture = architecture_of(stage.run.device)
+        shutil.copy(tuned.CONFIG_FOLDER / f"{architecture}.json", folder)
+        problems = tune.measure([(bits, head_dim)], stage.run, Path(folder), seconds)
+        document = json.loads((Path(folder) / f"{architecture}.json").read_text())
+        entry = next(e for e in document["entries"] if (e["element_bits"], e["head_dim"]) == (bits, head_dim))
+    if not entry["origin"].startswith("measured"):
+        raise RuntimeError(f"no launch was measured: {'; '.join(problems)}")
+    return {"architecture": architecture, "entry": entry, "left_out": problems}
+
+
+def _cost_errors(stage: StageRun, architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
+    """By launch: the fitted costs' relative error on the steps they were fitted to, in the mean and at worst."""
+    steps = TINY_STEPS if stage.is_tiny else None
+    bench = TuningBench(stage.run, tune.DTYPES[bits], head_dim, steps)
+    found = {}
+    for launch in tuned.load_tuned(architecture, element_bits=bits, head_dim=head_dim).launches:
+        bench.measure(launch)
+        errors = torch.tensor(bench.cost_errors).abs()
+        found[launch.name] = {
+            "mean_error": round(float(errors.mean()), 4),
+            "worst_error": round(float(errors.max()), 4),
+        }
+    return found
+
+
+@contextmanager
+def tuned_launches(folder: Path) -> Iterator[bool]:
+    """Within it, new attention backends use the launches that the tuning stage has found; whether it has found any."""
+    entries = [part for name, part in read_parts(folder, "tuning").items() if name.startswith("launches")]
+    before = tuned.CONFIG_FOLDER
+    with tempfile.TemporaryDirectory() as configs:
+        shutil.copytree(before, configs, dirs_exist_ok=True)
+        for found in entries:
+            tune.keep(found["entry"], found["architecture"], Path(configs))
+        tuned.CONFIG_FOLDER = Path(configs)
+        try:
+            yield bool(entries)
+        finally:
+            tuned.CONFIG_FOLDER = before

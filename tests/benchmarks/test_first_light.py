@@ -1,0 +1,150 @@
+"""The program for the first minutes with a GPU, on the CPU: every stage runs, resumes, and may crash or hang alone."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.first_light import __main__ as program
+from benchmarks.first_light.goals import goals, print_goals
+from benchmarks.first_light.profile import summed
+from benchmarks.first_light.stage_run import DONE, FAILED, UNFINISHED, StageRun, read_parts, read_stage
+
+ROOT = Path(__file__).parents[2]
+
+
+def first_light(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_light", "--out", str(folder), *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_stage_runs_and_is_not_run_again(tmp_path: Path) -> None:
+    """The whole program in Triton's interpreter."""
+    done = first_light(tmp_path, "--tiny", "--minutes", "30")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for stage in program.STAGE_MINUTES:
+        found = read_stage(tmp_path, stage)
+        assert found["status"] == "done", stage
+        assert found["hardware"] == "Triton's interpreter, no figure"
+        assert all({"found", "seconds", "at"} == part.keys() for part in found["parts"].values())
+    assert {name for name in read_parts(tmp_path, "batches") if name.endswith(": prefill")} == {
+        "ours: prefill", "server: prefill", "transformers: prefill", "profile: prefill",
+    }  # fmt: skip
+    files = {file: file.read_bytes() for file in tmp_path.glob("*.json") if file.name != "stages.json"}
+    assert len(files) == len(program.STAGE_MINUTES)
+    again = first_light(tmp_path, "--tiny", "--stages", "gate")
+    assert again.returncode == 0
+    assert "done before" in again.stdout
+    assert {file: file.read_bytes() for file in files} == files
+
+
+def test_without_a_gpu_there_is_no_figure(tmp_path: Path) -> None:
+    done = first_light(tmp_path, "--stages", "attention")
+    assert done.returncode == 1
+    assert "no GPU is at hand, so nothing was measured" in done.stderr
+    assert json.loads((tmp_path / "stages.json").read_text())["attention"]["exit_code"] == 1
+    assert not (tmp_path / "attention.json").exists()
+
+
+def fail() -> None:
+    raise RuntimeError("out of everything\nand more lines")
+
+
+def stage_run(folder: Path, seconds: float = 60) -> StageRun:
+    return StageRun("gate", folder, seconds=seconds, is_tiny=True)
+
+
+def test_a_stage_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """What was found is kept, what failed is repeated, what had no time is measured."""
+    first = stage_run(tmp_path)
+    assert first.measure("a", lambda: {"value": 1}) == {"value": 1}
+    assert first.measure("b", fail) is None
+    assert first.end() == FAILED
+    assert read_stage(tmp_path, "gate")["parts"]["b"]["failure"] == "RuntimeError: out of everything"
+    second = stage_run(tmp_path, seconds=0)
+    assert second.measure("a", fail) == {"value": 1}
+    assert second.measure("b", lambda: 2) is None
+    assert second.end() == FAILED
+    third = stage_run(tmp_path)
+    assert (third.measure("a", fail), third.measure("b", lambda: 2)) == ({"value": 1}, 2)
+    assert third.end() == DONE
+    assert stage_run(tmp_path).is_done
+    assert read_parts(tmp_path, "gate") == {"a": {"value": 1}, "b": 2}
+
+
+def test_a_stage_without_time_is_unfinished(tmp_path: Path) -> None:
+    stage = stage_run(tmp_path, seconds=0)
+    assert stage.measure("a", fail) is None
+    assert stage.end() == UNFINISHED
+
+
+def test_another_commit_begins_anew(tmp_path: Path) -> None:
+    stage = stage_run(tmp_path)
+    stage.measure("a", lambda: 1)
+    stage.end()
+    file = tmp_path / "gate.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "another"}))
+    assert not stage_run(tmp_path).is_done
+    assert stage_run(tmp_path).measure("a", lambda: 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds", "exit_code"),
+    [("import os; os.kill(os.getpid(), 11)", 60, -11), ("import time; time.sleep(600)", 1, 124)],
+)
+def test_a_crash_and_a_hang_cost_their_stage_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: float, exit_code: int
+) -> None:
+    """The first stage ends badly, at its limit at the latest; the second one is run."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport sys\nif 'gate' in sys.argv:\n    {body}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(program, "STAGE_MINUTES", {"gate": seconds / 60, "tuning": 1.0})
+    monkeypatch.setattr(program, "LEAST_SECONDS", 0.0)
+    started = time.monotonic()
+    out = tmp_path / "out"
+    assert program.main(["--out", str(out), "--stages", "gate", "tuning"]) == 1
+    assert time.monotonic() - started < 40
+    stages = json.loads((out / "stages.json").read_text())
+    assert (stages["gate"]["exit_code"], stages["tuning"]["exit_code"]) == (exit_code, 0)
+
+
+def test_what_a_stage_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\nwait\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    arguments = argparse.Namespace(out=tmp_path, tiny=False)
+    assert program.run_stage("gate", arguments, 6.0)["exit_code"] == 124
+    pid = int((tmp_path / "pid").read_text())
+    status = Path(f"/proc/{pid}/status")
+    assert not status.exists() or "zombie" in status.read_text()
+
+
+def test_goals_are_not_measured_until_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {goal.verdict for goal in goals(tmp_path)} == {"not measured"}
+    stage = StageRun("batches", tmp_path, seconds=60, is_tiny=True)
+    for name, seconds in (("ours", 2.0), ("server", 4.0), ("transformers", 3.0)):
+        stage.measure(f"{name}: case-1", lambda seconds=seconds: {"median_seconds": seconds})
+    verdicts = {goal.name: goal.verdict for goal in goals(tmp_path)}
+    assert (verdicts["case-1 over server"], verdicts["case-1 over transformers"]) == ("met", "missed")
+    print_goals(tmp_path)
+    assert "measured on: Triton's interpreter, no figure" in capsys.readouterr().out
+
+
+def test_gaps_between_kernels_are_what_no_kernel_covers() -> None:
+    found = summed([(100.0, 110.0, "a"), (0.0, 50.0, "b"), (40.0, 60.0, "a")])
+    assert found["total_ms"] == 0.11
+    assert found["idle_share"] == pytest.approx(40 / 110, abs=1e-4)
+    assert (found["num_long_gaps"], found["longest_gap_us"]) == (1, 40.0)
+    assert found["kernels"] == [{"name": "b", "count": 1, "ms": 0.05}, {"name": "a", "count": 2, "ms": 0.03}]
