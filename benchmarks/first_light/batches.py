@@ -41,7 +41,7 @@ class Lab:
         self._shape = SHAPES["tiny" if stage.is_tiny else "llama-3-8b"]
         self._dtype = "float32" if stage.is_tiny else "bfloat16"
         self.model_shape = ModelShape.from_config(model_config(self._shape), dtype=self._dtype)
-        scale, num_tokens, self._kv_tokens = (0.005, 10, 256) if stage.is_tiny else (1.0, 80_000, 131_072)
+        scale, num_tokens, self._kv_tokens = (0.005, 10, 256) if stage.is_tiny else (1.0, 160_000, 131_072)
         sizes = Sizes(
             scale=scale, num_tokens=num_tokens, kv_tokens=0 if not stage.is_tiny else 16, article_tokens=0,
             vocab_size=self._shape["vocab_size"],
@@ -49,7 +49,9 @@ class Lab:
         names = ["case-1", "case-2", "control", *MICRO]
         made = make_batches(names, sizes, tokenizer=Path("unused"), squad=None, ranking=None)
         self.batches = {batch.name: batch for batch in made}
-        self.batches["prefill"] = replace(self.batches["control"], name="prefill", num_output_tokens=1)
+        control = self.batches["control"]
+        shape = f"{control.shape.rpartition(',')[0]}, 1 new token"
+        self.batches["prefill"] = replace(control, name="prefill", shape=shape, num_output_tokens=1)
         self._max_tokens = 64 if stage.is_tiny else 8192
 
     def ours(self, **policies: Any) -> BatchloomEngine:
@@ -132,7 +134,7 @@ def _timed(lab: Lab, engine: Any, batch: Batch, ceilings: Ceilings) -> dict[str,
     """Figures of some rounds; the first two, in which kernels are compiled and graphs captured, are not measured."""
     found = measure_batch(
         {"engine": InProcess(engine)},  # type: ignore[dict-item]
-        batch, "shuffled", num_unmeasured=1 if lab.is_tiny else 2, num_repeats=1 if lab.is_tiny else 3,
+        batch, "shuffled", num_unmeasured=1 if lab.is_tiny else 2, num_repeats=1 if lab.is_tiny else 2,
         run_seconds=0.0,
     )["engine"]  # fmt: skip
     if not isinstance(found, Timed):
