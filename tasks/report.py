@@ -9,10 +9,9 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
 from tasks.database.connection import connect
-from tasks.report_page.fact_reader import read_run, read_run_facts
-from tasks.report_page.findings import find_remarkable
-from tasks.report_page.page import key_figures, render_report
-from tasks.report_page.run_facts import RunFacts
+from tasks.report_page.facts import RunFacts, read_run, read_run_facts
+from tasks.report_page.findings import find_remarkable, key_figures
+from tasks.report_page.page import render_report
 from tasks.runs.night_artifacts import artifact_key
 from tasks.runs.run import Run
 from tasks.runs.runs_folder import runs_folder

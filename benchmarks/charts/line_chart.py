@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from benchmarks.charts.svg_file import COLOURS, svg_file
-from tasks.report_page.scale import Scale
+from tasks.report_page.chart import Scale
 
 WIDTH, HEIGHT = 710, 342
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 64, 44

@@ -3,6 +3,10 @@
 -- inputs:  the workload's output table, report_plan_groups
 -- identifiers: {table}, {keys}
 -- parameters: $run_id, $num_rows
+--
+-- num_groups is of the whole run. share_degree counts distinct prompts; it and num_prefix_tokens are null where the plan is
+-- no longer there. num_computed_prompt_tokens were not found computed by another row. dearest_key is of the row that cost
+-- most: the one that is charged with the prefix, where it is long.
 
 with answers as (
     select

@@ -2,6 +2,8 @@
 -- grain:   one row a step, longest first, at most $num_rows
 -- inputs:  report_timeline
 -- parameters: $num_rows
+--
+-- started_seconds counts from the first step of the step's engine.
 
 select
     engine,

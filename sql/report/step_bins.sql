@@ -2,6 +2,10 @@
 -- grain:   one row a bin, at most $num_bins and one an engine; of one engine each, and of one step where there are few
 -- inputs:  report_timeline
 -- parameters: $num_bins
+--
+-- The columns that end in _at_max are of the step with the most KV blocks: those that prefixes hold, that requests' own
+-- tokens hold, and that the LRU cache keeps beyond these; null where the run did not note them. max_held_kv_blocks is the
+-- most with what is cached, max_rows the most tokens with padding, max_swapped_kv_blocks the most in host memory.
 
 with numbered as (
     select

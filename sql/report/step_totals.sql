@@ -3,6 +3,12 @@
 -- inputs:  report_timeline
 -- parameters: none
 --
+-- step_seconds are of all engines together; elapsed_seconds and tecd_seconds of the engine that took longest. TECD is the
+-- time of all steps but those of the run's cool-down, and so for the other columns with tecd in their name;
+-- partition_cool_down_seconds is the time in the cool-down of any partition. Utilisation is the mean of the steps' tokens
+-- over the chunk size. A valley is a step less than half full outside any cool-down. Padding is computed beside the three
+-- other kinds of tokens.
+--
 -- Engines work side by side, so the run takes as long as the longest of them, and so for TECD.
 
 with engines as (

@@ -1,12 +1,55 @@
-"""What stands out in a run, in sentences, with what to do about it."""
+"""The main numbers of a run, and what stands out in it, with what to do about it."""
 
+from tasks.report_page.facts import RunFacts
 from tasks.report_page.quantity import count, percent, seconds
-from tasks.report_page.run_facts import RunFacts
 
 LARGE_SHARE = 0.2
 """Of the time, the steps or the tokens: what makes up this much is worth a sentence."""
 
 FULL_KV = 0.95
+
+
+def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
+    """The main numbers of a run: (name, value, what it is measured against)."""
+    run, totals = facts.run, facts.totals
+    figures = [
+        (
+            "rows answered",
+            count(run.num_ok),
+            f"of {count(run.num_rows)}; {count(run.num_already_done)} answered before",
+        ),
+        ("rows failed", count(run.num_errors), f"{count(run.num_unanswered)} left for the next run"),
+    ]
+    if not totals.num_steps:
+        return figures
+    figures.append(("tokens per second", count(run.tokens_per_second), "prompt and output, of the infer stage"))
+    if run.num_prompt_tokens:
+        saved = percent(run.num_cached_tokens / run.num_prompt_tokens)
+        best = f"at best {percent(run.best_token_saving_ratio)}"
+        if totals.num_preempted_requests:
+            computed = totals.num_suffix_tokens + totals.num_prefix_tokens
+            best += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
+        figures.append(("prompt tokens saved", saved, best))
+    steps = (
+        f"{count(totals.num_tecd_steps)} of {count(totals.num_steps)} steps; all took {seconds(totals.elapsed_seconds)}"
+    )
+    if totals.num_engines > 1:
+        steps += f" on the longest of {count(totals.num_engines)} engines"
+    full = f"{percent(totals.tecd_utilisation)} without cool-down"
+    peak = (totals.peak_kv_blocks or 0) / (totals.num_kv_blocks_total or 1)
+    lost = f"in {count(totals.num_preempting_steps)} of {count(totals.num_steps)} steps"
+    return [
+        *figures,
+        ("time without cool-down (TECD)", seconds(totals.tecd_seconds), steps),
+        ("batch utilisation", percent(totals.utilisation), full),
+        (
+            "KV memory, most",
+            percent(peak),
+            f"{count(totals.peak_kv_blocks)} of {count(totals.num_kv_blocks_total)} blocks"
+            + (" of an engine" if totals.num_engines > 1 else ""),
+        ),
+        ("preempted", count(totals.num_preempted_requests), lost),
+    ]
 
 
 def find_remarkable(facts: RunFacts) -> list[str]:

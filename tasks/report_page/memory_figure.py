@@ -1,9 +1,9 @@
 """KV memory over time, by who holds it."""
 
 from tasks.report_page.chart import Chart
+from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.figure import Figure
 from tasks.report_page.quantity import between, count
-from tasks.report_page.run_facts import RunFacts, StepBin
 from tasks.report_page.table import Table
 from tasks.report_page.time_axis import axis_label, draw_background, draw_targets, engine_cell, engine_column
 
@@ -84,12 +84,12 @@ def draw_kv_memory(facts: RunFacts) -> Figure:
     )
 
 
-def _by_owner(each: StepBin) -> tuple[int | None, int | None, int | None]:
+def _by_owner(each: Row) -> tuple[int | None, int | None, int | None]:
     """Blocks in the order of `OWNERS`; None where the run did not note them."""
     return each.prefix_kv_blocks_at_max, each.request_kv_blocks_at_max, each.cached_kv_blocks_at_max
 
 
-def _tip(each: StepBin) -> str:
+def _tip(each: Row) -> str:
     owners = [
         f"{count(num_blocks)} {name}"
         for (_, name, _), num_blocks in zip(OWNERS, _by_owner(each), strict=True)

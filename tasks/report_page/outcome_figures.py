@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from tasks.report_page.facts import RunFacts
 from tasks.report_page.figure import Figure
 from tasks.report_page.quantity import UNKNOWN, count, seconds
-from tasks.report_page.run_facts import RunFacts
 from tasks.report_page.table import Table
 
 _MEANINGS = {"invalid": "cannot be answered as it is", "error": "tried in vain, will be tried again"}

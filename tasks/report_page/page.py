@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
+from tasks.report_page.facts import RunFacts
 from tasks.report_page.figure import Figure
-from tasks.report_page.findings import find_remarkable
+from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.markup import Content, Markup, element, join
 from tasks.report_page.outcome_figures import draw_errors, draw_prediction
-from tasks.report_page.quantity import count, percent, seconds
-from tasks.report_page.run_facts import RunFacts
+from tasks.report_page.quantity import seconds
 from tasks.report_page.sharing_figures import draw_lengths, draw_savings, draw_share_degrees
 from tasks.report_page.table import Table
 from tasks.report_page.time_figures import draw_slowest, draw_stages, draw_utilisation
@@ -43,49 +43,6 @@ def render_report(facts: RunFacts) -> str:
         element("script", script),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en').text}\n"
-
-
-def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """The main numbers of a run: (name, value, what it is measured against)."""
-    run, totals = facts.run, facts.totals
-    figures = [
-        (
-            "rows answered",
-            count(run.num_ok),
-            f"of {count(run.num_rows)}; {count(run.num_already_done)} answered before",
-        ),
-        ("rows failed", count(run.num_errors), f"{count(run.num_unanswered)} left for the next run"),
-    ]
-    if not totals.num_steps:
-        return figures
-    figures.append(("tokens per second", count(run.tokens_per_second), "prompt and output, of the infer stage"))
-    if run.num_prompt_tokens:
-        saved = percent(run.num_cached_tokens / run.num_prompt_tokens)
-        best = f"at best {percent(run.best_token_saving_ratio)}"
-        if totals.num_preempted_requests:
-            computed = totals.num_suffix_tokens + totals.num_prefix_tokens
-            best += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
-        figures.append(("prompt tokens saved", saved, best))
-    steps = (
-        f"{count(totals.num_tecd_steps)} of {count(totals.num_steps)} steps; all took {seconds(totals.elapsed_seconds)}"
-    )
-    if totals.num_engines > 1:
-        steps += f" on the longest of {count(totals.num_engines)} engines"
-    full = f"{percent(totals.tecd_utilisation)} without cool-down"
-    peak = (totals.peak_kv_blocks or 0) / (totals.num_kv_blocks_total or 1)
-    lost = f"in {count(totals.num_preempting_steps)} of {count(totals.num_steps)} steps"
-    return [
-        *figures,
-        ("time without cool-down (TECD)", seconds(totals.tecd_seconds), steps),
-        ("batch utilisation", percent(totals.utilisation), full),
-        (
-            "KV memory, most",
-            percent(peak),
-            f"{count(totals.peak_kv_blocks)} of {count(totals.num_kv_blocks_total)} blocks"
-            + (" of an engine" if totals.num_engines > 1 else ""),
-        ),
-        ("preempted", count(totals.num_preempted_requests), lost),
-    ]
 
 
 def _render_header(facts: RunFacts) -> Markup:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from tasks.report_page.bars import Bar, draw_histogram, draw_rows
+from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.figure import Figure
 from tasks.report_page.quantity import between, count, percent, short
-from tasks.report_page.run_facts import LengthBin, RunFacts
 from tasks.report_page.table import Table
 
 LENGTHS = (
@@ -148,7 +148,7 @@ def draw_lengths(facts: RunFacts) -> list[Figure]:
     return figures
 
 
-def _draw_length(kind: str, title: str, note: str, unit: str, bins: Sequence[LengthBin]) -> Figure:
+def _draw_length(kind: str, title: str, note: str, unit: str, bins: Sequence[Row]) -> Figure:
     names = [between(each.low, each.high - 1) for each in bins]
     return Figure(
         slug=f"{kind}-lengths",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tasks.report_page.chart import Chart
+from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.markup import Markup
 from tasks.report_page.quantity import between, seconds
-from tasks.report_page.run_facts import RunFacts, StepBin
 
 MOST_BOUNDARIES = 40
 """More borders between partitions than this hide the picture."""
@@ -22,7 +22,7 @@ def axis_label(unit: str, facts: RunFacts) -> str:
 
 def has_engines(facts: RunFacts) -> bool:
     """Whether several engines worked side by side."""
-    return facts.totals.num_engines > 1
+    return bool(facts.totals.num_engines > 1)
 
 
 def engine_column(facts: RunFacts) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def engine_cell(facts: RunFacts, engine: int) -> tuple[str, ...]:
     return (str(engine),) if has_engines(facts) else ()
 
 
-def draw_background(chart: Chart, bins: Sequence[StepBin], edges: Sequence[tuple[float, float]]) -> list[Markup]:
+def draw_background(chart: Chart, bins: Sequence[Row], edges: Sequence[tuple[float, float]]) -> list[Markup]:
     """Cool-downs shaded, borders between partitions and between engines."""
     marks: list[Markup] = []
     borders: list[float] = []
@@ -65,7 +65,7 @@ def draw_targets(
     chart: Chart,
     facts: RunFacts,
     edges: Sequence[tuple[float, float]],
-    tip: Callable[[StepBin], str],
+    tip: Callable[[Row], str],
 ) -> list[Markup]:
     """What the pointer meets over each bin, with the bin's steps, their time, and `tip`."""
     return [

@@ -2,9 +2,9 @@
 
 from tasks.report_page.bars import Bar, draw_histogram, draw_rows
 from tasks.report_page.chart import WIDE
+from tasks.report_page.facts import RunFacts
 from tasks.report_page.figure import Figure
 from tasks.report_page.quantity import count, percent, seconds
-from tasks.report_page.run_facts import RunFacts
 from tasks.report_page.table import Table
 from tasks.report_page.time_axis import engine_cell, engine_column, has_engines
 

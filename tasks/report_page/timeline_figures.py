@@ -1,10 +1,10 @@
 """The run step by step: tokens by kind, requests; KV memory is in `memory_figure`."""
 
 from tasks.report_page.chart import Chart
+from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.figure import Figure
 from tasks.report_page.memory_figure import draw_kv_memory
 from tasks.report_page.quantity import between, count
-from tasks.report_page.run_facts import RunFacts, StepBin
 from tasks.report_page.table import Table
 from tasks.report_page.time_axis import axis_label, draw_background, draw_targets, engine_cell, engine_column
 
@@ -131,12 +131,12 @@ def draw_requests(facts: RunFacts) -> Figure:
     )
 
 
-def _counts(each: StepBin) -> tuple[float, float, float, float]:
+def _counts(each: Row) -> tuple[float, float, float, float]:
     """Tokens in the order of `KINDS`."""
     return each.mean_decode_tokens, each.mean_suffix_tokens, each.mean_prefix_tokens, each.mean_padding_tokens
 
 
-def _tokens_tip(each: StepBin) -> str:
+def _tokens_tip(each: Row) -> str:
     kinds = ", ".join(
         f"{kind} {count(num_tokens)}"
         for (kind, _), num_tokens in zip(KINDS, _counts(each), strict=True)

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.database.connection import connect
-from tasks.report_page.fact_reader import read_run, read_run_facts
-from tasks.report_page.run_facts import RunFacts
+from tasks.report_page.facts import RunFacts, read_run, read_run_facts
 from tasks.storage.artifact import describe_parquet
 
 CHUNK = 100

@@ -14,7 +14,7 @@ from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import connect
 from tasks.database.schema import ADDED_TO_STEPS
-from tasks.report_page.fact_reader import read_run, read_run_facts
+from tasks.report_page.facts import read_run, read_run_facts
 from tasks.storage.artifact import describe_parquet, write_parquet
 from tasks.storage.plan_file import PLAN_SCHEMA
 from tasks.workloads.workload import load_workload

@@ -1,0 +1,145 @@
+"""What is known of a run, by the statements in ``sql/report/`` alone.
+
+A fact is a row: its fields are the columns of its statement, whose head says what they mean.
+"""
+
+import json
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from engine.errors import ArtifactError, DatabaseError
+from sql import statement
+from tasks.database.connection import fill_identifiers
+from tasks.storage.artifact import ArtifactRef, open_parquet
+
+NUM_STEP_BINS = 240
+NUM_LENGTH_BINS = 14
+NUM_SLOWEST = 10
+NUM_REASONS = 20
+
+Row = Any
+"""A named tuple with the columns of a statement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """All that a page shows of one run, each by the statement of its name, where the comment names no other.
+
+    Attributes:
+        prediction: by name of a column of `totals` (or num_computed_tokens), where the run's config holds one.
+    """
+
+    run: Row
+    totals: Row  # report/step_totals
+    bins: Sequence[Row] = ()  # report/step_bins
+    utilisation: Sequence[Row] = ()
+    engines: Sequence[Row] = ()
+    partitions: Sequence[Row] = ()  # report/slowest_partitions
+    slow_steps: Sequence[Row] = ()  # report/slowest_steps
+    slow_groups: Sequence[Row] = ()  # report/slowest_groups; empty where the run did not note what an answer cost
+    lengths: Sequence[Row] = ()
+    cached_shares: Sequence[Row] = ()
+    share_degrees: Sequence[Row] = ()  # as the next, empty where the plan is no longer there
+    prefix_lengths: Sequence[Row] = ()
+    errors: Sequence[Row] = ()
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    prediction: Mapping[str, float]
+
+
+def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -> Row:
+    """A run as a whole; None is the newest.
+
+    Raises:
+        DatabaseError: there is no such run. DuckDB's errors pass through; `connect` translates them.
+    """
+    for run in _read(connection, "run", {"run_id": run_id}):
+        return run
+    raise DatabaseError("no run in table runs yet" if run_id is None else f"no run {run_id!r} in table runs")
+
+
+def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: ArtifactRef | None = None) -> RunFacts:
+    """Everything the page of a run shows; makes temporary tables in the connection, changes nothing in the database.
+
+    Args:
+        connection: to the run's database.
+        run: what `read_run` returned.
+        plan: its plan artifact, where it is known; one that is gone or damaged counts as unknown.
+    """
+    connection.execute(statement("report/timeline"), {"run_id": run.run_id})
+    connection.execute(statement("report/nice_width"))
+    slowest = {"num_rows": NUM_SLOWEST}
+    config, versions = _json_object(run.config), _json_object(run.versions)
+    prediction, workload = config.get("prediction"), config.get("workload")
+    key = workload.get("key") if isinstance(workload, dict) else None
+    return RunFacts(
+        run=run,
+        totals=_read(connection, "step_totals")[0],
+        bins=_read(connection, "step_bins", {"num_bins": NUM_STEP_BINS}),
+        utilisation=_read(connection, "utilisation"),
+        engines=_read(connection, "engines"),
+        partitions=_read(connection, "slowest_partitions", slowest),
+        slow_steps=_read(connection, "slowest_steps", slowest),
+        config=config,
+        versions={name: str(found) for name, found in versions.items()},
+        prediction=prediction if isinstance(prediction, dict) else {},
+        **_read_plan(connection, plan),
+        # Without the workload's own key, the one column that every output table has to tell rows apart.
+        **_read_answers(connection, {"run_id": run.run_id}, key if isinstance(key, list) and key else ["content_key"]),
+    )
+
+
+def _read_answers(
+    connection: duckdb.DuckDBPyConnection, this_run: Mapping[str, Any], keys: Sequence[str]
+) -> dict[str, Any]:
+    """What the rows of the output table say, if a table holds rows of this run; reads report_plan_groups."""
+    for (table,) in connection.execute(statement("report/answer_tables")).fetchall():
+        query = fill_identifiers(statement("report/has_answers"), table=table)
+        if connection.execute(query, this_run).fetchall()[0][0]:
+            slowest = {**this_run, "num_rows": NUM_SLOWEST}
+            return {
+                "lengths": _read(connection, "lengths", {**this_run, "num_bins": NUM_LENGTH_BINS}, table=table),
+                "cached_shares": _read(connection, "cached_shares", this_run, table=table),
+                "errors": _read(connection, "errors", {**this_run, "num_rows": NUM_REASONS}, table=table),
+                "slow_groups": _read(connection, "slowest_groups", slowest, table=table, keys=keys),
+            }
+    return {}
+
+
+def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
+    """What the plan says; makes report_plan_groups, empty where there is no plan."""
+    connection.execute(statement("report/plan_groups_none"))
+    if plan is None:
+        return {}
+    try:
+        open_parquet(plan).close()
+    except ArtifactError:
+        return {}
+    file = {"plan": plan.path}
+    connection.execute(statement("report/plan_groups"), file)
+    return {
+        "share_degrees": _read(connection, "share_degrees", file),
+        "prefix_lengths": _read(connection, "prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
+    }
+
+
+def _read(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    **identifiers: str | Sequence[str],
+) -> list[Row]:
+    """The rows of ``sql/report/<name>.sql``."""
+    text = statement(f"report/{name}")
+    result = connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
+    row_type = namedtuple(name, [column[0] for column in result.description or ()])  # type: ignore[misc]
+    return [row_type(*row) for row in result.fetchall()]
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    value = json.loads(text) if text else {}
+    return value if isinstance(value, dict) else {}
