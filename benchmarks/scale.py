@@ -40,13 +40,12 @@ from engine.model.checkpoint import resolve_checkpoint
 from flows.demo import find_demo_model
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
-from tasks.partitions.partition import read_partition, read_spread_rows
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read_requests
 from tasks.storage.artifact import describe_parquet
-from tasks.storage.plan_file import read_plan_summary
+from tasks.storage.plan_file import read_partition, read_plan_summary, read_spread_rows
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import load_workload
 

@@ -23,9 +23,9 @@ from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import choose_hardware
-from tasks.runs.artifact_cache import prune_cache
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
+from tasks.storage.artifact import prune_cache
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
 

@@ -29,14 +29,12 @@ from tasks.publish import check_target
 from tasks.publish import publish as publish_task
 from tasks.read import ReadResult, read
 from tasks.recover import recover_runs, stop_run
-from tasks.runs.artifact_cache import prune_cache
 from tasks.runs.infer_job import Exchange, InferJob
 from tasks.runs.night_artifacts import show_summaries
 from tasks.runs.progress import PlannedWork
-from tasks.runs.run import Run
+from tasks.runs.run import Run, hold_database, needs_isolation, set_isolation
 from tasks.runs.run_record import RunRecord, RunSummary
-from tasks.runs.runs_folder import hold_database, needs_isolation, set_isolation
-from tasks.storage.artifact import ArtifactRef
+from tasks.storage.artifact import ArtifactRef, prune_cache
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workloads.failure_policy import FailurePolicy

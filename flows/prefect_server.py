@@ -23,7 +23,7 @@ from prefect.settings import (
 )
 
 from engine.errors import ConfigError
-from tasks.runs.runs_folder import runs_folder
+from tasks.storage.artifact import runs_folder
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -19,7 +19,6 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.night_artifacts import start_progress
 from tasks.runs.progress import PlannedWork, watch_progress
-from tasks.runs.run_exchange import RunExchange
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.worker_pool import WorkerPool
@@ -39,7 +38,7 @@ class Workers:
 
     Args:
         settings: which processes and machines compute.
-        is_isolated: no engine in this process, which rows may end; see `tasks.runs.runs_folder.needs_isolation`.
+        is_isolated: no engine in this process, which rows may end; see `tasks.runs.run.needs_isolation`.
     """
 
     __slots__ = ("_cluster", "_is_isolated", "_on_host", "_pool", "_resources", "_settings")
@@ -68,8 +67,11 @@ class Workers:
         """
         show = start_progress(title, work.num_rows)
         compute = self._compute_here if self._settings.runner == "local" else self._compute_on_cluster
-        exchange = RunExchange(job.run_folder, job.exchange.url) if job.exchange is not None else None
-        if exchange is not None:
+        exchange = None
+        if job.exchange is not None:
+            from tasks.runs.run_exchange import RunExchange
+
+            exchange = RunExchange(job.run_folder, job.exchange.url)
             exchange.offer(job.plan)
         with (
             watch_progress(job.run_folder, title, work, show=show),
@@ -90,6 +92,8 @@ class Workers:
             ConfigError: see `lay_out_workers`, `join_cluster`.
         """
         if self._settings.runner == "local":
+            if self._settings.workers == 1 or (self._settings.workers == "auto" and engine.device == "cpu"):
+                return EngineTeam(engine=engine)
             if self._on_host is None:
                 self._on_host = lay_out_workers(self._settings.workers, engine)
             return self._on_host

@@ -23,12 +23,11 @@ from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolic
 from tasks.forecast.hardware import Hardware
 from tasks.forecast.prediction import AnswerLength, predict, read_answer_length
 from tasks.forecast.sharing_shape import measure_shape
-from tasks.partitions.partition import read_all_rows
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import ReadResult
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, read_plan_summary
+from tasks.storage.plan_file import PlanSummary, read_all_rows, read_plan_summary
 from tasks.workloads.workload import Workload
 
 

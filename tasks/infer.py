@@ -11,15 +11,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.partitions.attempt import Failure, StoppedError, check_other_rows, try_rows
-from tasks.partitions.attempt_log import AttemptLog
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.part import error_batch
-from tasks.partitions.partition import read_partition
-from tasks.partitions.partition_work import PartitionWork
-from tasks.partitions.piece import Pieces
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Pieces
 from tasks.runs.infer_job import InferJob
-from tasks.runs.run_exchange import run_at_hand
 from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import read_partition
 from tasks.workers.worker_pool import WorkerPool
 
 LOGGER = logging.getLogger("batchloom")
@@ -52,6 +49,8 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     the other dies before it tries a row.
     """
     import ray
+
+    from tasks.runs.run_exchange import run_at_hand
 
     with run_at_hand(partition, job) as (here, upload_file), here.stop.make_on_error():
         AttemptLog(here.run_folder, partition, upload_file).note_start()

@@ -19,18 +19,16 @@ from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan, SharingStats
 from engine.planning.plan_partitions import group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
-from tasks.runs.artifact_cache import build_once
-from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.storage.external_sort import MEMORY_LIMIT, cut_by, sort_batches
+from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
+from tasks.storage.external_sort import BUCKET_TOKENS, MEMORY_LIMIT, cut_by, sort_batches, sort_prompts
 from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, plan_batches, schema_with
-from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
 from tasks.storage.spill_file import SpillFile
 
 CODE = (
     __name__,
     *("engine.planning.choose_prefixes", "engine.planning.plan", "engine.planning.plan_partitions"),
     *("engine.planning.planner", "engine.planning.prefix_tree"),
-    *("tasks.storage.external_sort", "tasks.storage.plan_file", "tasks.storage.prompt_order"),
+    *("tasks.storage.external_sort", "tasks.storage.plan_file"),
 )
 """Modules that decide what a plan is."""
 

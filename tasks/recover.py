@@ -4,9 +4,7 @@ import logging
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError
-from tasks.runs.run import Run, list_unfinished_runs, sweep_runs
-from tasks.runs.run_exchange import recover_exchange
-from tasks.runs.runs_folder import set_isolation
+from tasks.runs.run import Run, list_unfinished_runs, set_isolation, sweep_runs
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
 
@@ -52,7 +50,10 @@ def recover_runs(database: str | Path) -> None:
     sweep_runs(database)
     for run in list_unfinished_runs(database):
         run_id = run.record.run_id
-        recover_exchange(run.folder)
+        if (Path(run.folder) / "exchange").exists():
+            from tasks.runs.run_exchange import recover_exchange
+
+            recover_exchange(run.folder)
         try:
             workload = load_workload(run.record.workload_source)
             if "requests" not in run.artifacts:

@@ -14,8 +14,7 @@ from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
 from tasks.runs.night_artifacts import artifact_key
 from tasks.runs.run import Run
-from tasks.runs.runs_folder import runs_folder
-from tasks.storage.artifact import ArtifactRef, replace_file
+from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder
 
 
 def write_report(

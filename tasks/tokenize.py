@@ -17,8 +17,7 @@ from tasks.prompts.prompt import PromptFormat, build_prompt_format
 from tasks.prompts.prompt_encoder import PromptEncoder
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
-from tasks.runs.artifact_cache import build_once
-from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.workloads.workload import Workload
 
 TOKENS_SCHEMA = pa.schema(

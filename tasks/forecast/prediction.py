@@ -16,11 +16,10 @@ from sql import statement
 from tasks.database.connection import connect, fill_identifiers
 from tasks.database.schema import list_relations
 from tasks.forecast.hardware import choose_hardware
-from tasks.partitions.partition import read_partition
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary
+from tasks.storage.plan_file import PlanSummary, read_partition
 from tasks.workers.engine_team import EngineTeam, hand_out
 from tasks.workloads.workload import Workload
 

@@ -12,10 +12,10 @@ from engine.planning.plan import Plan
 from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel, is_out_of_memory
 from tasks.partitions.part import answer_batch
-from tasks.partitions.partition import read_spread_rows
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.request_form import RequestForm
 from tasks.runs.infer_job import InferJob
+from tasks.storage.plan_file import read_spread_rows
 
 TRIM_SECONDS = 20.0
 """Between two times that freed memory is given back, which takes some milliseconds. Steps differ in size, so the C

@@ -1,10 +1,12 @@
-"""One partition in a run folder: which of its rows are answered, and where the answers to others go."""
+"""One partition in a run folder: its pieces, how often each was tried, which rows are answered, where answers go."""
 
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +14,135 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from engine.errors import ArtifactError, WorkerError
 from engine.execution.step_record import StepRecord
+from engine.planning.plan import Plan
+from tasks.database.connection import describe_write_error
 from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA, step_batch
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import list_whole, write_parquet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Neighbouring distinct prompts of a partition, numbered group by group: the first and the last."""
+
+    first: int
+    last: int
+
+
+class Pieces:
+    """The rows of a partition as a line of distinct prompts. Rows that have the same prompt stay together."""
+
+    __slots__ = ("_group_of_prompt", "_prompt_of_row", "_rows")
+
+    def __init__(self, rows: Plan) -> None:
+        self._rows = rows
+        self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
+        self._group_of_prompt = rows.group_id[rows.is_member_start]
+
+    @property
+    def whole(self) -> Piece:
+        return Piece(first=0, last=len(self._group_of_prompt) - 1)
+
+    def find_prompts(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Ascending numbers of the piece's prompts with a row that is not among the `answered` row ids."""
+        return np.unique(self._prompt_of_row[self._is_open(piece, answered)])
+
+    def select(self, piece: Piece, answered: npt.NDArray[np.int64]) -> Plan:
+        """The piece's rows that are not among the `answered` row ids."""
+        return self._rows.select(self._is_open(piece, answered))
+
+    def split(self, prompts: npt.NDArray[np.int64]) -> tuple[Piece, Piece]:
+        """Two pieces that hold these prompts, at least two in ascending order: cut between prefix groups where there
+        are several, else within the group, as near to the middle as can be."""
+        cuts = np.flatnonzero(np.diff(self._group_of_prompt[prompts])) + 1
+        middle = len(prompts) // 2
+        cut = int(cuts[np.argmin(np.abs(cuts - middle))]) if len(cuts) else middle
+        left, right = prompts[:cut].tolist(), prompts[cut:].tolist()
+        return Piece(first=left[0], last=left[-1]), Piece(first=right[0], last=right[-1])
+
+    def _is_open(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        is_inside = (self._prompt_of_row >= piece.first) & (self._prompt_of_row <= piece.last)
+        return np.asarray(is_inside & ~np.isin(self._rows.row_id, answered))
+
+
+MOST_STARTS = 4
+"""How many processes in a row may take a partition and end before they try a row of it."""
+
+
+class AttemptLog:
+    """Files in ``attempts/`` of a run folder, one a piece, one byte an attempt.
+
+    An attempt is noted before it begins: one that ends with its process counts as well. Nothing is fsynced, since an
+    attempt that a power loss wipes out is only made once more.
+
+    Args:
+        upload_file: called with each file that has changed.
+    """
+
+    __slots__ = ("_folder", "_partition", "_upload_file")
+
+    def __init__(
+        self, run_folder: str | Path, partition: int, upload_file: Callable[[Path], None] = lambda path: None
+    ) -> None:
+        self._folder = Path(run_folder) / "attempts"
+        self._partition = partition
+        self._upload_file = upload_file
+
+    def count(self, piece: Piece) -> int:
+        try:
+            return self._path(piece).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def note(self, piece: Piece) -> None:
+        """Count one more; `ArtifactError` where that cannot be written."""
+        self._add(self._path(piece))
+        self._empty(self._starts)
+
+    def note_start(self) -> None:
+        """Count a process that takes the partition, until an attempt is noted.
+
+        Raises:
+            WorkerError: too many in a row have come no further: it is hardly for the rows.
+            ArtifactError: it cannot be written.
+        """
+        if self._add(self._starts) > MOST_STARTS:
+            raise WorkerError(
+                f"partition {self._partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
+                "do they have the memory that the model takes?"
+            )
+
+    def forget(self, piece: Piece) -> None:
+        """Begin to count anew: the attempts so far say nothing about the rows."""
+        self._empty(self._path(piece))
+
+    @property
+    def _starts(self) -> Path:
+        return self._folder / f"starts-{self._partition:05d}"
+
+    def _add(self, path: Path) -> int:
+        """One byte more; returns how many there are."""
+        return self._write(path, "ab", b".")
+
+    def _empty(self, path: Path) -> None:
+        self._write(path, "wb", b"")
+
+    def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes) -> int:
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            with open(path, mode) as file:
+                file.write(content)
+                size = file.tell()
+        except OSError as error:
+            raise ArtifactError(describe_write_error(path, error)) from error
+        self._upload_file(path)
+        return size
+
+    def _path(self, piece: Piece) -> Path:
+        return self._folder / f"part-{self._partition:05d}-{piece.first}-{piece.last}"
+
 
 WORKER_VARIABLE = "BATCHLOOM_WORKER"
 """Names the engine of this process in the step log: its place among the engines of its host, which a process that

@@ -1,6 +1,8 @@
 """One workload of one night: its folder and its manifest, so that what is finished survives whatever ends the run."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import string
@@ -11,11 +13,63 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from engine.errors import ArtifactError
-from tasks.runs.run_exchange import drop_exchange
+from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.run_record import RunRecord, RunStatus
-from tasks.runs.runs_folder import make_runs_folder, runs_folder
-from tasks.storage.artifact import ArtifactRef, list_whole, replace_file
+from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
+
+
+def make_runs_folder(database: str | Path) -> Path:
+    """`runs_folder`, made where it is not there, readable by its owner alone; `ArtifactError` where that cannot be."""
+    root = runs_folder(database)
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        root.chmod(0o700)
+    except OSError as error:
+        raise ArtifactError(f"run folder {root} cannot be made: {error}") from error
+    return root
+
+
+@contextmanager
+def hold_database(database: str | Path) -> Iterator[None]:
+    """Be the only run of this database for the length of the block; the kernel lets go however the process ends.
+
+    Raises:
+        DatabaseError: another run holds it; the message names its process id.
+    """
+    path = make_runs_folder(database) / "lock"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = file.read().strip() or "unknown"
+            raise DatabaseError(f"another run works on {database} (process id {holder}); one at a time") from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def needs_isolation(database: str | Path, workload: str) -> bool:
+    """Whether the workload's next run must have its engine in a process of its own.
+
+    An earlier run ended while it tried rows, and no run has come through without such a death since. A row that ends
+    its process is found as other failing rows are where the engine has its own process; in the flow's own process it
+    would end each night at the same place.
+    """
+    return _isolation_mark(database, workload).exists()
+
+
+def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> None:
+    """Say whether the workload's next run needs crash isolation; see `needs_isolation`."""
+    if is_needed:
+        _isolation_mark(database, workload).touch(mode=0o600)
+    else:
+        _isolation_mark(database, workload).unlink(missing_ok=True)
+
+
+def _isolation_mark(database: str | Path, workload: str) -> Path:
+    return runs_folder(database) / f"guarded-{workload}"
+
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
 """What `new_run_id` gives."""
@@ -132,7 +186,7 @@ class Run:
 
     def discard(self) -> None:
         """Delete all that there is of the run."""
-        drop_exchange(self.folder)
+        _drop_exchange(Path(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def list_parts(self) -> list[ArtifactRef]:
@@ -187,10 +241,18 @@ def _try_load(database: str | Path, folder: Path) -> Run | None:
 
 def _drop_work(folder: Path) -> None:
     """Delete what only the run itself needed. The requests go last: while they are there, `sweep_runs` looks again."""
-    drop_exchange(folder)
+    _drop_exchange(folder)
     for path in folder.rglob("*.tmp"):
         path.unlink(missing_ok=True)
     for name in WORK_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS):
         path.unlink(missing_ok=True)
+
+
+def _drop_exchange(folder: Path) -> None:
+    """Delete the run's copy in a store, if it has one."""
+    if (folder / "exchange").exists():
+        from tasks.runs.run_exchange import drop_exchange
+
+        drop_exchange(folder)

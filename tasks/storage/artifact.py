@@ -1,11 +1,14 @@
-"""Files between tasks: Parquet, whole or absent, named by a reference with a digest."""
+"""Files between tasks: Parquet, whole or absent, named by a reference with a digest, built once for equal content."""
 
 import hashlib
+import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -149,3 +152,61 @@ def _digest(path: str | Path) -> str:
         raise ArtifactError(f"{path} is missing") from error
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
+
+
+KEEP_DAYS = 7
+"""An artifact that no run has used for so long is deleted."""
+
+
+def build_once(
+    database: str | Path,
+    kind: str,
+    content: Sequence[object],
+    code: Sequence[str],
+    build: Callable[[Path], ArtifactRef],
+) -> ArtifactRef:
+    """The artifact that `content` and `code` decide: the whole file that an earlier run has left, else built now.
+
+    The file's name holds the hash of content and code, and the beginning of the file's own digest, by which a damaged
+    file is found. A damaged file is deleted and built again.
+
+    Args:
+        kind: what it is, the beginning of its name.
+        content: JSON values: digests and settings.
+        code: names of the modules whose source decides what is in it, so that another version builds it anew.
+        build: writes the file it is given. Raises what `build` raises.
+    """
+    folder = runs_folder(database) / "cache"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sources = [hashlib.sha256(Path(str(sys.modules[name].__file__)).read_bytes()).hexdigest() for name in code]
+    stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, sources]).encode()).hexdigest()[:32]}"
+    for path in folder.glob(f"{stem}-*.parquet"):
+        try:
+            found = describe_parquet(path)
+        except ArtifactError:
+            found = None
+        if found is not None and path.name == _name(stem, found):
+            path.touch()
+            return found
+        path.unlink(missing_ok=True)
+    built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    path = Path(built.path).rename(folder / _name(stem, built))
+    return replace(built, path=str(path))
+
+
+def prune_cache(database: str | Path, keep_days: float = KEEP_DAYS) -> None:
+    """Delete the artifacts that no run has used for `keep_days`, and what killed processes had begun to write."""
+    folder = runs_folder(database) / "cache"
+    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
+        if time.time() - path.stat().st_mtime > keep_days * 86400:
+            path.unlink(missing_ok=True)
+
+
+def runs_folder(database: str | Path) -> Path:
+    """Where the runs of a database lie: beside the file, links followed, so that one file has one folder."""
+    path = Path(database).resolve()
+    return path.with_name(path.name + ".runs")
+
+
+def _name(stem: str, ref: ArtifactRef) -> str:
+    return f"{stem}-{ref.digest[:16]}.parquet"

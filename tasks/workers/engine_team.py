@@ -28,7 +28,7 @@ class EngineTeam:
     num_engines: int = 1
     num_on_host: int = 1
     engine: EngineConfig
-    environments: tuple[Mapping[str, str], ...] = ()
+    environments: tuple[Mapping[str, str], ...] = ({},)
 
     @classmethod
     def on_host(cls, environments: tuple[Mapping[str, str], ...], engine: EngineConfig) -> "EngineTeam":

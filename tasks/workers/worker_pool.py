@@ -7,10 +7,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from engine.child_process import start_child
-from tasks.partitions.attempt_log import AttemptLog
-from tasks.partitions.partition_work import WORKER_VARIABLE
+from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog
 from tasks.runs.infer_job import InferJob
-from tasks.runs.run_exchange import RunExchange
 from tasks.storage.artifact import ArtifactRef
 
 LOGGER = logging.getLogger("batchloom")
@@ -53,6 +51,8 @@ class WorkerPool:
                     if job.stop.is_made:
                         return None
                     if job.exchange is not None:  # which attempts there were says whether to hand it out again
+                        from tasks.runs.run_exchange import RunExchange
+
                         RunExchange(job.run_folder, job.exchange.url).take(("attempts",))
                     LOGGER.warning("partition %d is handed out again: its %s", partition, error)
         finally:

@@ -18,7 +18,7 @@ from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
 from tasks.forecast.field_orders import FieldColumn, compare_field_orders
 from tasks.forecast.forecast import Forecast
-from tasks.runs.runs_folder import runs_folder
+from tasks.storage.artifact import runs_folder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

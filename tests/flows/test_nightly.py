@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
 from engine import Engine, EngineConfig, Request
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError, WorkloadError
 from flows.settings import EngineSettings
-from tasks.runs.runs_folder import hold_database
+from tasks.runs.run import hold_database
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.worker_watch import lose_step_records, meanwhile
 

@@ -21,8 +21,7 @@ from flows.report import main, report_run
 from flows.settings import EngineSettings
 from tasks.report import report, write_report
 from tasks.runs.run import Run
-from tasks.runs.runs_folder import runs_folder
-from tasks.storage.artifact import describe_parquet, write_parquet
+from tasks.storage.artifact import describe_parquet, runs_folder, write_parquet
 from tasks.storage.plan_file import PLAN_SCHEMA
 from tests.flows.browser import Browser, Node, first_pixel
 

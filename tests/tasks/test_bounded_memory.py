@@ -20,7 +20,7 @@ STAGES = """
 import sys
 from benchmarks.measuring.peak_memory import peak_resident_gb
 from tasks.storage.artifact import describe_parquet
-from tasks.partitions.partition import read_partition
+from tasks.storage.plan_file import read_partition
 from tasks.storage.plan_file import read_plan_summary
 from tasks.plan_prefix import write_plan
 

@@ -4,8 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from tasks.runs.artifact_cache import prune_cache
-from tasks.runs.runs_folder import runs_folder
+from tasks.storage.artifact import prune_cache, runs_folder
 
 
 def test_old_files_go_and_others_stay(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.runs.run import Run, list_unfinished_runs, sweep_runs
+from tasks.runs.run import Run, hold_database, list_unfinished_runs, sweep_runs
 from tasks.runs.run_record import RunRecord, new_run_id
-from tasks.runs.runs_folder import hold_database, runs_folder
-from tasks.storage.artifact import write_parquet
+from tasks.storage.artifact import runs_folder, write_parquet
 
 SCHEMA = pa.schema([("row_id", pa.int64())])
 BATCH = pa.record_batch([pa.array([1, 2], pa.int64())], schema=SCHEMA)
@@ -171,7 +170,7 @@ def test_parts_that_are_whole(database: Path) -> None:
 
 HOLD = """
 import sys
-from tasks.runs.runs_folder import hold_database
+from tasks.runs.run import hold_database
 with hold_database(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
