@@ -5,19 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
-from engine.disaggregation.disaggregated_run import run_disaggregated
-from engine.disaggregation.prefill_client import PrefillClient, written_blocks
 from engine.errors import ConfigError, RequestError
 from engine.execution.output import Decoder, TokenSampler, complete
 from engine.execution.step_loop import CommittedSteps, can_run_ahead, run_steps, run_steps_ahead
-from engine.execution.step_metrics import StepMetrics
-from engine.execution.step_record import StepRecord
+from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import StepRunner, choose_swap_budget
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
@@ -31,6 +29,9 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered
 from engine.scheduling.token_batch import TokenBatch
+
+if TYPE_CHECKING:
+    from engine.disaggregation.prefill_client import PrefillClient
 
 
 class Engine:
@@ -150,7 +151,7 @@ class Engine:
             schedule_groups(requests, groups, impossible, block_size, self.config.sharing),
             pool=pool,
             config=self.config,
-            swap=SwapSpace(self._cache, self._num_swap_blocks),
+            swap=SwapSpace(self._cache, self._num_swap_blocks) if self._num_swap_blocks else None,
         )
         if self._model.should_compile(self.config.compile, sum(group.num_tokens for group in groups)):
             self._model.compile_layers()
@@ -165,7 +166,7 @@ class Engine:
                 final = [*late, *(found for found in answered if not found.has_late_row)]
                 late = [found for found in answered if found.has_late_row]
                 for found in final:
-                    yield from complete(found, requests, metrics.take_cost_ms(found.sequence))
+                    yield from complete(found, requests, metrics.ledger.take(found.sequence))
         assert not late, "a step was launched and not committed"
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
@@ -178,6 +179,8 @@ class Engine:
         Returns:
             in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step has written.
         """
+        from engine.disaggregation.prefill_client import written_blocks
+
         use_device(self._model.device)
         if is_compiled:
             self._model.compile_layers()
@@ -205,6 +208,8 @@ class Engine:
             drive = run_steps_ahead if self._runs_ahead else run_steps
             yield from drive(scheduler, forward, sampler, cache.block_size)
             return
+        from engine.disaggregation.disaggregated_run import run_disaggregated  # most engines need none
+
         worker = self._open_prefill_client()
         try:
             yield from run_disaggregated(
@@ -214,7 +219,9 @@ class Engine:
             worker.close()  # nobody wants the steps under way
             raise
 
-    def _open_prefill_client(self) -> PrefillClient:
+    def _open_prefill_client(self) -> "PrefillClient":
+        from engine.disaggregation.prefill_client import PrefillClient
+
         if self._prefill_client is None or self._prefill_client.is_closed:
             config = replace(self.config, device=str(resolve_prefill_device(self._model.device)))
             assert self._checkpoint is not None, "Engine.load refuses a loaded model here"

@@ -7,9 +7,9 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ModelError
+from engine.model.model_shape import ModelShape
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
-from engine.simulation.model_shape import ModelShape
 
 
 def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:

@@ -23,7 +23,7 @@ from benchmarks.peers.transformers_engine import ContinuousEngine
 from benchmarks.random_model import SHAPES, make_model, model_config
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.simulation.model_shape import ModelShape
+from engine.model.model_shape import ModelShape
 
 SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "order": "fcfs"}
 """What an inference server does: a cache of blocks, at most 256 requests, paged attention, first come first served."""

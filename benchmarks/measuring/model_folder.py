@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from engine.simulation.model_shape import ModelShape
+from engine.model.model_shape import ModelShape
 
 
 def read_model_shape(folder: Path, dtype: str) -> ModelShape:

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.measuring.batch import Batch
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Answers
-from engine.simulation.model_shape import ModelShape
+from engine.model.model_shape import ModelShape
 
 OURS = "batchloom"
 

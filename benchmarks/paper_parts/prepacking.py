@@ -9,7 +9,7 @@ from benchmarks.paper_parts.configurations import Settings, describe
 from benchmarks.paper_parts.lab import Lab, Trial
 from benchmarks.paper_parts.table import Cell, Plot, Table
 from engine import Request
-from engine.simulation.model_shape import ModelShape
+from engine.model.model_shape import ModelShape
 
 BATCH_SIZES = (4, 8, 16, 32)
 NUM_PROMPTS = 32

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
+from engine.model.model_shape import ModelShape
 from engine.planning.planner import plan_prefix_groups
 from engine.request import Request
 from engine.simulation.device import DEVICES, predicted_kv_bytes
-from engine.simulation.model_shape import ModelShape
 from engine.simulation.roofline import Roofline
 from engine.simulation.simulation import SimulatedStep, simulate_plan
 from engine.simulation.simulation_summary import SimulationSummary, summarize_steps

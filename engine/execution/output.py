@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from engine.device.transfers import HostCopies, to_device
-from engine.execution.label_scores import LabelRows
-from engine.execution.sampler import ROWS_AT_ONCE, sample
+from engine.execution.sampler import ROWS_AT_ONCE, LabelRows, sample
 from engine.model.model import Model
 from engine.request import Completion, FinishReason, Request
 from engine.scheduling.sequence import Sequence

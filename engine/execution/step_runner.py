@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.config import EngineConfig
-from engine.device.memory import MOST_CPU_KV_BYTES, free_memory_bytes
-from engine.device.placement import resolve_prefill_device
+from engine.device.placement import MOST_CPU_KV_BYTES, free_memory_bytes, resolve_prefill_device
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.step_graphs import BUCKETS, StepGraphs, device_graphs, graph_bytes
 from engine.kv.kv_cache import KVCache

@@ -13,7 +13,7 @@ from torch._dynamo.exc import TorchDynamoException
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.config import Compile
-from engine.device.memory import give_back_freed_memory
+from engine.device.placement import give_back_freed_memory
 from engine.device.transfers import to_device
 from engine.errors import ModelError
 from engine.kernels.cpu.native_build import find_compiler

@@ -1,19 +1,76 @@
-"""Which requests may be given KV memory."""
+"""Which requests may be given KV memory, and how much of it is set aside for answers that are not written yet."""
+
+import math
+from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 from engine.kv.lru_block_pool import LruBlockPool
+from engine.request import Request
 from engine.scheduling.block_cache import BlockCache
 from engine.scheduling.policies.preemption import SwapSpace
-from engine.scheduling.policies.reserve import OutputReserve
-from engine.scheduling.scheduled_group import ScheduledGroup
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import ScheduledGroup, Sequence, most_extra_tokens
+
+_ANSWERS_FOR_AN_ESTIMATE = 16
 
 
 def make_pool(config: EngineConfig, num_blocks: int) -> BlockPool:
     """The block pool that a sharing policy needs."""
     return LruBlockPool(num_blocks) if config.sharing == "lru" else BlockPool(num_blocks)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Answers of this run beside what was expected of them (1 token each where there was no estimate)."""
+
+    num_answers: int = 0
+    num_expected_tokens: int = 0
+    num_tokens: int = 0
+
+
+class OutputReserve:
+    """Expected answer lengths, refined by the answers of the run.
+
+    At first a request's own estimate is believed, or its max_new_tokens where it has none. After 16 answers, estimates
+    are scaled by how far off they have been so far, and requests without one expect the mean. Neither expects more than
+    max_new_tokens.
+
+    Args:
+        share: of the expected length that is set aside; 0 admits by what is held now (Algorithm 2 of BatchLLM), 1
+            leaves preemption to answers longer than expected.
+    """
+
+    __slots__ = ("_estimated", "_share", "_unestimated")
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._estimated = _Tally()
+        self._unestimated = _Tally()
+
+    def book(self, sequence: Sequence) -> None:
+        """Learns from a finished answer."""
+        if sequence.request.mode == "generate":
+            tally = self._tally(sequence.request)
+            tally.num_answers += 1
+            tally.num_expected_tokens += sequence.request.expected_output_tokens or 1
+            tally.num_tokens += sequence.num_output_tokens
+
+    def num_tokens(self, sequence: Sequence) -> int:
+        """Own tokens to have memory for: those known, and the share of those still expected."""
+        most = most_extra_tokens(sequence.request)
+        num_own_tokens = sequence.num_suffix + min(self._expected_tokens(sequence.request), most)
+        return sequence.length + math.ceil(max(0, num_own_tokens - sequence.length) * self._share)
+
+    def _expected_tokens(self, request: Request) -> int:
+        estimate = request.expected_output_tokens
+        tally = self._tally(request)
+        if request.mode == "score" or tally.num_answers < _ANSWERS_FOR_AN_ESTIMATE:
+            return request.max_new_tokens if estimate is None else estimate
+        return math.ceil((estimate or 1) * tally.num_tokens / tally.num_expected_tokens)
+
+    def _tally(self, request: Request) -> _Tally:
+        return self._unestimated if request.expected_output_tokens is None else self._estimated
 
 
 class Admission:
@@ -23,10 +80,10 @@ class Admission:
         pool: KV blocks. With an `LruBlockPool`, requests begin with the blocks that are found in it.
         block_size: tokens in a block.
         reserve: how many tokens a request will need.
-        swap: where preempted requests may have left their KV.
+        swap: where preempted requests may have left their KV; None where nothing is swapped.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, reserve: OutputReserve, swap: SwapSpace) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, reserve: OutputReserve, swap: SwapSpace | None) -> None:
         self.pool = pool
         self._block_size = block_size
         self._reserve = reserve
@@ -50,12 +107,12 @@ class Admission:
 
         The request is charged with the tokens of its prefixes that no other request has been charged with.
         """
-        is_swapped = self._swap.holds(sequence)
-        if self.cache is not None and not is_swapped:
+        swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
+        if self.cache is not None and swap is None:
             self.cache.reuse(sequence)
         sequence.reserve(self.pool, self._reserve.num_tokens(sequence), self._block_size)
-        if is_swapped:
-            self._swap.restore(sequence, self._block_size)
+        if swap is not None:
+            swap.restore(sequence, self._block_size)
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         if sequence.node is not None:
@@ -67,7 +124,7 @@ class Admission:
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
         num_blocks = self._num_blocks(self._reserve.num_tokens(sequence))
-        if self.cache is not None and not self._swap.holds(sequence):
+        if self.cache is not None and (self._swap is None or not self._swap.holds(sequence)):
             num_blocks -= self.cache.num_found_in_use(sequence)
         return num_blocks
 

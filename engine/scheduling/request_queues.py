@@ -10,8 +10,7 @@ from engine.scheduling.admission import Admission
 from engine.scheduling.policies.batching import admission_window_tokens
 from engine.scheduling.policies.order import order_groups
 from engine.scheduling.prefix_node import PrefixNode
-from engine.scheduling.scheduled_group import ScheduledGroup
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import ScheduledGroup, Sequence
 from engine.scheduling.step import Step
 
 

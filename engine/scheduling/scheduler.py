@@ -11,12 +11,10 @@ from collections.abc import Iterable
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
-from engine.scheduling.admission import Admission
+from engine.scheduling.admission import Admission, OutputReserve
 from engine.scheduling.policies.preemption import SwapSpace
-from engine.scheduling.policies.reserve import OutputReserve
 from engine.scheduling.request_queues import RequestQueues
-from engine.scheduling.scheduled_group import ScheduledGroup
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import ScheduledGroup, Sequence
 from engine.scheduling.step import Answered, Step, StepTokens
 
 
@@ -30,11 +28,11 @@ class Scheduler:
         groups: what is to be answered, in any order.
         pool: KV blocks, as `make_pool` makes it; each request of the groups, with its prefix, fits into it alone.
         config: the policies, and the limits of a step.
-        swap: host memory for the KV of preempted requests; of no blocks but under preemption "swap".
+        swap: host memory for the KV of preempted requests; None where nothing is swapped.
     """
 
     def __init__(
-        self, groups: Iterable[ScheduledGroup], *, pool: BlockPool, config: EngineConfig, swap: SwapSpace
+        self, groups: Iterable[ScheduledGroup], *, pool: BlockPool, config: EngineConfig, swap: SwapSpace | None
     ) -> None:
         self.pool = pool
         self._config = config
@@ -61,7 +59,7 @@ class Scheduler:
     @property
     def num_swapped_blocks(self) -> int:
         """Blocks in host memory that hold the KV of preempted requests."""
-        return self._swap.num_used
+        return 0 if self._swap is None else self._swap.num_used
 
     def schedule(self, *, is_settled: bool = True) -> Step:
         """The next step, with memory for all that it computes. Empty when everything is finished.
@@ -223,7 +221,7 @@ class Scheduler:
             self._drop(sequence)
             self._queues.drop_freed_prefixes()
             return
-        if self._swap.save(sequence, self._config.block_size):
+        if self._swap is not None and self._swap.save(sequence, self._config.block_size):
             sequence.free_blocks(self.pool)
         else:
             sequence.release(self.pool)

@@ -1,4 +1,7 @@
-"""A prompt being answered: its tokens beyond the shared prefix, its KV blocks, and how far it has come."""
+"""A prompt being answered: its tokens beyond the shared prefix, its KV blocks, how far it has come; groups of these."""
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -176,6 +179,20 @@ class Sequence:
         self.num_computed = 0
         if self.request.mode == "score":
             self.length = self.num_suffix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScheduledGroup:
+    """Distinct prompts below one prefix node; None where nothing is shared."""
+
+    node: PrefixNode | None
+    sequences: Sequences[Sequence]
+
+    @property
+    def decode_to_prefill_ratio(self) -> float:
+        """Eq. 3 over the group, as Eq. 4 has it: tokens it will probably decode for the tokens it must prefill."""
+        num_prefill = sum(s.num_suffix for s in self.sequences) + (self.node.end if self.node is not None else 0)
+        return sum(expected_extra_tokens(s.request) for s in self.sequences) / num_prefill
 
 
 def most_extra_tokens(request: Request) -> int:

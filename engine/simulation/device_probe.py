@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-from engine.device.memory import free_memory_bytes
+from engine.device.placement import free_memory_bytes
+from engine.model.model_shape import ModelShape
 from engine.simulation.device import Device, match_device
-from engine.simulation.model_shape import ModelShape
 
 _NUM_ROWS = 512
 _READ_BYTES = 256 * 1024**2

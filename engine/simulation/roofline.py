@@ -7,8 +7,8 @@ Issuing takes the host an assumed time a layer. Sampling and the scheduler itsel
 
 from dataclasses import dataclass
 
+from engine.model.model_shape import ModelShape
 from engine.simulation.device import Device
-from engine.simulation.model_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ def simulate_plan(
         schedule_groups(requests, groups, oversized, config.block_size, config.sharing),
         pool=pool,
         config=config,
-        swap=SwapSpace(_NoMemory(), num_kv_blocks if config.preemption == "swap" else 0),
+        swap=SwapSpace(_NoMemory(), num_kv_blocks) if config.preemption == "swap" else None,
     )
     number = 0
     while scheduler.num_unfinished:

@@ -9,10 +9,10 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError, ModelError
+from engine.model.model_shape import ModelShape
 from engine.planning.plan import PrefixGroup
 from engine.request import Request
 from engine.simulation.device import DEVICES, Device, predicted_kv_bytes
-from engine.simulation.model_shape import ModelShape
 from engine.simulation.roofline import Roofline
 from engine.simulation.simulation import simulate_plan
 from engine.simulation.simulation_summary import SimulationSummary, summarize_steps
@@ -100,7 +100,7 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         dtype = next(iter(device.peak_flops)) if config.dtype == "auto" else config.dtype
         shape = ModelShape.from_config(values, dtype=dtype)
     else:
-        from engine.device.memory import MOST_CPU_KV_BYTES
+        from engine.device.placement import MOST_CPU_KV_BYTES
         from engine.simulation.device_probe import probe_device  # needs torch, which the table does not
 
         here = resolve_device(kind)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from engine.device.memory import give_back_freed_memory
+from engine.device.placement import give_back_freed_memory
 from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from engine.config import Order
-from engine.scheduling.scheduled_group import ScheduledGroup
-from engine.scheduling.sequence import Sequence, expected_extra_tokens
+from engine.scheduling.sequence import ScheduledGroup, Sequence, expected_extra_tokens
 
 
 def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:

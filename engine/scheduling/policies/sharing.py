@@ -7,8 +7,7 @@ from engine.config import Sharing
 from engine.planning.plan import CommonPrefix, PrefixGroup
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
-from engine.scheduling.scheduled_group import ScheduledGroup
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import ScheduledGroup, Sequence
 
 
 def schedule_groups(

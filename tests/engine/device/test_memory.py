@@ -10,7 +10,7 @@ import pytest
 HOLES = """
 import threading
 from pathlib import Path
-from engine.device.memory import give_back_freed_memory
+from engine.device.placement import give_back_freed_memory
 
 def resident_bytes():
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1])

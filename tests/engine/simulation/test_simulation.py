@@ -12,10 +12,10 @@ import torch
 
 from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepRecord, plan_prefix_groups
 from engine.errors import ConfigError, ModelError
+from engine.model.model_shape import ModelShape
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.simulation.device import DEVICES, match_device, predicted_kv_bytes
 from engine.simulation.device_probe import measure_device, probe_device
-from engine.simulation.model_shape import ModelShape
 from engine.simulation.roofline import Roofline, StepWork
 from engine.simulation.simulation import SimulatedStep, find_oversized, simulate_plan
 from engine.simulation.simulation_summary import summarize_steps

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
-from engine.execution.step_metrics import ComputeLedger
+from engine.execution.step_record import ComputeLedger
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
