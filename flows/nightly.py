@@ -21,15 +21,14 @@ from flows.report import report_run
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.database.connection import connect
-from tasks.forecast.prediction import FEWEST_TOKENS_TO_PREDICT, AnswerLength, predict_run, read_answer_length
 from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.publish import check_target
 from tasks.publish import publish as publish_task
-from tasks.read import ReadResult, read
+from tasks.read import AnswerLength, ReadResult, read, read_answer_length
 from tasks.recover import recover_runs, stop_run
-from tasks.runs.infer_job import Exchange, InferJob
+from tasks.runs.infer_job import Exchange, FailurePolicy, InferJob
 from tasks.runs.night_artifacts import show_summaries
 from tasks.runs.progress import PlannedWork
 from tasks.runs.run import Run, hold_database, needs_isolation, set_isolation
@@ -37,12 +36,14 @@ from tasks.runs.run_record import RunRecord, RunSummary
 from tasks.storage.artifact import ArtifactRef, prune_cache
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
-from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write
 
 LOGGER = logging.getLogger("batchloom")
 LOGGER.setLevel(logging.INFO)  # else what a night says would not reach Prefect's console and log
+
+FEWEST_TOKENS_TO_PREDICT = 50_000
+"""Prompt tokens to compute: less is done before a device that is not in the table has been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +261,8 @@ def predict_night(
     """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without."""
     if summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT:
         return
+    from tasks.forecast.prediction import predict_run  # a simulation that short nights do not need
+
     team = night.workers.count(night.engine)
     state = predict_run(plan, summary, workload, answer, night.source.checkpoint, team, return_state=True)
     if state.is_completed():

@@ -21,11 +21,11 @@ from tasks.forecast.advice import advise, try_settings
 from tasks.forecast.field_orders import order_fields
 from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy
 from tasks.forecast.hardware import Hardware
-from tasks.forecast.prediction import AnswerLength, predict, read_answer_length
+from tasks.forecast.prediction import predict
 from tasks.forecast.sharing_shape import measure_shape
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
-from tasks.read import ReadResult
+from tasks.read import AnswerLength, ReadResult, read_answer_length
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_all_rows, read_plan_summary
 from tasks.workloads.workload import Workload

@@ -1,4 +1,4 @@
-"""Read a workload's requests: what has no answer yet, checked, as Parquet."""
+"""Read a workload's requests without an answer, checked, as Parquet; and how long its earlier answers were."""
 
 import hashlib
 import secrets
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -199,3 +199,34 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, spill: Spil
 def read(database: str, workload: Workload, model_digest: str, run_folder: str, full: bool = False) -> ReadResult:
     """`read_requests` as a step of a flow; it waits for a lock itself, and any other error would come again."""
     return read_requests(database, workload, model_digest, run_folder, full=full)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLength:
+    """How long an answer is taken to be.
+
+    Attributes:
+        num_tokens: of every answer.
+        num_earlier_answers: whose mean it is; 0 if none exist and it is the workload's max_answer_tokens.
+    """
+
+    num_tokens: int
+    num_earlier_answers: int
+
+    @property
+    def expected_output_tokens(self) -> int | None:
+        """What a request is told of it (`engine.Request`); None where no earlier answer says anything."""
+        return self.num_tokens if self.num_earlier_answers else None
+
+
+def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength:
+    """The mean of the workload's earlier answers, rounded, else its max_answer_tokens."""
+    most, mean, num_answers = workload.max_answer_tokens, None, 0
+    if workload.mode == "generate":
+        with connect(database, read_only=True) as connection:
+            if workload.output.table.lower() in list_relations(connection):
+                query = fill_identifiers(statement("read/mean_answer_tokens"), table=workload.output.table)
+                mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
+    if mean is None:
+        return AnswerLength(num_tokens=most, num_earlier_answers=0)
+    return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from engine.simulation.device import Device
 from engine.simulation.simulation_summary import SimulationSummary
 from tasks.forecast.field_orders import FieldOrder
-from tasks.forecast.prediction import AnswerLength
 from tasks.forecast.sharing_shape import SharingShape
+from tasks.read import AnswerLength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

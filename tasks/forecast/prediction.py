@@ -6,63 +6,22 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import cast
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.simulation.simulation_summary import SimulationSummary
-from sql import statement
-from tasks.database.connection import connect, fill_identifiers
-from tasks.database.schema import list_relations
 from tasks.forecast.hardware import choose_hardware
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
+from tasks.read import AnswerLength
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_partition
 from tasks.workers.engine_team import EngineTeam, hand_out
 from tasks.workloads.workload import Workload
 
-FEWEST_TOKENS_TO_PREDICT = 50_000
-"""Prompt tokens to compute: less is done before a device that is not in the table has been measured."""
-
 MOST_TIME_SHARE = 0.01
 """Of the predicted time: once so much is spent on simulating, the partitions left are taken to be like the others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLength:
-    """How long an answer is taken to be.
-
-    Attributes:
-        num_tokens: of every answer.
-        num_earlier_answers: whose mean it is; 0 where there are none and it is the workload's max_answer_tokens.
-    """
-
-    num_tokens: int
-    num_earlier_answers: int
-
-    @property
-    def expected_output_tokens(self) -> int | None:
-        """What a request is told of it (`engine.Request`); None where no earlier answer says anything."""
-        return self.num_tokens if self.num_earlier_answers else None
-
-
-def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength:
-    """The mean of the workload's earlier answers, rounded, else its max_new_tokens.
-
-    Raises:
-        DatabaseError: it cannot be opened.
-    """
-    most, mean, num_answers = workload.max_answer_tokens, None, 0
-    if workload.mode == "generate":
-        with connect(database, read_only=True) as connection:
-            if workload.output.table.lower() in list_relations(connection):
-                query = fill_identifiers(statement("read/mean_answer_tokens"), table=workload.output.table)
-                mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
-    if mean is None:
-        return AnswerLength(num_tokens=most, num_earlier_answers=0)
-    return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

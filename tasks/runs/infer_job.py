@@ -1,18 +1,26 @@
-"""What a worker is told, the same for all partitions of a run, and the request to stop, which it looks for."""
+"""What a worker is told, the same for all partitions of a run; when it retries, gives up, or is asked to stop."""
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from engine.config import EngineConfig
+from engine.errors import FailureRateError
 from tasks.storage.artifact import ArtifactRef, replace_file
-from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import Workload
 
 LOOK_SECONDS = 0.2
+
+NUM_REASONS = 3
+"""Of the reasons for failed rows, how many a message names."""
 
 
 class StopRequest:
@@ -72,6 +80,41 @@ class Exchange:
         path = Path(model).expanduser()
         model = str(path.absolute()) if path.exists() else model
         return cls(url=f"{url.rstrip('/')}/{Path(run_folder).name}", model=model)
+
+
+@pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class FailurePolicy:
+    """When the run tries again, and when it gives up.
+
+    Rows that could not be tried, because the input is not usable, do not count as failed.
+    """
+
+    retries: Annotated[
+        int, Field(ge=0, description="of a partition, before it is split until the rows that fail are found")
+    ] = 2
+    retry_delay_seconds: Annotated[
+        float, Field(ge=0, description="before the first retry; each further one waits twice as long")
+    ] = 1.0
+    max_error_rate: Annotated[
+        float, Field(ge=0, le=1, description="the run fails where a larger share of the rows it tried does")
+    ] = 0.5
+    error_rate_rows: Annotated[int, Field(ge=1, description="fewest rows that say something about that share")] = 20
+
+    def delay_seconds(self, num_failures: int) -> float:
+        """How long to wait after so many failures of the same rows, from 1 on."""
+        return float(self.retry_delay_seconds * 2 ** (num_failures - 1))
+
+    def check(self, reasons: Counter[str], num_rows: int) -> None:
+        """Raise `FailureRateError` where too many of `num_rows` failed; `reasons` holds each failed row's."""
+        num_failed = reasons.total()
+        if num_rows < self.error_rate_rows or num_failed <= self.max_error_rate * num_rows:
+            return
+        common = "; ".join(f"{reason} ({count:,} rows)" for reason, count in reasons.most_common(NUM_REASONS))
+        rest = len(reasons) - NUM_REASONS
+        raise FailureRateError(
+            f"{num_failed:,} of {num_rows:,} rows failed, max_error_rate allows {self.max_error_rate:.0%}: {common}"
+            + (f"; and {rest:,} other reasons" if rest > 0 else "")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

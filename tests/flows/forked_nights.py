@@ -27,9 +27,8 @@ from flows.cli import main
 from flows.nightly import nightly
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.runs.infer_job import InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.storage.artifact import ArtifactRef
-from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 
 LATE_IMPORTS = ("prefect.flow_engine", "prefect.task_engine", "anyio._backends._asyncio", "fastapi", "pyarrow.dataset")

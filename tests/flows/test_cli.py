@@ -20,7 +20,7 @@ import pytest
 from flows.cli import COMMANDS, batchloom, main
 from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
-from tasks.workloads.failure_policy import FailurePolicy
+from tasks.runs.infer_job import FailurePolicy
 
 ROOT = Path(__file__).parents[2]
 STOPPED = "nightly: stopped; finished partitions are kept, and the next run does the rest"

@@ -27,12 +27,11 @@ from transformers import AutoTokenizer
 from engine.config import EngineConfig
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
-from tasks.runs.infer_job import InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
-from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 
 ROOT = Path(__file__).parents[2]

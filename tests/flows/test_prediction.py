@@ -9,17 +9,18 @@ from prefect import flow
 
 from engine.config import EngineConfig
 from engine.planning.plan import SharingStats
-from flows.nightly import Night, Source, predict_night
+from flows.nightly import FEWEST_TOKENS_TO_PREDICT, Night, Source, predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
-from tasks.forecast.prediction import FEWEST_TOKENS_TO_PREDICT, read_answer_length, spread
+from tasks.forecast.prediction import spread
+from tasks.read import read_answer_length
 from tasks.report import write_report
+from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import hand_out
-from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -18,11 +18,10 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.recover import recover_runs, stop_run
-from tasks.runs.infer_job import InferJob, StopRequest
+from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.runs.run import Run, list_unfinished_runs
 from tasks.runs.run_record import RunRecord
 from tasks.tokenize import read_max_model_len, write_tokens
-from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -20,7 +20,7 @@ from engine.errors import DeviceError, FailureRateError
 from flows.cli import main
 from flows.nightly import nightly
 from flows.settings import EngineSettings
-from tasks.workloads.failure_policy import FailurePolicy
+from tasks.runs.infer_job import FailurePolicy
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

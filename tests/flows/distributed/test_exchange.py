@@ -25,7 +25,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.recover import recover_runs
-from tasks.runs.infer_job import Exchange, InferJob, StopRequest
+from tasks.runs.infer_job import Exchange, FailurePolicy, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
@@ -33,7 +33,6 @@ from tasks.runs.run_exchange import RunExchange, run_at_hand
 from tasks.runs.run_record import RunRecord
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
-from tasks.workloads.failure_policy import FailurePolicy
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until

@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from flows.settings import WorkerSettings
 from flows.workers import Workers
-from tasks.workloads.failure_policy import FailurePolicy
+from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import find_processes, meanwhile, wait_until
 
 # Ray reads them when it is imported. The first binds it to loopback, on Linux, too.
