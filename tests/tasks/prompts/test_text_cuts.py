@@ -20,8 +20,7 @@ from tokenizers import (
     trainers,
 )
 
-from tasks.prompts.prompt import build_prompt_format
-from tasks.prompts.prompt_encoder import PromptEncoder
+from tasks.prompts.prompt import PromptEncoder, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload_file import Prompt
 
