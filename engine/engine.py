@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
 from engine.errors import ConfigError, RequestError
 from engine.execution.output import Decoder, TokenSampler, complete
-from engine.execution.step_loop import CommittedSteps, can_run_ahead, run_steps, run_steps_ahead
+from engine.execution.step_loop import CommittedSteps, can_run_ahead, run_steps
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import StepRunner, choose_swap_budget
 from engine.kv.kv_cache import KVShape
@@ -205,8 +205,7 @@ class Engine:
         use_device(self._model.device)  # this may not be the thread that loaded the model
         forward, cache = self._runner.forward, self._cache
         if self.config.disaggregation == "none":
-            drive = run_steps_ahead if self._runs_ahead else run_steps
-            yield from drive(scheduler, forward, sampler, cache.block_size)
+            yield from run_steps(scheduler, forward, sampler, cache.block_size, runs_ahead=self._runs_ahead)
             return
         from engine.disaggregation.disaggregated_run import run_disaggregated  # most engines need none
 

@@ -1,8 +1,4 @@
-"""The engine's loop: schedule, build the batch, forward, sample, commit.
-
-Only `schedule` and `commit` change the scheduler. `engine.disaggregation.disaggregated_run` drives the same five calls
-with prompts computed in another process.
-"""
+"""The engine's loop: schedule, build the batch, forward, sample, commit."""
 
 from collections.abc import Generator
 from typing import Protocol
@@ -25,44 +21,33 @@ class Forward(Protocol):
     def __call__(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
-def run_steps(scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int) -> CommittedSteps:
+def run_steps(
+    scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int, *, runs_ahead: bool
+) -> CommittedSteps:
     """One step after the other, prompts and decode tokens mixed as the policies say.
 
-    Args:
-        scheduler: of the run.
-        forward: computes a batch.
-        sampler: makes tokens of hidden states.
-        block_size: tokens in a KV block.
-    """
-    while scheduler.num_unfinished:
-        step = scheduler.schedule()
-        batch = step.build_batch(block_size)
-        hidden = forward(batch)
-        tokens = sampler.sample(hidden, step).wait()
-        yield step, scheduler.commit(step, tokens)
-
-
-def run_steps_ahead(scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int) -> CommittedSteps:
-    """The same, but the device is given step n + 1 before the host waits for the tokens of step n.
-
-    Both steps run on one stream, so KV memory that the commit of step n frees is not written before step n + 1 is done
-    with it. Where step n + 1 would need to take somebody's memory, or has nothing to do, step n is committed first.
+    Running ahead, the device is given step n + 1 before the host waits for the tokens of step n. Both run on one
+    stream, so KV memory that the commit of step n frees is not written before step n + 1 is done with it. Where step
+    n + 1 would need to take somebody's memory, or has nothing to do, step n is committed first.
 
     Args:
         scheduler: of the run.
         forward: launches a batch; tokens that only the device knows are taken from its second argument.
         sampler: makes tokens of hidden states.
         block_size: tokens in a KV block.
+        runs_ahead: see `can_run_ahead`.
     """
     under_way: PendingTokens | None = None
     while scheduler.num_unfinished or under_way is not None:
         step = scheduler.schedule(is_settled=under_way is None)
         launched = None
         if not step.is_empty:
-            batch = step.build_batch(block_size)
-            hidden = forward(batch, None if under_way is None else under_way.token_ids)
+            hidden = forward(step.build_batch(block_size), None if under_way is None else under_way.token_ids)
             launched = sampler.sample(hidden, step)
-            scheduler.advance(step)
+            if runs_ahead:
+                scheduler.advance(step)
+            else:
+                under_way, launched = launched, None
         if under_way is not None:
             tokens = under_way.wait()
             yield under_way.step, scheduler.commit(under_way.step, tokens)

@@ -23,8 +23,7 @@ class StepRecord:
         num_suffix_tokens: rows of prompts' own parts; recomputed ones after a preemption count again.
         num_prefix_tokens: rows of shared prefixes.
         num_kv_blocks_used: blocks held when the step's memory was at its highest.
-        num_prefix_kv_blocks: of these, held by shared prefixes.
-        num_request_kv_blocks: of these, held by requests' own tokens.
+        num_prefix_kv_blocks, num_request_kv_blocks: of these, held by shared prefixes and by requests' own tokens.
         num_cached_kv_blocks: beyond these, kept by the LRU cache (sharing "lru") until others need them.
         num_kv_blocks_total: the block pool's size.
         num_running_requests: requests that hold KV.
@@ -100,12 +99,7 @@ class StepMetrics:
         self._recorded_at = time.perf_counter()
 
     def record(self, step: "Step", answered: Iterable["Answered"]) -> StepRecord:
-        """The record of a step that is committed.
-
-        Args:
-            step: the next one.
-            answered: what its commit returned.
-        """
+        """The record of the next step, given what its commit returned."""
         now = time.perf_counter()
         duration_ms = (now - self._recorded_at) * 1e3
         self.ledger.book(step, duration_ms)
@@ -143,7 +137,7 @@ class ComputeLedger:
                     self._add(sequence, self._prefix_ms.pop(node, 0.0))
 
     def take(self, sequence: "Sequence") -> float:
-        """The milliseconds of a sequence that is answered; they are forgotten here."""
+        """The milliseconds of a sequence whose steps are all booked; they are forgotten here."""
         return self._sequence_ms.pop(sequence, 0.0)
 
     def _add(self, sequence: "Sequence", ms: float) -> None:

@@ -38,9 +38,8 @@ def _choose_exact(tree: PrefixTree) -> IndexArray:
 
     The first term never grows with a, the second does not depend on a. So v is chosen exactly when a is below a
     threshold, and a table of cost(v, a) for a = 0 .. depth(parent of v) is all that the parent needs: a few vector
-    operations a node, together linear in tokens, since each node can be charged to a leaf of its own (the first below
-    its second child) that is longer than its table. A node is chosen only where that makes the cost smaller, so it has
-    at least two leaves of its own.
+    operations a node, together linear in tokens, since each node has a leaf of its own (the first below its second
+    child) that is longer than its table. A chosen node makes the cost smaller, so it has at least two leaves.
     """
     num_nodes = tree.num_nodes
     depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()

@@ -1,7 +1,7 @@
 """A plan: which rows share which prefix, as columns (`Plan`) and as groups (`PrefixGroup`).
 
-A prompt shares at most one prefix, that of its group (BatchLLM section 4.3.1). Groups come in prefix tree order. So one
-number a group, the leading tokens that it has in common with the group before, tells what any groups have in common.
+A prompt shares at most one prefix, that of its group (BatchLLM section 4.3.1). Groups come in prefix tree order, so the
+tokens that each has in common with the group before tell what any groups have in common.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,7 @@ class SharingStats:
     Attributes:
         num_logical_tokens: of all requests, identical ones counted each time.
         num_processed_tokens: that are computed: every prefix and suffix once.
-        num_best_tokens: the fewest that any sharing computes: each beginning once, at every level and to the token,
-            and each distinct prompt's last token once.
+        num_best_tokens: the fewest that any sharing computes: each beginning, and each distinct prompt's end, once.
     """
 
     num_logical_tokens: int = 0

@@ -1,9 +1,8 @@
-"""Partitions: the units of work that workers take, of near-equal predicted cost, whole groups where that is possible.
+"""Partitions: the units of work that workers take, consecutive groups of near-equal predicted cost.
 
 Cost is counted in tokens that go through the layers: prompt tokens that the plan computes, and tokens of answers.
-Partitions are consecutive groups, in prefix tree order within a priority, so that groups that begin alike stay
-together. A group that costs more than a partition is split into several, each of which computes the prefix again. That
-at most doubles what its members cost, because a group whose prefix takes more than half of a partition stays whole.
+A group that costs more than a partition is split; each piece computes the prefix again. That at most doubles what its
+members cost, because a group whose prefix takes more than half of a partition stays whole.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,7 @@
 """Prompts to a plan (BatchLLM section 4.2): the whole batch at once, or range by range where it is larger than memory.
 
-Prompts in the order of the prefix tree share beginnings with their neighbours only. So a sorted batch can be planned in
-consecutive ranges. Each is planned as a batch of its own. What two ranges have in common is computed once in each; so a
-cut is made where neighbours have the least in common.
+Sorted prompts share beginnings with their neighbours only, so each range is planned as a batch of its own. What two
+ranges have in common is computed in both, so a cut is made where neighbours have the least in common.
 """
 
 import struct
@@ -36,15 +35,11 @@ def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exa
     """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
 
     Args:
-        sequences: token ids, each a list, tuple, array or any other sequence of integers that fit int32. An int32
-            array is used where it lies: prefixes and suffixes are views of it.
+        sequences: token ids; prefixes and suffixes are views of those that are int32 arrays.
         method: "exact" or "paper"; see `engine.planning.choose_prefixes`.
-
     Returns:
         groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
-        exactly one group; prefix + suffix is its prompt; a suffix is never empty. Prompts that share nothing worth a
-        prefix come as groups of one with an empty prefix, one group for each distinct prompt.
-
+        exactly one group. A prompt that shares nothing worth a prefix has a group of its own with an empty prefix.
     Raises:
         RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
         ConfigError: the method is unknown.

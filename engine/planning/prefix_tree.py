@@ -19,11 +19,10 @@ IndexArray = npt.NDArray[np.int64]
 class PrefixTree:
     """Who shares which beginning. A node is a beginning that at least two different prompts have and then leave.
 
-    Leaves are the L distinct prompts, in tree order: an order of the token bytes in which a prompt follows its own
-    prefixes, so the leaves below a node are consecutive, and which depends on the prompts alone, not on their order
-    of arrival. Nodes are in preorder, so a parent has a smaller index than its children; node 0 is the root, the
-    empty prefix. The last token of a prompt is never part of a node: it is always computed, for its logits.
-    So a leaf is longer than any node above it, also where one prompt is the beginning of another.
+    Leaves are the L distinct prompts in the order of their token bytes, so the leaves below a node are consecutive.
+    Nodes are in preorder, so a parent has a smaller index than its children; node 0 is the root, the empty prefix. The
+    last token of a prompt is always computed, for its logits, and never part of a node: a leaf is longer than any node
+    above it.
 
     Attributes:
         rows: int64 ``[num_rows]``, positions in the input, leaf by leaf, ascending within a leaf.
@@ -106,8 +105,7 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
 
 
 def _sort_rows(prompts: Sequence[TokenArray]) -> list[int]:
-    """Rows in byte order of their tokens. Not numeric order, but all the tree needs: a total order that keeps equal
-    beginnings together and puts a prompt after its own prefixes. Stable, so identical prompts stay in input order."""
+    """Rows in byte order of their tokens, which puts a prompt after its own prefixes; stable for identical prompts."""
     keys = [prompt.tobytes() for prompt in prompts]
     return sorted(range(len(prompts)), key=keys.__getitem__)
 

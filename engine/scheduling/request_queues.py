@@ -162,7 +162,7 @@ class RequestQueues:
         self._decoding.pop(sequence, None)
 
     def _admit_ready(self, step: Step) -> bool:
-        """Starts waiting requests while the step has room; False where memory or the cap forbids the next one."""
+        """Starts ready requests while the step has room; False where memory or the cap forbids the next one."""
         while step.room and self._ready:
             sequence = self._ready[0]
             if not self._can_admit(sequence):

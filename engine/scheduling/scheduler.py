@@ -1,10 +1,7 @@
-"""Which tokens each step computes, and what becomes of requests when a step is done.
+"""Which tokens each step computes, and what becomes of requests when a step is done (BatchLLM 4.3.1 to 4.3.3).
 
-BatchLLM sections 4.3.1 to 4.3.3: decode tokens first, then suffixes of requests whose prefix is ready, then the
-prefixes of the next groups. A group's suffixes start in the step that completes its prefix, or later: in each layer, a
-step's KV is written before anything attends. The prefix is freed when its last request finishes. When answers grow
-beyond the memory that was set aside for them, the request admitted last gives its KV up. The choices among policies are
-in `engine.scheduling.policies`.
+Decode tokens first, then suffixes of requests whose prefix is ready, then the prefixes of the next groups. When answers
+grow beyond the memory set aside for them, the request admitted last gives its KV up.
 """
 
 from collections.abc import Iterable
@@ -26,7 +23,7 @@ class Scheduler:
 
     Args:
         groups: what is to be answered, in any order.
-        pool: KV blocks, as `make_pool` makes it; each request of the groups, with its prefix, fits into it alone.
+        pool: as `make_pool` makes it; each request of the groups, with its prefix, fits into it alone.
         config: the policies, and the limits of a step.
         swap: host memory for the KV of preempted requests; None where nothing is swapped.
     """
@@ -107,7 +104,7 @@ class Scheduler:
         self._queues.evict_idle_prefixes()
 
     def mark_computed(self, step: Step) -> None:
-        """Books the step's KV as written: a device or process that computes in turn may be sent the next step."""
+        """Books the step's KV as written: what computes in turn may be sent the next step."""
         step.is_computed = True
         for node, count in step.prefixes.items():
             node.num_computed += count
@@ -163,11 +160,11 @@ class Scheduler:
             if reason is None and place + 1 - sequence.num_suffix == sequence.request.max_new_tokens:
                 reason = "length"
             if reason is not None:
-                sequence.end_at(place + 1)
+                sequence.length = place + 1  # later tokens are dropped
                 answered.append(Answered(sequence=sequence, reason=reason, has_late_row=sequence.num_uncomputed == 0))
                 self._finish(sequence)
         for sequence in step.scored:
-            sequence.end_at(sequence.num_suffix)
+            sequence.length = sequence.num_suffix
             answered.append(Answered(sequence=sequence, reason="scored"))
             self._finish(sequence)
         return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
@@ -186,8 +183,7 @@ class Scheduler:
                 self._add_decodes(step, may_preempt=may_preempt)
 
     def _add_decodes(self, step: Step, *, may_preempt: bool) -> None:
-        """Adds decode tokens, of the oldest requests first, which take memory of those admitted later."""
-        # Oldest first, so that whoever loses memory to an older one has not been scheduled yet.
+        """Adds decode tokens, oldest request first: whoever loses memory to an older one is not in the step yet."""
         for sequence in self._queues.decoding_by_age():
             if step.room == 0:
                 break
@@ -204,7 +200,7 @@ class Scheduler:
                 step.is_blocked = True
 
     def _grow(self, sequence: Sequence, num_tokens: int, step: Step) -> bool:
-        """Takes blocks for `num_tokens` own tokens from whoever was admitted last; False if that is this one itself."""
+        """Takes blocks from whoever was admitted last; False if that is this one itself."""
         while not self._admission.can_grow(sequence, num_tokens):
             latest = self._queues.latest_running()
             self._preempt(latest, step)
@@ -214,7 +210,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
-        """Takes a request's KV. The request is queued first, or killed where another one still runs."""
+        """Takes a request's KV, and queues it first, or kills it where another one still runs."""
         step.num_preempted += 1
         if self._config.preemption == "kill" and self.num_running > 1:
             step.killed.append(sequence)

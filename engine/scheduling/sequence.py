@@ -19,21 +19,18 @@ class Sequence:
     by the label's tokens but the last). Own token i stands at prompt position prefix_length + i.
 
     Attributes:
-        request: stands for all its owners.
+        request: stands for all its owners, the indices of the requests that get this answer.
         node: of the shared prefix; None where nothing is shared.
-        owners: indices of the requests that get this answer.
         num_suffix: own tokens that belong to the prompt.
-        length: own tokens known so far.
-        num_computed: own tokens whose KV is written.
+        length, num_computed: own tokens known so far; of these, those whose KV is written.
         block_ids: int32, blocks of the own KV; may reach beyond `length`, for tokens still expected.
         admission: order in which it was given memory; the latest is the first to lose it.
         num_charged: prefix tokens that were computed on account of this sequence.
-        num_reused: own prompt tokens that were never computed for it, because their blocks were in a `BlockCache`; all
-            of them as long as nothing has been computed.
+        num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
         is_answered: finished or killed; the results of its rows still under way are dropped.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
-        first_scores: logits of the labels' first tokens, once the prompt is computed.
-        tail_sums: natural-log probabilities of each label's further tokens, as far as they are scored.
+        first_scores, tail_sums: of each label, the logit of its first token and the natural-log probability of the
+            others, as far as they are scored.
     """
 
     __slots__ = (
@@ -99,11 +96,6 @@ class Sequence:
     def num_uncomputed(self) -> int:
         return self.length - self.num_computed
 
-    @property
-    def next_tokens(self) -> npt.NDArray[np.int32]:
-        """Known tokens that are not computed yet."""
-        return self._tokens[self.num_computed : self.length]
-
     def own_tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
         """Known tokens by own position, a view."""
         return self._tokens[start:end]
@@ -139,10 +131,6 @@ class Sequence:
         self._tokens[place] = token_id
         self.length = max(self.length, place + 1)
 
-    def end_at(self, length: int) -> None:
-        """The answer ends with own token length - 1; later ones are dropped."""
-        self.length = length
-
     def start_label(self, label: int) -> None:
         """Puts a label's tokens but its last behind the prompt, over those of the label before it."""
         tail = self.request.labels[label][:-1]
@@ -153,12 +141,10 @@ class Sequence:
         self.num_computed = min(self.num_computed, self.num_suffix)
 
     def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
-        """Takes blocks until they hold `num_tokens` own tokens.
+        """Takes blocks until they hold `num_tokens` own tokens, known or expected.
 
         Args:
-            pool: where blocks are taken from.
-            num_tokens: own tokens, known or expected.
-            block_size: tokens in a block.
+            pool, block_size: where blocks are taken from, and the tokens in each.
         """
         missing = cdiv(num_tokens, block_size) - len(self.block_ids)
         if missing > 0:
@@ -208,10 +194,7 @@ def most_tokens(request: Request) -> int:
 
 
 def most_blocks(request: Request, block_size: int) -> int:
-    """KV blocks that a request needs alone.
-
-    A prefix and the own part are rounded up to blocks apart: one block more than for the whole.
-    """
+    """KV blocks that a request needs alone: one more than for the whole, as prefix and suffix are rounded up apart."""
     return cdiv(most_tokens(request), block_size) + 1
 
 

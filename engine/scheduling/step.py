@@ -46,17 +46,15 @@ class Answered:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """Work of one step: (sequence, number of its next tokens), (prefix node, number of its next tokens).
-
-    The scheduler adds work, then calls `finalize`; nothing is added after that.
+    """Work of one step. The scheduler adds work, then calls `finalize`; nothing is added after that.
 
     Attributes:
         room: how many tokens may still be added; 0, too, where a whole prompt is longer than a step.
+        decodes, suffixes, prefixes: sequence or prefix node, and the number of its next tokens.
         padded_length: prompts shorter than this are padded to it, and the padding is computed; 0 pads nothing.
         pad_block_id: KV block that padding is written to; it belongs to nobody.
+        num_preempted, killed: requests that lost their KV when the step was scheduled; those that end with an error.
         is_blocked: a decoding request waits for memory that it may not take before the steps under way are committed.
-        num_preempted: requests that lost their KV when the step was scheduled.
-        killed: of these, those that end with an error.
         outputs: rows that go on to the output layer, in row order: (sequence, first row, number of rows, own token that
             the first of these rows predicts; the others predict the tokens after it).
         sampled: of these, the rows whose next token is sampled: (sequence, own token that the row predicts).
@@ -93,9 +91,8 @@ class Step:
     @property
     def num_padding_tokens(self) -> int:
         """Rows that are computed and thrown away."""
-        return sum(self.num_padding(count) for _, count in self.suffixes) + sum(
-            self.num_padding(count) for count in self.prefixes.values()
-        )
+        counts = (*(count for _, count in self.suffixes), *self.prefixes.values())
+        return sum(map(self.num_padding, counts)) if self.padded_length else 0
 
     def num_padding(self, num_tokens: int) -> int:
         """Rows that follow a prompt's `num_tokens` rows."""
@@ -224,7 +221,7 @@ class Step:
 
 def _sequence_chunk(sequence: Sequence, num_tokens: int, output_rows: int) -> Chunk:
     return Chunk(
-        token_ids=sequence.next_tokens[:num_tokens],
+        token_ids=sequence.own_tokens(sequence.num_computed, sequence.num_computed + num_tokens),
         position=sequence.prefix_length + sequence.num_computed,
         num_earlier=sequence.num_computed,
         block_ids=sequence.block_ids,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.execution.output import TokenSampler
-from engine.execution.step_loop import can_run_ahead, run_steps, run_steps_ahead
+from engine.execution.step_loop import can_run_ahead, run_steps
 from engine.model.model import fill_in
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
@@ -127,9 +127,9 @@ def run(requests: list[Request], config: EngineConfig, num_blocks: int, num_swap
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
-    drive = run_steps_ahead if overlaps else run_steps
+    steps = run_steps(scheduler, model.forward, sampler, BLOCK_SIZE, runs_ahead=overlaps)
     ended: set[Any] = set()
-    for num_committed, (step, ends) in enumerate(drive(scheduler, model.forward, sampler, BLOCK_SIZE)):
+    for num_committed, (step, ends) in enumerate(steps):
         found.most_under_way = max(found.most_under_way, model.num_steps - num_committed)
         assert pool.num_used <= pool.num_blocks
         assert [answered.sequence for answered in ends if answered.reason == "error"] == step.killed
