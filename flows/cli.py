@@ -69,7 +69,7 @@ def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with plain_log(sys.stdout if is_nightly else sys.stderr), quiet_prefect(options["database"]):
+        with plain_log(sys.stdout if is_nightly else sys.stderr), quiet_prefect():
             result = flow(**options)
     except (BatchloomError, OSError) as error:
         return _fail(name, " ".join(str(error).split()), EXIT_FAILED)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tasks.forecast.forecast import Forecast, Prediction
 from tasks.forecast.sharing_shape import Quantiles
-from tasks.runs.night_artifacts import artifact_key
+from tasks.runs.run_record import artifact_key
 
 ARTIFACT_COLUMNS = 120
 

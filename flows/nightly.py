@@ -24,15 +24,13 @@ from tasks.database.connection import connect
 from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
-from tasks.publish import check_target
-from tasks.publish import publish as publish_task
+from tasks.publish import check_target, publish_night
 from tasks.read import AnswerLength, ReadResult, read, read_answer_length
 from tasks.recover import recover_runs, stop_run
 from tasks.runs.infer_job import Exchange, FailurePolicy, InferJob
-from tasks.runs.night_artifacts import show_summaries
 from tasks.runs.progress import PlannedWork
 from tasks.runs.run import Run, hold_database, needs_isolation, set_isolation
-from tasks.runs.run_record import RunRecord, RunSummary
+from tasks.runs.run_record import RunRecord, RunSummary, show_summaries
 from tasks.storage.artifact import ArtifactRef, prune_cache
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
@@ -48,16 +46,7 @@ FEWEST_TOKENS_TO_PREDICT = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run.
-
-    Attributes:
-        model: as the user named it.
-        checkpoint: its folder.
-        model_digest: of its content.
-        max_model_len: tokens of the longest prompt plus answer.
-        planning: how prompts are grouped.
-        full: every row, not only what is new or changed.
-    """
+    """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run."""
 
     database: Path
     model: str
@@ -69,7 +58,7 @@ class Source:
 
     @classmethod
     def find(cls, database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool) -> "Source":
-        """Look the model up; see the attributes. `ModelError` where it cannot be used."""
+        """Look the model up; `ModelError` where it cannot be used."""
         checkpoint = resolve_checkpoint(model)
         return cls(
             database=database,
@@ -122,7 +111,6 @@ def nightly(
 
     Returns:
         a summary for each workload, in order.
-
     Raises:
         BatchloomError: a parameter names nothing usable, or the work cannot be done; the message says what and where.
             Finished partitions are in the tables all the same.
@@ -164,8 +152,7 @@ def nightly(
 def answer_workload(night: Night, workload: Workload) -> RunSummary:
     """Read, tokenize, plan, infer, write: one workload from table to table.
 
-    However the run ends, its finished partitions are written and the rest is left for the next run: see `stop_run` for
-    a run that is stopped or fails, `recover_runs` for one whose process ends or that cannot be written.
+    However the run ends, its finished partitions are written, by `stop_run` or by the next night's `recover_runs`.
     """
     source = night.source
     config = {
@@ -197,6 +184,8 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
     """Rows to requests, tokens and plan, as the night and its explanation have them.
 
     Args:
+        source: of the rows and their prompts.
+        workload: what to answer.
         run: keeps the artifacts and the seconds that each stage takes.
     Returns:
         what was read, and the plan; None where there is nothing to do.
@@ -207,16 +196,12 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
     if not found.num_selected:
         return found, None
     LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
-    checkpoint, planning = str(source.checkpoint), source.planning
+    database, checkpoint, planning = str(source.database), str(source.checkpoint), source.planning
     with run.measure("tokenize"):
-        tokens = tokenize(
-            str(source.database), found.requests, workload, checkpoint, source.model_digest, source.max_model_len
-        )
+        tokens = tokenize(database, found.requests, workload, checkpoint, source.model_digest, source.max_model_len)
     run.note({"tokens": tokens})
     with run.measure("plan"):
-        plan = plan_prefix(
-            str(source.database), tokens, planning.method, planning.partition_tokens, workload.max_answer_tokens
-        )
+        plan = plan_prefix(database, tokens, planning.method, planning.partition_tokens, workload.max_answer_tokens)
     run.note({"plan": plan})
     return found, plan
 
@@ -226,14 +211,7 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None
     source, summary = night.source, read_plan_summary(plan)
     sharing = summary.sharing
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
-    LOGGER.info(
-        "%s: %s prompt tokens, %.1f%% of them shared, in %s groups and %s partitions",
-        workload.name,
-        f"{sharing.num_logical_tokens:,}",
-        100 * sharing.token_saving_ratio,
-        f"{summary.num_groups:,}",
-        f"{summary.num_partitions:,}",
-    )
+    LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(source.database, workload)
     predict_night(night, workload, run, plan, summary, answer)
     job = InferJob(
@@ -269,15 +247,6 @@ def predict_night(
         run.note(config={**run.record.config, "prediction": state.result()})
     else:
         LOGGER.warning("%s: the run is not predicted: %s", workload.name, state.message)
-
-
-def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
-    """Renew the copy for readers. What goes wrong is raised, or only logged where the night has failed already."""
-    state = publish_task(str(database), str(target), return_state=True)
-    if state.is_completed() or not is_lenient:
-        LOGGER.info("published: %s, %s bytes", target, f"{state.result():,}")
-    else:
-        LOGGER.warning("%s is not renewed: %s", target, state.message)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
-    PREFECT_LOCAL_STORAGE_PATH,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
@@ -23,7 +22,6 @@ from prefect.settings import (
 )
 
 from engine.errors import ConfigError
-from tasks.storage.artifact import runs_folder
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -36,15 +34,13 @@ STOP_SECONDS = 5
 
 
 @contextmanager
-def quiet_prefect(database: Path) -> Iterator[None]:
-    """Prefect's results beside the runs of the database, and a server that answers. What the environment sets stays.
+def quiet_prefect() -> Iterator[None]:
+    """A Prefect server that answers, for the length of the block: the configured one, else one of our own.
 
     Raises:
         ConfigError: no Prefect server answers.
     """
-    storage = {PREFECT_LOCAL_STORAGE_PATH: runs_folder(database) / "results"}
-    has_storage = PREFECT_LOCAL_STORAGE_PATH.name in os.environ
-    with temporary_settings({} if has_storage else storage), temporary_server():
+    with temporary_server():
         name = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name
         patience = {PREFECT_API_REQUEST_TIMEOUT: float(os.environ.get(name, STARTUP_SECONDS))}
         try:

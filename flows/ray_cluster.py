@@ -69,7 +69,7 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
 
 
 def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
-    """What Ray is asked for, for each worker: a GPU, or on a CPU as many cores as threads.
+    """What Ray is asked for, for each worker: a GPU, or on a CPU as many cores as threads, if a host has so many.
 
     Raises:
         ConfigError: the device is none that a cluster can choose.
@@ -79,7 +79,9 @@ def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
     if engine.device not in ("auto", "cuda", "cpu"):
         raise ConfigError(f"on a Ray cluster the device is auto, cuda or cpu, got {engine.device!r}: Ray chooses which")
     has_gpus = engine.device == "cuda" or (engine.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
-    share = {"num_gpus": 1} if has_gpus else {"num_cpus": max(1, engine.num_threads)}
+    # Ray waits for ever for a worker with more cores than any of its hosts has.
+    most_cores = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=1)
+    share = {"num_gpus": 1} if has_gpus else {"num_cpus": max(1, min(engine.num_threads, most_cores))}
     # Workers are kept between partitions, and replaced when they die, as often as the run's attempts allow.
     return {**share, "max_calls": 0, "max_retries": -1}
 

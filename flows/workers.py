@@ -17,8 +17,7 @@ from flows.settings import WorkerSettings
 from tasks.infer import infer, infer_in_pool, infer_on_ray
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
-from tasks.runs.night_artifacts import start_progress
-from tasks.runs.progress import PlannedWork, watch_progress
+from tasks.runs.progress import PlannedWork, start_progress, watch_progress
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.worker_pool import WorkerPool

@@ -1,6 +1,7 @@
 """A copy of the database for readers alone, always whole: they never meet a writer, and no writer meets them."""
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from engine.errors import ConfigError, DatabaseError
 from sql import statement
 from tasks.database.connection import connect
 from tasks.storage.artifact import replace_file
+
+LOGGER = logging.getLogger("batchloom")
 
 COPY_BYTES = 16 * 1024**2
 WAIT_SECONDS = 0.2
@@ -37,6 +40,15 @@ def check_target(database: Path, target: Path) -> None:
 def publish(database: str, target: str) -> int:
     """`publish_copy` as a step of a flow; tried again, since a lock or a full disk may not last."""
     return publish_copy(database, target)
+
+
+def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
+    """`publish` in a flow that ends: what goes wrong is raised, or only logged where the night has failed already."""
+    state = publish(str(database), str(target), return_state=True)
+    if state.is_completed() or not is_lenient:
+        LOGGER.info("published: %s, %s bytes", target, f"{state.result():,}")
+    else:
+        LOGGER.warning("%s is not renewed: %s", target, state.message)
 
 
 def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_seconds: float = 60.0) -> int:

@@ -12,8 +12,8 @@ from tasks.database.connection import connect
 from tasks.report_page.facts import RunFacts, read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
-from tasks.runs.night_artifacts import artifact_key
 from tasks.runs.run import Run
+from tasks.runs.run_record import artifact_key
 from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder
 
 

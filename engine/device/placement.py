@@ -78,18 +78,19 @@ def use_device(device: "torch.device") -> None:
 
 
 def use_threads(num_threads: int) -> None:
-    """Has the CPU compute with so many threads, at most one for each core that this process may use.
-
-    Args:
-        num_threads: 0 leaves torch's setting.
-    """
+    """Has the CPU compute with so many threads, see `usable_threads`; 0 leaves torch's setting."""
     import torch
 
+    if num_threads:
+        torch.set_num_threads(usable_threads(num_threads))
+
+
+def usable_threads(num_threads: int) -> int:
+    """So many threads, but at most one for each core that this process may use; a log line says so."""
     num_cores = len(os.sched_getaffinity(0))
     if num_threads > num_cores:
         LOGGER.info("num_threads is %d, this process may use %d cores: %d threads", num_threads, num_cores, num_cores)
-    if num_threads:
-        torch.set_num_threads(min(num_threads, num_cores))
+    return min(num_threads, num_cores)
 
 
 def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "torch.dtype":

@@ -1,6 +1,8 @@
 """What is known of a run: its record, from its start, and its summary, once it is written."""
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -8,7 +10,11 @@ from platform import python_version
 from secrets import token_hex
 from typing import Any, Literal
 
+from prefect.artifacts import create_table_artifact
+
 from tasks.workloads.workload import Workload
+
+LOGGER = logging.getLogger("batchloom")
 
 PACKAGES = ("batchloom", "torch", "transformers", "duckdb", "pyarrow", "prefect")
 """Whose versions a run's record names."""
@@ -119,6 +125,35 @@ class RunSummary:
 def new_run_id(workload: str) -> str:
     """A run id that sorts by start, names its workload, and is never given twice."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{workload}-{token_hex(3)}"
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """A key as Prefect takes it: lower case letters, digits and hyphens."""
+    return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'workload'}"
+
+
+def show_summaries(summaries: Sequence[RunSummary]) -> None:
+    """A table artifact of the night: a row a workload."""
+    rows = [
+        {
+            "workload": summary.workload,
+            "status": summary.status,
+            "rows": summary.num_rows,
+            "answered": summary.num_ok,
+            "failed": summary.num_errors,
+            "left": summary.num_unanswered,
+            "answered before": summary.num_already_done,
+            "prompt tokens": summary.num_prompt_tokens,
+            "saved tokens": summary.num_cached_tokens,
+            "inference seconds": round(summary.infer_seconds, 1),
+            "run": summary.run_id,
+        }
+        for summary in summaries
+    ]
+    try:
+        create_table_artifact(rows, key="nightly-runs", description="What the night did, workload by workload")
+    except Exception as error:
+        LOGGER.warning("the night has no table in Prefect: %s", error)
 
 
 def _version(package: str) -> str:

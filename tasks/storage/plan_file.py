@@ -57,6 +57,14 @@ class PlanSummary:
     dispatch_order: tuple[int, ...]
     sharing: SharingStats
 
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.sharing.num_logical_tokens:,} prompt tokens, {self.sharing.token_saving_ratio:.1%} of them shared, "
+            f"in {self.num_groups:,} groups and {self.num_partitions:,} partitions"
+        )
+
 
 def schema_with(summary: PlanSummary) -> pa.Schema:
     """`PLAN_SCHEMA` for a file that has this summary."""

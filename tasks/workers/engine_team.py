@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.config import EngineConfig
+from engine.device.placement import usable_threads
 from engine.errors import ConfigError
 
 ALL_GPUS = ("auto", "cuda")
@@ -91,7 +92,7 @@ def hand_out(order: Sequence[int], partition_seconds: Sequence[float], num_engin
 def _divide(engine: EngineConfig, num_workers: int) -> EngineConfig:
     import torch  # seconds, and a night with nothing new has no use for it
 
-    num_threads = max(1, (engine.num_threads or torch.get_num_threads()) // num_workers)
+    num_threads = max(1, (usable_threads(engine.num_threads) or torch.get_num_threads()) // num_workers)
     kv_bytes, swap_bytes = engine.kv_memory_bytes, engine.swap_memory_bytes
     return replace(
         engine,

@@ -139,11 +139,13 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
 
 
 def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
     config = EngineConfig(device="cpu", kv_memory_bytes=64 << 20, num_threads=4)
     assert lay_out_workers("auto", config) == EngineTeam(environments=({},), engine=config)
     both = lay_out_workers(2, config)
     assert both.environments == ({}, {})
     assert (both.engine.kv_memory_bytes, both.engine.num_threads) == (32 << 20, 2)
+    assert lay_out_workers(2, replace(config, num_threads=9999)).engine.num_threads == 2, "of the cores that there are"
     by_share = lay_out_workers(2, EngineConfig(device="cpu", memory_fraction=0.5)).engine
     assert (by_share.memory_fraction, by_share.kv_memory_bytes) == (0.25, "auto")
     assert by_share.num_threads == max(1, torch.get_num_threads() // 2)
