@@ -20,7 +20,7 @@ from engine.kernels.cpu.native_build import find_compiler
 from engine.kernels.decoder_layer import LayerWeights, OutputLayer
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend
-from engine.model.checkpoint import no_progress_bars, resolve_checkpoint
+from engine.model.checkpoint import check_supported, no_progress_bars, resolve_checkpoint
 from engine.model.layers import (
     ATTENTION_NAME,
     AttentionStep,
@@ -29,7 +29,6 @@ from engine.model.layers import (
     TorchOutputLayer,
     read_weights,
 )
-from engine.model.supported_models import check_supported
 from engine.scheduling.token_batch import TokenBatch
 
 LOGGER = logging.getLogger("batchloom.engine")

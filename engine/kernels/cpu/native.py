@@ -13,7 +13,9 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_build import KERNELS, load_library
+from engine.kernels.cpu.native_build import ELEMENT_TYPES, KERNELS, load_library
+
+Ints = npt.NDArray[np.int64]
 
 SUB_BLOCK_TOKENS = 32
 """KV tokens that lie together; a block size is a multiple of it."""
@@ -22,8 +24,6 @@ LARGEST_HEAD_DIM = 256
 
 TILE_ROWS = 32
 """Query rows, a token's query heads of one KV head each, that one piece of work takes."""
-
-_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "float32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class NativeWork:
         state: float32 scratch, what `shared` hands to `own`.
     """
 
-    slots: npt.NDArray[np.int64]
-    shared: npt.NDArray[np.int64]
-    own: npt.NDArray[np.int64]
+    slots: Ints
+    shared: Ints
+    own: Ints
     prefix_blocks: npt.NDArray[np.int32]
     own_blocks: npt.NDArray[np.int32]
     state: torch.Tensor
@@ -75,7 +75,6 @@ class NativeKernels:
     """The kernels for one element type and one shape of attention.
 
     Args:
-        num_q_heads, num_kv_heads, head_dim: of the model.
         dtype: bfloat16 or float32; of all tensors.
         block_size: tokens in a KV block, a multiple of 32.
         folder: where compiled kernels are kept.
@@ -85,17 +84,10 @@ class NativeKernels:
     """
 
     def __init__(
-        self,
-        *,
-        num_q_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        block_size: int,
-        folder: Path,
+        self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int, folder: Path
     ) -> None:
-        if dtype not in _SUFFIXES:
-            raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, _SUFFIXES))}")
+        if dtype not in ELEMENT_TYPES:
+            raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         if block_size % SUB_BLOCK_TOKENS:
             raise ValueError(f"block_size {block_size} is not a multiple of {SUB_BLOCK_TOKENS}")
         if head_dim % 16 or head_dim > LARGEST_HEAD_DIM:
@@ -103,10 +95,9 @@ class NativeKernels:
         if num_q_heads // num_kv_heads > TILE_ROWS:
             raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
-        self.dtype = dtype
-        self.block_size = block_size
+        self.dtype, self.block_size = dtype, block_size
         self._tile_tokens = TILE_ROWS * num_kv_heads // num_q_heads
-        library, suffix = load_library(folder), _SUFFIXES[dtype]
+        library, suffix = load_library(folder), ELEMENT_TYPES[dtype]
         self._attend, self._rms_norm, self._rotate_and_store, self._swiglu = (
             getattr(library, f"{name}_{suffix}") for name in KERNELS
         )
@@ -158,12 +149,11 @@ class NativeKernels:
             state=self._state,
         )
 
-    def _shared_items(
-        self, batch: AttentionBatch, is_short: npt.NDArray[np.bool_], group_of: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def _shared_items(self, batch: AttentionBatch, is_short: npt.NDArray[np.bool_], group_of: Ints) -> Ints:
         """Runs of neighbouring short sequences of a group, cut into tiles."""
-        starts = is_short & ~np.concatenate([[False], is_short[:-1] & (group_of[1:] == group_of[:-1])])
-        ends = is_short & ~np.concatenate([is_short[1:] & (group_of[1:] == group_of[:-1]), [False]])
+        is_next_same = is_short[1:] & is_short[:-1] & (group_of[1:] == group_of[:-1])
+        starts = is_short & ~np.concatenate([[False], is_next_same])
+        ends = is_short & ~np.concatenate([is_next_same, [False]])
         first = batch.cu_seqlens_q[:-1][starts].astype(np.int64)
         run_rows = batch.cu_seqlens_q[1:][ends] - first
         run, offset, count = _cut(run_rows, self._tile_tokens)
@@ -197,9 +187,8 @@ class NativeKernels:
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
     ) -> None:
-        """Writes ``[T, num_kv_heads, head_dim]`` keys and values into the step's slots of the caches."""
-        query = key.new_zeros(len(key), self.num_q_heads, self.head_dim)
-        qkv = torch.cat([query, key, value], dim=1).flatten(1)
+        """As in `engine.model.attention.AttentionBackend`."""
+        qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1).flatten(1)
         cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
         self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
 
@@ -228,7 +217,7 @@ class NativeKernels:
         k_norm: torch.Tensor | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """Rotates query and key heads in place, after their norms where there are any, and writes the step's KV.
+        """Norms (where norms are given) and rotates query and key heads in place, and writes the step's KV.
 
         Args:
             qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``, contiguous.
@@ -281,12 +270,9 @@ class NativeKernels:
         return out
 
     def largest_column(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        """``[T, depth]`` -> int64 ``[T]``: where the linear layer's output is largest in each row, the first of equals.
+        """``[T, depth]``, as for `project` -> int64 ``[T]``: the linear layer's largest column, the first of equals.
 
         The output is compared in float32 as it is computed, and never written.
-
-        Args:
-            x: as for `project`.
         """
         out = torch.empty(len(x), dtype=torch.int64)
         bias = 0 if weight.bias is None else weight.bias.data_ptr()
@@ -307,9 +293,7 @@ class NativeKernels:
         return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]
 
 
-def _cut(
-    lengths: npt.NDArray[np.int64], most: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _cut(lengths: Ints, most: int) -> tuple[Ints, Ints, Ints]:
     """Ranges cut into pieces of at most `most`: each piece's range, offset in it, and length."""
     num_pieces = cdiv(lengths, most)
     owner = np.repeat(np.arange(len(lengths)), num_pieces)

@@ -13,7 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 LOGGER = logging.getLogger("batchloom.engine")
+
+ELEMENT_TYPES = {torch.bfloat16: "bf16", torch.float32: "float32"}
+"""Suffixes of the kernels that come once for each element type."""
 
 _SOURCES = Path(__file__).with_name("cpp")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
@@ -26,12 +31,14 @@ KERNELS: dict[str, list[Any]] = {
     "rotate_and_store": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 3, _I64, *[_INT] * 4],
     "swiglu": [*[_POINTER] * 2, *[_I64] * 2],
 }
-"""Argument types of the functions that come once for each element type."""
+"""Argument types of the kernels that come once for each element type."""
 
-_PROJECT_SIGNATURE: list[Any] = [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool]
-_LARGEST_COLUMN_SIGNATURE: list[Any] = [*[_POINTER] * 4, *[_I64] * 3]
-_COMPUTE_LAYERS_SIGNATURE: list[Any] = [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64]
-_SUFFIXES = ("bf16", "float32")
+_SIGNATURES: dict[str, list[Any]] = {
+    **{f"{name}_{suffix}": types for name, types in KERNELS.items() for suffix in ELEMENT_TYPES.values()},
+    "project_bf16": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
+    "largest_column_bf16": [*[_POINTER] * 4, *[_I64] * 3],
+    "compute_layers_bf16": [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64],
+}
 
 
 class NativeBuildError(RuntimeError):
@@ -60,13 +67,9 @@ def load_library(folder: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(_built(compiler, folder)))
     except OSError as error:
         raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
-    for name, signature in KERNELS.items():
-        for suffix in _SUFFIXES:
-            function = getattr(library, f"{name}_{suffix}")
-            function.argtypes, function.restype = signature, None
-    library.project_bf16.argtypes, library.project_bf16.restype = _PROJECT_SIGNATURE, None
-    library.largest_column_bf16.argtypes, library.largest_column_bf16.restype = _LARGEST_COLUMN_SIGNATURE, None
-    library.compute_layers_bf16.argtypes, library.compute_layers_bf16.restype = _COMPUTE_LAYERS_SIGNATURE, None
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
     library.has_products.restype = ctypes.c_bool
     return library
 

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import torch
 from torch.nn.functional import linear
@@ -31,10 +30,10 @@ class NativeBackend(NativeKernels):
         Args:
             weights: taken one after the other, so that the caller can free each layer before the next one is copied.
         """
-        packed: list[PackedLayer] = []
+        packed: list[_PackedLayer] = []
         unpacked: list[_UnpackedLayer] = []
         for layer in weights:
-            found = self._pack_layer(layer)
+            found = _pack(self, layer)
             if found is None:
                 unpacked.append(_UnpackedLayer(self, layer))
             else:
@@ -46,26 +45,6 @@ class NativeBackend(NativeKernels):
         """The output layer with packed weights; None where only torch multiplies them."""
         packed = self.pack(weight, bias)
         return None if packed is None else PackedOutputLayer(self, packed)
-
-    def _pack_layer(self, layer: LayerWeights) -> "PackedLayer | None":
-        if not self.has_products:
-            return None
-        qkv, output, down = self.pack(*layer.qkv), self.pack(*layer.output), self.pack(layer.down)
-        gate_up = self.pack_gated(layer.gate, layer.up)
-        if qkv is None or output is None or gate_up is None or down is None:
-            return None
-        return PackedLayer(
-            attention_norm=layer.attention_norm,
-            qkv=qkv,
-            output=output,
-            mlp_norm=layer.mlp_norm,
-            gate_up=gate_up,
-            down=down,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            epsilon=layer.epsilon,
-            scale=layer.scale,
-        )
 
 
 class PackedOutputLayer:
@@ -177,21 +156,13 @@ class _UnpackedLayers:
         return hidden
 
 
-class _Operation(IntEnum):
-    """Numbers of the operations in cpp/layer.h."""
+_NUMBERED = (
+    *("attention_norm", "qkv", "rotate_and_write_kv", "attend", "select_rows"),
+    *("output", "mlp_norm", "gate_up", "down"),
+)
+"""The operations by their numbers in cpp/layer.h."""
 
-    attention_norm = 0
-    qkv = 1
-    rotate_and_write_kv = 2
-    attend = 3
-    select_rows = 4
-    output = 5
-    mlp_norm = 6
-    gate_up = 7
-    down = 8
-
-
-_OPERATIONS = (_I32 * len(DECODER_LAYER))(*(_Operation[name] for name in DECODER_LAYER))
+_OPERATIONS = (_I32 * len(DECODER_LAYER))(*map(_NUMBERED.index, DECODER_LAYER))
 
 _WEIGHTS = (
     *("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm"),
@@ -201,8 +172,10 @@ _STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_bl
 _SCRATCH = ("normed", "qkv", "attended", "gated")
 
 
-class _LayerWeights(ctypes.Structure):
-    """As cpp/layer.h has it."""
+class _PackedLayer(ctypes.Structure):
+    """`LayerWeights` as cpp/layer.h has them; gate and up are one product."""
+
+    tensors: tuple[torch.Tensor | None, ...]  # what the addresses point into
 
     _fields_ = (
         *((name, _POINTER) for name in _WEIGHTS),
@@ -222,36 +195,37 @@ class _LayerStep(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedLayer:
-    """`LayerWeights` in the order in which the kernels read them; gate and up are one product."""
-
-    attention_norm: torch.Tensor
-    qkv: PackedWeight
-    output: PackedWeight
-    mlp_norm: torch.Tensor
-    gate_up: PackedWeight
-    down: PackedWeight
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    epsilon: float
-    scale: float
+def _pack(kernels: NativeKernels, layer: LayerWeights) -> _PackedLayer | None:
+    if not kernels.has_products:
+        return None
+    qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
+    gate_up = kernels.pack_gated(layer.gate, layer.up)
+    if qkv is None or output is None or gate_up is None or down is None:
+        return None
+    tensors = (
+        *(layer.attention_norm, qkv.panels, qkv.bias, layer.q_norm, layer.k_norm),
+        *(output.panels, output.bias, layer.mlp_norm, gate_up.panels, down.panels),
+    )
+    packed = _PackedLayer(
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        *(qkv.depth, down.depth),
+        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size),
+        *(layer.epsilon, layer.scale),
+    )
+    packed.tensors = tensors
+    return packed
 
 
 class PackedLayers:
-    """`engine.kernels.decoder_layer.DecoderLayers` as one call of the kernels.
+    """`engine.kernels.decoder_layer.DecoderLayers` of one shape as one call of the kernels."""
 
-    Args:
-        kernels: with products.
-        layers: in their order, all of one shape.
-    """
-
-    def __init__(self, kernels: NativeKernels, layers: Sequence[PackedLayer]) -> None:
+    def __init__(self, kernels: NativeKernels, layers: Sequence[_PackedLayer]) -> None:
         self._kernels = kernels
-        self._layers = layers  # what the addresses below point into
-        self._hidden_size, self._intermediate_size = layers[0].qkv.depth, layers[0].down.depth
-        self._qkv_size, self._attended_size = layers[0].qkv.num_columns, layers[0].output.depth
-        self._weights = (_LayerWeights * len(layers))(*map(self._addresses, layers))
+        self._layers = layers  # keeps their tensors
+        self._weights = (_PackedLayer * len(layers))(*layers)
+        q_size, kv_size = (heads * kernels.head_dim for heads in (kernels.num_q_heads, kernels.num_kv_heads))
+        # Columns of _SCRATCH.
+        self._columns = (layers[0].hidden_size, q_size + 2 * kv_size, q_size, layers[0].intermediate_size)
 
     def __call__(
         self,
@@ -267,8 +241,7 @@ class PackedLayers:
         assert hidden.is_contiguous(), "rows that do not lie together"
         num_rows = len(hidden)
         num_tile_rows = cdiv(num_rows, TILE_ROWS) * TILE_ROWS
-        sizes = (self._hidden_size, self._qkv_size, self._attended_size, self._intermediate_size)
-        scratch = self._kernels.scratch([num_tile_rows * size for size in sizes])
+        scratch = self._kernels.scratch([num_tile_rows * columns for columns in self._columns])
         step = _LayerStep(
             *(cos.data_ptr(), sin.data_ptr()),
             *(array.ctypes.data for array in (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks)),
@@ -282,19 +255,6 @@ class PackedLayers:
             *(None if output_rows is None else output_rows.data_ptr(), num_output_rows),
         )
         return hidden if output_rows is None else hidden[:num_output_rows]
-
-    def _addresses(self, layer: PackedLayer) -> _LayerWeights:
-        kernels = self._kernels
-        weights = (
-            *(layer.attention_norm, layer.qkv.panels, layer.qkv.bias, layer.q_norm, layer.k_norm),
-            *(layer.output.panels, layer.output.bias, layer.mlp_norm, layer.gate_up.panels, layer.down.panels),
-        )
-        return _LayerWeights(
-            *(None if weight is None else weight.data_ptr() for weight in weights),
-            *(self._hidden_size, self._intermediate_size),
-            *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size),
-            *(layer.epsilon, layer.scale),
-        )
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes.c_void_p]":

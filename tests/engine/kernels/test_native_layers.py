@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native import NativeKernels, PackedWeight
-from engine.kernels.cpu.native_layers import PackedLayer, PackedLayers
+from engine.kernels.cpu.native import PackedWeight
+from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
+from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.scheduling.token_batch import Chunk, ChunkGroup, build_token_batch
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
@@ -14,8 +15,8 @@ EPSILON, SCALE = 1e-5, 0.2
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
-    made = NativeKernels(
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
+    made = NativeBackend(
         num_q_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=DIM,
@@ -48,27 +49,24 @@ def batch_of(num_suffix: int) -> AttentionBatch:
 @pytest.mark.parametrize("has_output_rows", [False, True], ids=["all rows", "output rows"])
 @pytest.mark.parametrize("has_extras", [False, True], ids=["bare", "biases and head norms"])
 @pytest.mark.parametrize("num_suffix", [1, 8, 99])
-def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: bool, kernels: NativeKernels) -> None:
+def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: bool, kernels: NativeBackend) -> None:
     generator = torch.Generator().manual_seed(num_suffix)
 
     def draw(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).bfloat16()
 
-    def pack(num_columns: int, depth: int) -> PackedWeight:
-        packed = kernels.pack(draw(num_columns, depth), draw(num_columns) if has_extras and depth < 160 else None)
-        assert packed is not None
-        return packed
+    def draw_linear(num_columns: int, depth: int) -> Linear:
+        return draw(num_columns, depth), draw(num_columns) if has_extras else None
 
-    def draw_layer() -> PackedLayer:
-        gate_up = kernels.pack_gated(draw(INTERMEDIATE, HIDDEN), draw(INTERMEDIATE, HIDDEN))
-        assert gate_up is not None
-        return PackedLayer(
+    def draw_layer() -> LayerWeights:
+        return LayerWeights(
             attention_norm=draw(HIDDEN),
-            qkv=pack((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
-            output=pack(HIDDEN, HEADS * DIM),
+            qkv=draw_linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+            output=draw_linear(HIDDEN, HEADS * DIM),
             mlp_norm=draw(HIDDEN),
-            gate_up=gate_up,
-            down=pack(HIDDEN, INTERMEDIATE),
+            gate=draw(INTERMEDIATE, HIDDEN),
+            up=draw(INTERMEDIATE, HIDDEN),
+            down=draw(HIDDEN, INTERMEDIATE),
             q_norm=draw(DIM) if has_extras else None,
             k_norm=draw(DIM) if has_extras else None,
             epsilon=EPSILON,
@@ -88,24 +86,32 @@ def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: 
         shape = (int(work.slots.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
         return [torch.zeros(shape, dtype=torch.bfloat16) for _ in layers]
 
-    def step_by_step(layer: PackedLayer, hidden: torch.Tensor, index: int) -> torch.Tensor:
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
+        packed = kernels.pack(weight, bias)
+        assert packed is not None
+        return packed
+
+    def step_by_step(layer: LayerWeights, hidden: torch.Tensor, index: int) -> torch.Tensor:
         kv = expected_keys[index], expected_values[index]
-        heads = kernels.project(kernels.rms_norm(hidden, layer.attention_norm, EPSILON), layer.qkv)
+        heads = kernels.project(kernels.rms_norm(hidden, layer.attention_norm, EPSILON), pack(*layer.qkv))
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}
         kernels.rotate_and_write_kv(heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
         query = heads.view(num_rows, -1, DIM)[:, :HEADS]
         attended = kernels.attend(query, *kv, work, scale=SCALE).flatten(1)
         if output_rows is not None and index == len(layers) - 1:
             attended, hidden = kernels.copy_rows(attended, output_rows), kernels.copy_rows(hidden, output_rows)
-        hidden = kernels.project(attended, layer.output, hidden)
-        gated = kernels.project(kernels.rms_norm(hidden, layer.mlp_norm, EPSILON), layer.gate_up)
-        return kernels.project(gated, layer.down, hidden)
+        hidden = kernels.project(attended, pack(*layer.output), hidden)
+        gate_up = kernels.pack_gated(layer.gate, layer.up)
+        assert gate_up is not None
+        gated = kernels.project(kernels.rms_norm(hidden, layer.mlp_norm, EPSILON), gate_up)
+        return kernels.project(gated, pack(layer.down), hidden)
 
     expected, expected_keys, expected_values = hidden, caches(), caches()
     for index, layer in enumerate(layers):
         expected = step_by_step(layer, expected, index)
 
-    packed = PackedLayers(kernels, layers)
+    packed = kernels.make_layers(iter(layers))
+    assert isinstance(packed, PackedLayers)
     for _ in range(2):  # the second time on what the first one left in scratch memory
         keys, values = caches(), caches()
         out = packed(hidden.clone(), keys, values, work, *rotation, output_rows)
