@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.report_page.chart import NARROW, WIDE, Chart
-from tasks.report_page.markup import Markup, element
+from markupsafe import Markup
+
+from tasks.report_page.chart import NARROW, WIDE, Chart, Picture, element
 
 ROW_HEIGHT, BAR_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 34.0, 20.0, 170.0, 150.0
 
@@ -21,7 +22,7 @@ class Bar:
         value: its length.
         text: the value with its unit; the tip over an upright bar.
         kind: class of its colour.
-        part: of the value, drawn in `part_kind` at the beginning of the bar.
+        part: of the value, drawn quiet at the beginning of an upright bar.
     """
 
     name: str
@@ -29,56 +30,52 @@ class Bar:
     text: str
     kind: str
     part: float = 0.0
-    part_kind: str = "quiet"
 
 
-def draw_rows(slug: str, bars: Sequence[Bar], *, width: float = WIDE) -> Markup:
+def draw_rows(bars: Sequence[Bar]) -> Picture:
     """Bars one below the other, each with its name on the left and its value on the right; the longest is full."""
     longest = max((bar.value for bar in bars), default=0.0) or 1.0
-    room = width - NAME_WIDTH - VALUE_WIDTH
     rows = []
     for number, bar in enumerate(bars):
         top = number * ROW_HEIGHT + 6
-        length = bar.value / longest * room
+        length = bar.value / longest * (WIDE - NAME_WIDTH - VALUE_WIDTH)
         middle = top + BAR_HEIGHT / 2 + 5
         rows += [
             element("text", bar.name, x=NAME_WIDTH - 10, y=middle, class_="name end"),
             element("rect", x=NAME_WIDTH, y=top, width=max(length, 1.0), height=BAR_HEIGHT, rx=3, class_=bar.kind),
             element("text", bar.text, x=NAME_WIDTH + length + 8, y=middle, class_="name"),
         ]
-    return element(
-        "svg",
-        *rows,
-        viewBox=f"0 0 {width:g} {len(bars) * ROW_HEIGHT + 4:g}",
-        role="img",
-        aria_labelledby=f"{slug}-title",
-        aria_describedby=f"{slug}-note",
-    )
+    return Picture(WIDE, len(bars) * ROW_HEIGHT + 4, Markup("").join(rows))
 
 
 def draw_histogram(
-    slug: str, bars: Sequence[Bar], edges: Sequence[str], x_label: str, y_label: str, *, width: float = NARROW
-) -> Markup:
+    bars: Sequence[Bar],
+    edges: Sequence[str],
+    x_label: str,
+    y_label: str,
+    *,
+    width: float = NARROW,
+    legend: Sequence[tuple[str, str]] = (),
+) -> Picture:
     """Upright bars side by side.
 
     Args:
+        bars: from left to right.
         edges: labels of the bars' borders, one more than bars, or one a bar, which then stands below its middle and
             may go to a second row. Some are left out where there is no room.
+        x_label: what is measured, with its unit; so `y_label`.
     """
-    high = max((bar.value for bar in bars), default=0.0) or 1.0
     is_below_bars = len(edges) == len(bars)
-    names = [(n + (0.5 if is_below_bars else 0.0), edge) for n, edge in enumerate(edges)]
-    chart = Chart.sized(
-        slug,
+    chart = Chart(
         max(len(bars), FEWEST_PLACES),
-        high,
+        max((bar.value for bar in bars), default=0.0) or 1.0,
         x_label,
         y_label,
         width=width,
-        x_names=names,
+        x_names=[(n + (0.5 if is_below_bars else 0.0), edge) for n, edge in enumerate(edges)],
         most_name_rows=2 if is_below_bars else 1,
     )
     marks = [chart.bar(n, n + 1, bar.part, bar.value, bar.kind, gap=3) for n, bar in enumerate(bars)]
-    marks += [chart.bar(n, n + 1, 0.0, bar.part, bar.part_kind, gap=3) for n, bar in enumerate(bars)]
+    marks += [chart.bar(n, n + 1, 0.0, bar.part, "quiet", gap=3) for n, bar in enumerate(bars)]
     marks += [chart.target(n, n + 1, bar.text) for n, bar in enumerate(bars)]
-    return chart.render(marks)
+    return chart.render(marks, legend)

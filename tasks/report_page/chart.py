@@ -1,10 +1,12 @@
 """A chart's frame and the marks that are drawn in it, as SVG."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tasks.report_page.markup import Content, Markup, element, join
+from markupsafe import Markup, escape
+
 from tasks.report_page.quantity import short
 
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 14.0, 22.0, 44.0
@@ -13,6 +15,19 @@ HEIGHT = 270.0
 LABEL_HEIGHT = 16.0
 
 NARROW_CHARACTERS, WIDE_CHARACTERS = frozenset(" .,:;'()|!fijlrtI"), frozenset("%mwMW@")
+
+
+def element(tag: str, *children: str, **attributes: str | float) -> Markup:
+    """An element; what is not `Markup` is escaped.
+
+    In the name of an attribute ``_`` stands for ``-``, and one at the end is dropped (``class_``). Floats keep two
+    decimals.
+    """
+    start = tag
+    for name, value in attributes.items():
+        text = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else escape(value)
+        start += f' {name.rstrip("_").replace("_", "-")}="{text}"'
+    return Markup(f"<{start}>{Markup('').join(children)}</{tag}>")
 
 
 def text_width(text: str) -> float:
@@ -64,30 +79,24 @@ class Scale:
         return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """Axes of a picture; both begin at 0.
+class Picture(NamedTuple):
+    """What is drawn, without the element around it.
 
     Attributes:
-        slug: of the figure; its title and note name the picture for those who do not see it.
-        x, y: values to pixels.
-        x_label, y_label: what is measured, with its unit.
-        x_names: labels below the axis instead of round values, each with its place on x; those that fit are shown.
-        most_name_rows: names may take so many rows, one below the other.
+        legend: (class of the marks, what they are).
     """
 
-    slug: str
-    x: Scale
-    y: Scale
-    x_label: str
-    y_label: str
-    x_names: Sequence[tuple[float, str]] = ()
-    most_name_rows: int = 1
+    width: float
+    height: float
+    content: Markup
+    legend: Sequence[tuple[str, str]] = ()
 
-    @classmethod
-    def sized(
-        cls,
-        slug: str,
+
+class Chart:
+    """Axes of a picture; both begin at 0."""
+
+    def __init__(
+        self,
         x_high: float,
         y_high: float,
         x_label: str,
@@ -96,47 +105,42 @@ class Chart:
         width: float = WIDE,
         x_names: Sequence[tuple[float, str]] = (),
         most_name_rows: int = 1,
-    ) -> "Chart":
-        """A chart of a width for values up to `x_high` and `y_high`, with a little room above."""
-        return cls(
-            slug=slug,
-            x=Scale(low=0.0, high=max(x_high, 1e-9), start=LEFT, end=width - RIGHT),
-            y=Scale(low=0.0, high=max(y_high, 1e-9) * 1.06, start=HEIGHT - BOTTOM, end=TOP),
-            x_label=x_label,
-            y_label=y_label,
-            x_names=x_names,
-            most_name_rows=most_name_rows,
-        )
+    ) -> None:
+        """A chart for values up to `x_high` and `y_high`, with a little room above.
 
-    def render(self, marks: Iterable[Content]) -> Markup:
+        Args:
+            x_label: what is measured, with its unit; so `y_label`.
+            x_names: labels below the axis instead of round values, each with its place on x; those that fit are shown.
+            most_name_rows: names may take so many rows, one below the other.
+        """
+        self.x = Scale(low=0.0, high=max(x_high, 1e-9), start=LEFT, end=width - RIGHT)
+        self.y = Scale(low=0.0, high=max(y_high, 1e-9) * 1.06, start=HEIGHT - BOTTOM, end=TOP)
+        self._x_label, self._y_label, self._width = x_label, y_label, width
+        self._x_names, self._most_name_rows = x_names, most_name_rows
+
+    def render(self, marks: Iterable[Markup], legend: Sequence[tuple[str, str]] = ()) -> Picture:
         """The picture with its marks in the order in which they cover each other."""
-        width, bottom = self.x.end + RIGHT, self.y.start
+        width, bottom = self._width, self.y.start
         ticks = [self._y_tick(value) for value in self.y.ticks(5)]
-        names = self.x_names or [(value, short(value)) for value in self.x.ticks(9 if width == WIDE else 5)]
+        names = self._x_names or [(value, short(value)) for value in self.x.ticks(9 if width == WIDE else 5)]
         places = [(min(self.x.at(value), width - text_width(text) / 2), text) for value, text in names]
-        labels = place_labels(places, self.most_name_rows)
+        labels = place_labels(places, self._most_name_rows)
         height = HEIGHT + LABEL_HEIGHT * max((row for _, _, row in labels), default=0)
         ticks += [
             element("text", text, x=x, y=bottom + 19 + LABEL_HEIGHT * row, class_="tick middle")
             for x, text, row in labels
         ]
-        return element(
-            "svg",
-            *ticks,
-            *marks,
+        axes = (
             element("line", x1=self.x.start, x2=self.x.end, y1=bottom, y2=bottom, class_="axis"),
-            element("text", self.x_label, x=(self.x.start + self.x.end) / 2, y=height - 6, class_="label middle"),
-            element("text", self.y_label, x=4, y=11, class_="label"),
-            viewBox=f"0 0 {width:g} {height:g}",
-            role="img",
-            aria_labelledby=f"{self.slug}-title",
-            aria_describedby=f"{self.slug}-note",
+            element("text", self._x_label, x=(self.x.start + self.x.end) / 2, y=height - 6, class_="label middle"),
+            element("text", self._y_label, x=4, y=11, class_="label"),
         )
+        return Picture(width, height, Markup("").join((*ticks, *marks, *axes)), legend)
 
     def bar(self, low: float, high: float, bottom: float, top: float, kind: str, gap: float = 0.0) -> Markup:
         """A bar between two values on x and two on y; nothing where it has no height."""
         if top <= bottom:
-            return join(())
+            return Markup("")
         left, right = self.x.at(low) + gap / 2, self.x.at(high) - gap / 2
         return element(
             "rect",
@@ -146,6 +150,13 @@ class Chart:
             height=self.y.at(bottom) - self.y.at(top),
             class_=kind,
         )
+
+    def stack(self, low: float, high: float, parts: Iterable[tuple[str, float]]) -> Iterator[Markup]:
+        """Bars on top of each other, each of a kind and a height."""
+        bottom = 0.0
+        for kind, size in parts:
+            yield self.bar(low, high, bottom, bottom + size, kind)
+            bottom += size
 
     def steps(self, edges: Sequence[tuple[float, float]], values: Sequence[float], kind: str) -> Markup:
         """A line that is level at each value from its left to its right edge."""

@@ -3,120 +3,76 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 
-from tasks.report_page.facts import RunFacts
-from tasks.report_page.figure import Figure
-from tasks.report_page.findings import find_remarkable, key_figures
-from tasks.report_page.markup import Content, Markup, element, join
-from tasks.report_page.outcome_figures import draw_errors, draw_prediction
-from tasks.report_page.quantity import seconds
-from tasks.report_page.sharing_figures import draw_lengths, draw_savings, draw_share_degrees
-from tasks.report_page.table import Table
-from tasks.report_page.time_figures import draw_slowest, draw_stages, draw_utilisation
-from tasks.report_page.timeline_figures import draw_timeline
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
-FORBIDDEN = "base-uri 'none'; form-action 'none'"
+from sql import statement
+from tasks.report_page.facts import RunFacts
+from tasks.report_page.findings import find_remarkable, key_figures
+from tasks.report_page.pictures import draw_pictures, find_lengths, find_savings, find_stages, tenth
+from tasks.report_page.quantity import UNKNOWN, between, count, percent, seconds
+
+# Control characters are no part of HTML, and lone surrogates no part of UTF-8.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def render_report(facts: RunFacts) -> str:
     """The page of a run as HTML; pure. Text from the database is inert, and the page may load and send nothing."""
-    style, script = (Markup(files(__package__).joinpath(name).read_text("utf-8")) for name in ("page.css", "page.js"))
-    digest = base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode()
-    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; {FORBIDDEN}"
-    title = f"{facts.run.workload} · {facts.run.started_at_utc} UTC · batchloom"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", style),
+    template, style, script = (
+        files(__package__).joinpath(name).read_text("utf-8") for name in ("page.html.j2", "page.css", "page.js")
     )
-    body = element(
-        "body",
-        _render_header(facts),
-        element("main", *(section for section in _render_sections(facts))),
-        element("div", id="tip", role="status", hidden=""),
-        element("script", script),
+    functions = (between, count, percent, seconds, statement, tenth)
+    page = (
+        Environment(autoescape=True, undefined=StrictUndefined)
+        .from_string(template)
+        .render(
+            {function.__name__: function for function in functions},
+            style=Markup(style),
+            script=Markup(script),
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            facts=facts,
+            tiles=key_figures(facts),
+            findings=find_remarkable(facts),
+            pictures=draw_pictures(facts),
+            stages=find_stages(facts),
+            savings=find_savings(facts),
+            lengths=find_lengths(facts),
+            predicted=list(_compare_prediction(facts)),
+            settings=list(_list_settings(facts)),
+        )
     )
-    return f"<!doctype html>\n{element('html', head, body, lang='en').text}\n"
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", page) + "\n"
 
 
-def _render_header(facts: RunFacts) -> Markup:
-    run = facts.run
-    facts_of_run = [
-        ("run", run.run_id),
-        ("model", run.model),
-        ("started", f"{run.started_at_utc} UTC"),
-        ("took", seconds(run.total_seconds)),
-    ]
-    tiles = [
-        element("div", element("dt", name), element("dd", value, element("small", against)))
-        for name, value, against in key_figures(facts)
-    ]
-    return element(
-        "header",
-        element("p", "batchloom run", class_="kicker"),
-        element("h1", run.workload, " ", element("span", run.status, class_=f"status {run.status}")),
-        element(
-            "dl", *(join((element("dt", name), element("dd", value))) for name, value in facts_of_run), class_="facts"
-        ),
-        element("dl", *tiles, class_="tiles"),
-    )
+def _compare_prediction(facts: RunFacts) -> Iterator[tuple[str, str, str, str]]:
+    """(quantity, predicted, actual, ratio) of each quantity that was predicted and is known."""
+    totals = facts.totals
+    actual: dict[str, tuple[str, float | None, Callable[[float | None], str]]] = {
+        "num_steps": ("steps", totals.num_steps, count),
+        "num_computed_tokens": ("tokens computed", facts.run.num_computed_tokens, count),
+        "peak_kv_blocks": ("most KV blocks", totals.peak_kv_blocks, count),
+        "num_preempted_requests": ("preempted requests", totals.num_preempted_requests, count),
+        "step_seconds": ("time of all steps", totals.step_seconds, seconds),
+        "elapsed_seconds": ("time of the longest engine", totals.elapsed_seconds, seconds),
+        "tecd_seconds": ("TECD", totals.tecd_seconds, seconds),
+    }
+    if totals.num_engines == 1:
+        del actual["elapsed_seconds"]  # the same as all steps
+    for name, (title, value, as_text) in actual.items():
+        predicted = facts.prediction.get(name)
+        if predicted is not None and value is not None:
+            yield title, as_text(predicted), as_text(value), f"{value / predicted:.2f}" if predicted else UNKNOWN
 
 
-def _render_sections(facts: RunFacts) -> list[Markup]:
-    has_steps, has_tokens = bool(facts.bins), facts.run.num_prompt_tokens > 0
-    prediction = draw_prediction(facts)
-    time = [draw_stages(facts), *(draw_timeline(facts) if has_steps else ())]
-    sharing = [draw_savings(facts), draw_share_degrees(facts), *draw_lengths(facts)] if has_tokens else []
-    sections = [
-        _render_findings(find_remarkable(facts)),
-        _section("Errors", [draw_errors(facts)] if facts.errors else []),
-        _section("Time", time),
-        _section("Sharing and lengths", sharing),
-        _section("Steps", [draw_utilisation(facts), *draw_slowest(facts)] if has_steps else []),
-        _section("Prediction", [prediction] if prediction else []),
-        _render_settings(facts),
-    ]
-    return [section for section in sections if section.text]
-
-
-def _section(title: str, figures: Sequence[Figure]) -> Markup:
-    if not figures:
-        return join(())
-    return element(
-        "section", element("h2", title), element("div", *(figure.render() for figure in figures), class_="figures")
-    )
-
-
-def _render_findings(findings: Sequence[str]) -> Markup:
-    if not findings:
-        return join(())
-    items: list[Content] = [element("li", finding) for finding in findings]
-    return element("section", element("h2", "What stands out"), element("ul", *items, class_="findings"))
-
-
-def _render_settings(facts: RunFacts) -> Markup:
-    """Settings and versions, and the statement that the others read from."""
-    settings = []
+def _list_settings(facts: RunFacts) -> Iterator[tuple[str, str]]:
     for name, value in facts.config.items():
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        settings += [(f"{name}.{part}" if part else name, json.dumps(found)) for part, found in parts]
-    rows = [*settings, *((f"version of {name}", found) for name, found in facts.versions.items())]
-    table = Table(caption="Settings and versions", columns=("name", "value"), rows=rows, num_text_columns=2)
-    return _section(
-        "Settings",
-        [
-            Figure(
-                slug="settings",
-                title="Settings and versions",
-                note="As the run noted them. The SQL below makes report_timeline, which the statements above read.",
-                table=table,
-                statement="report/timeline",
-            )
-        ],
-    )
+        if isinstance(value, dict):
+            yield from ((f"{name}.{part}", json.dumps(found)) for part, found in value.items())
+        else:
+            yield name, json.dumps(value)
+    for name, version in facts.versions.items():
+        yield f"version of {name}", version

@@ -1,0 +1,194 @@
+"""A run step by step: tokens by kind, KV memory by owner, requests.
+
+Engines that work side by side come one after the other: each has its own memory and its own chunk to fill.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from markupsafe import Markup
+
+from tasks.report_page.chart import Chart, Picture
+from tasks.report_page.facts import Row, RunFacts
+from tasks.report_page.quantity import between, count, seconds
+
+KINDS = (
+    ("decode", "decode: answers going on"),
+    ("suffix", "suffix: prompts' own parts"),
+    ("prefix", "prefix: shared once"),
+    ("padding", "padding: computed and thrown away"),
+)
+"""Class of the marks, legend; from the bottom up. The last is there where prompts are padded."""
+
+OWNERS = (
+    ("prefix", "prefixes", "prefixes: shared, until their last request is answered"),
+    ("kv", "requests", "requests: own parts and answers, set aside or written"),
+    ("quiet", "cached", "cached: found again by chance, given up when others need it (sharing lru)"),
+)
+"""Class of the marks, name, legend; from the bottom up."""
+
+SCARCE_SHARE = 0.25
+"""Of the KV blocks: where a run never uses so many, its picture ends at what it uses."""
+
+MOST_BOUNDARIES = 40
+"""More borders between partitions than this hide the picture."""
+
+Edges = Sequence[tuple[float, float]]
+
+
+def draw_timeline(facts: RunFacts) -> dict[str, Picture]:
+    """The pictures, by the slug of their figure, of a run that had at least one step."""
+    clock = [(each.started_seconds, each.ended_seconds) for each in facts.bins]
+    return {
+        "tokens": _draw_tokens(facts),
+        "kv-memory": _draw_kv_memory(facts, clock),
+        "requests": _draw_requests(facts, clock),
+    }
+
+
+def _draw_tokens(facts: RunFacts) -> Picture:
+    """Tokens of each step by kind, as in Fig. 2 and 6 of BatchLLM."""
+    bins, chunk = facts.bins, facts.totals.max_num_batched_tokens or 1
+    is_binned = bins[-1].last_position + 1 > len(bins)
+    most = max(chunk, *(each.max_rows for each in bins))
+    chart = Chart(bins[-1].last_position + 1, most, _x_label("step", facts), "tokens in the step")
+    kinds = KINDS[: 4 if facts.totals.num_padding_tokens else 3]
+    edges = [(float(each.first_position), each.last_position + 1.0) for each in bins]
+    marks = _draw_background(chart, bins, edges)
+    for each, (low, high) in zip(bins, edges, strict=True):
+        counts = [(kind, num_tokens) for (kind, _), num_tokens in zip(kinds, _by_kind(each), strict=False)]
+        marks += chart.stack(low, high, counts)
+    if is_binned:
+        lows, highs = [float(each.min_tokens) for each in bins], [float(each.max_tokens) for each in bins]
+        marks += [chart.band(edges, lows, highs, "ink"), chart.steps(edges, lows, "ink")]
+    marks.append(chart.limit(chunk, f"chunk size {count(chunk)}"))
+    for each, (low, high) in zip(bins, edges, strict=True):
+        if each.num_preempted_requests:
+            marks.append(chart.flag((low + high) / 2))
+    marks += _draw_targets(chart, facts, edges, _tokens_tip)
+    legend = list(kinds)
+    if any(each.is_cool_down for each in bins):
+        legend.append(("shade", "cool-down"))
+    if is_binned:
+        legend.append(("ink", "fewest to most of the steps drawn as one; the line is the fewest"))
+    if facts.totals.num_preempted_requests:
+        legend.append(("flag", "preemption"))
+    return chart.render(marks, legend)
+
+
+def _draw_kv_memory(facts: RunFacts, edges: Edges) -> Picture:
+    """KV blocks held over time, by owner, against all there are."""
+    bins, total = facts.bins, facts.totals.num_kv_blocks_total or 1
+    peak = max(each.max_held_kv_blocks or each.max_kv_blocks for each in bins)
+    is_scarce, peak_swapped = peak >= SCARCE_SHARE * total, facts.totals.peak_swapped_kv_blocks
+    label = f"KV blocks in use, of {count(total)}" + (" of an engine" if facts.totals.num_engines > 1 else "")
+    most_shown = max(total if is_scarce else peak, peak_swapped)
+    chart = Chart(bins[-1].ended_seconds, most_shown, _x_label("seconds of model time", facts), label)
+    most = [float(each.max_kv_blocks) for each in bins]
+    marks = _draw_background(chart, bins, edges)
+    for each, (low, high) in zip(bins, edges, strict=True):
+        blocks = [(kind, num_blocks or 0) for (kind, _, _), num_blocks in zip(OWNERS, _by_owner(each), strict=True)]
+        marks += chart.stack(low, high, blocks)
+    if all(each.prefix_kv_blocks_at_max is None for each in bins):
+        marks.append(chart.band(edges, [0.0] * len(bins), most, "kv"))
+    marks.append(chart.steps(edges, most, "ink"))
+    shown = [any(column) for column in zip(*map(_by_owner, bins), strict=True)]
+    legend = [(kind, text) for (kind, _, text), is_shown in zip(OWNERS, shown, strict=True) if is_shown]
+    legend.append(("ink", "blocks in use, the most of a step"))
+    if peak_swapped:
+        marks.append(chart.steps(edges, [float(each.max_swapped_kv_blocks) for each in bins], "swapped"))
+        legend.append(("swapped", "swapped: beyond these, in host memory, of preempted requests"))
+    if is_scarce:
+        marks.append(chart.limit(total, f"all {count(total)} blocks"))
+    return chart.render(marks + _draw_targets(chart, facts, edges, _memory_tip), legend)
+
+
+def _draw_requests(facts: RunFacts, edges: Edges) -> Picture:
+    """Requests that run and that wait, over time."""
+    bins = facts.bins
+    most = max(max(each.max_running_requests, each.max_waiting_requests) for each in bins)
+    chart = Chart(bins[-1].ended_seconds, most, _x_label("seconds of model time", facts), "requests")
+    marks = _draw_background(chart, bins, edges)
+    for name in ("waiting", "running"):
+        values = {part: [getattr(each, f"{part}_{name}_requests") for each in bins] for part in ("min", "mean", "max")}
+        marks += [chart.band(edges, values["min"], values["max"], name), chart.steps(edges, values["mean"], name)]
+    marks += _draw_targets(
+        chart,
+        facts,
+        edges,
+        lambda each: f"{count(each.mean_running_requests)} running, {count(each.mean_waiting_requests)} waiting",
+    )
+    return chart.render(marks, [("running", "running"), ("waiting", "waiting")])
+
+
+def _x_label(unit: str, facts: RunFacts) -> str:
+    num_engines = facts.totals.num_engines
+    return f"{unit}; the {num_engines} engines one after the other" if num_engines > 1 else unit
+
+
+def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Markup]:
+    """Cool-downs shaded, borders between partitions and between engines."""
+    marks: list[Markup] = []
+    borders: list[float] = []
+    begin: float | None = None
+    for number, each in enumerate(bins):
+        if each.is_cool_down and begin is None:
+            begin = edges[number][0]
+        is_last = number + 1 == len(bins) or bins[number + 1].first_partition != each.last_partition
+        if begin is not None and (is_last or not bins[number + 1].is_cool_down):
+            marks.append(chart.shade(begin, edges[number][1], "cool-down"))
+            begin = None
+    for (each, following), (low, _) in zip(pairwise(bins), edges[1:], strict=True):
+        if following.engine == each.engine and following.last_partition != each.last_partition:
+            borders.append(low)
+    if len(borders) <= MOST_BOUNDARIES:
+        marks += map(chart.boundary, borders)
+    if bins[-1].engine != bins[0].engine:
+        starts = [0, *(n for n in range(1, len(bins)) if bins[n].engine != bins[n - 1].engine)]
+        ends = [*(edges[n][0] for n in starts[1:]), edges[-1][1]]
+        marks += [
+            chart.chapter(edges[n][0], end, f"engine {bins[n].engine}") for n, end in zip(starts, ends, strict=True)
+        ]
+    return marks
+
+
+def _draw_targets(chart: Chart, facts: RunFacts, edges: Edges, tip: Callable[[Row], str]) -> list[Markup]:
+    """What the pointer meets over each bin, with the bin's steps, their time, and `tip`."""
+    targets = []
+    for each, (low, high) in zip(facts.bins, edges, strict=True):
+        engine = f"engine {each.engine}, " if facts.totals.num_engines > 1 else ""
+        steps = f"step {between(each.first_position, each.last_position)}, {seconds(each.started_seconds)}"
+        targets.append(chart.target(low, high, f"{engine}{steps}: {tip(each)}"))
+    return targets
+
+
+def _by_kind(each: Row) -> tuple[float, float, float, float]:
+    """Tokens in the order of `KINDS`."""
+    return each.mean_decode_tokens, each.mean_suffix_tokens, each.mean_prefix_tokens, each.mean_padding_tokens
+
+
+def _by_owner(each: Row) -> tuple[int | None, int | None, int | None]:
+    """Blocks in the order of `OWNERS`; None where the run did not note them."""
+    return each.prefix_kv_blocks_at_max, each.request_kv_blocks_at_max, each.cached_kv_blocks_at_max
+
+
+def _tokens_tip(each: Row) -> str:
+    kinds = ", ".join(
+        f"{kind} {count(num_tokens)}"
+        for (kind, _), num_tokens in zip(KINDS, _by_kind(each), strict=True)
+        if num_tokens or kind != "padding"
+    )
+    is_even = each.min_tokens == each.max_tokens
+    spread = "" if is_even else f" ({count(each.min_tokens)} to {count(each.max_tokens)} in all)"
+    lost = f", {count(each.num_preempted_requests)} preempted" if each.num_preempted_requests else ""
+    return f"{kinds}{spread}{lost}"
+
+
+def _memory_tip(each: Row) -> str:
+    owners = [
+        f"{count(num_blocks)} {name}"
+        for (_, name, _), num_blocks in zip(OWNERS, _by_owner(each), strict=True)
+        if num_blocks
+    ]
+    swapped = f"; {count(each.max_swapped_kv_blocks)} swapped" if each.max_swapped_kv_blocks else ""
+    return f"{count(each.max_kv_blocks)} KV blocks" + (f": {', '.join(owners)}" if owners else "") + swapped
