@@ -14,9 +14,8 @@ from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
 from engine.errors import ConfigError, RequestError
 from engine.execution.output import Decoder, TokenSampler, complete
-from engine.execution.step_loop import CommittedSteps, can_run_ahead, run_steps
 from engine.execution.step_record import StepMetrics, StepRecord
-from engine.execution.step_runner import StepRunner, choose_swap_budget
+from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
 from engine.model.model import Model

@@ -1,8 +1,6 @@
 """The process that computes prompts for another one, which schedules them and decodes.
 
-It has KV memory of as many blocks as the other process, and writes where the other's scheduler says. Steps are
-computed in the order in which they come, so each block holds what the scheduler takes it to hold. No scheduler, request
-or answer is needed here: token batches in; the KV of the blocks they wrote, and the last hidden states, out.
+Token batches come in and are computed in turn; the last hidden states go out, and the KV of the blocks they wrote.
 """
 
 import contextlib

@@ -1,15 +1,14 @@
 """The engine's loop with prompts computed by another process, in steps of their own, while this one decodes.
 
-One scheduler serves both. A step of prompts is marked as computed when it is sent, because the worker computes in turn;
-but its requests decode only when it is back, so the KV that they and their prefixes need is here by then. Nobody loses
-memory while a step is under way: its blocks are still to be written.
+A step of prompts is marked as computed when it is sent, because the worker computes in turn; its requests decode when
+its KV is here. Nobody loses memory while a step is under way: its blocks are still to be written.
 """
 
 from collections import deque
 
 from engine.disaggregation.prefill_client import PrefillClient
 from engine.execution.output import TokenSampler
-from engine.execution.step_loop import CommittedSteps, Forward
+from engine.execution.step_runner import CommittedSteps, Forward
 from engine.kv.kv_cache import KVCache
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
@@ -50,9 +49,7 @@ def run_disaggregated(
     while scheduler.num_unfinished:
         decodes = scheduler.schedule_decodes(may_preempt=not under_way)
         has_decodes = not decodes.is_empty
-        if (
-            not decodes.is_blocked
-        ):  # else the worker runs dry first, so that memory can be taken from the latest request
+        if not decodes.is_blocked:  # else the worker runs dry first, so that the latest request can lose its memory
             send_prompts(None if has_decodes else decodes)
         if has_decodes:
             hidden = forward(decodes.build_batch(cache.block_size))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
 
 
+@dataclass(frozen=True, slots=True)
 class PendingTokens:
     """What the model says in one step; the device may still be computing it.
 
@@ -24,37 +26,27 @@ class PendingTokens:
         step: whose rows these are.
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
         labels: the rows that score labels.
-        scores: their scores, on the device.
+        copies: token_ids and the labels' scores, on their way to the host.
         find_end: why an answer ends with a token, given its sequence, the token's place and the token.
     """
 
-    __slots__ = ("_copies", "_find_end", "_labels", "step", "token_ids")
-
-    def __init__(
-        self,
-        step: Step,
-        token_ids: torch.Tensor,
-        labels: LabelRows,
-        scores: Sequences[torch.Tensor],
-        find_end: Callable[[Sequence, int, int], FinishReason | None],
-    ) -> None:
-        self.step = step
-        self.token_ids = token_ids
-        self._labels = labels
-        self._copies = HostCopies([token_ids, *scores])
-        self._find_end = find_end
+    step: Step
+    token_ids: torch.Tensor
+    labels: LabelRows
+    copies: HostCopies
+    find_end: Callable[[Sequence, int, int], FinishReason | None]
 
     def wait(self) -> StepTokens:
         """Waits for the device; label scores are added to their sequences.
 
         Steps are waited for in the order in which they were launched, each before the next but one is.
         """
-        copied, *scores = self._copies.wait()
-        self._labels.book(scores)
+        copied, *scores = self.copies.wait()
+        self.labels.book(scores)
         token_ids = copied.tolist()
         ends: dict[int, FinishReason] = {}
         for row, ((sequence, place), token) in enumerate(zip(self.step.sampled, token_ids, strict=True)):
-            if not sequence.is_answered and (end := self._find_end(sequence, place, token)) is not None:
+            if not sequence.is_answered and (end := self.find_end(sequence, place, token)) is not None:
                 ends[row] = end
         return StepTokens(token_ids=token_ids, ends=ends)
 
@@ -87,7 +79,7 @@ class TokenSampler:
             rows = [row for sequence, row, _, _ in step.outputs if sequence.request.mode == "generate"]
             sampled = hidden.index_select(0, to_device(np.array(rows, dtype=np.int64), hidden.device))
         token_ids = sample(sampled, self._model, requests, positions)
-        return PendingTokens(step, token_ids, labels, scores, self._find_end)
+        return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self._find_end)
 
     def _find_end(self, sequence: Sequence, place: int, token: int) -> FinishReason | None:
         """Why an answer ends with `token` as own token `place`, if it does so before its longest length."""

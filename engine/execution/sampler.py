@@ -74,11 +74,7 @@ def _settings(request: Request, position: int, vocab_size: int) -> tuple[float, 
 
 
 def _draw(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """Inverse of the cumulative distribution over tokens by falling probability, cut by top-k and top-p.
-
-    Args:
-        settings: float64 ``[R, 4]``: temperature, top-k, top-p, a number in [0, 1).
-    """
+    """Inverse of the cumulative distribution over tokens by falling probability; settings as `_settings` gives them."""
     temperature, top_k, top_p, uniform = (settings[:, column : column + 1] for column in range(4))
     scaled, order = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)

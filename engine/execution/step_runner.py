@@ -1,22 +1,25 @@
-"""A model with its KV memory and its attention on one device: computes token batches."""
+"""A model with its KV memory and its attention on one device, and the loop that computes steps there."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import Protocol
 
 import torch
 
 from engine.config import EngineConfig
 from engine.device.placement import MOST_CPU_KV_BYTES, free_memory_bytes, resolve_prefill_device
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
+from engine.execution.output import PendingTokens, TokenSampler
 from engine.execution.step_graphs import BUCKETS, StepGraphs, device_graphs, graph_bytes
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import make_attention
 from engine.model.model import Model
 from engine.scheduling.policies.packing import PADDED_PACKINGS
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Answered, Step
 from engine.scheduling.token_batch import TokenBatch
 
-if TYPE_CHECKING:
-    from engine.kernels.triton.triton_attention import TritonAttention
+CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
+"""Steps that are done, in order, each with the sequences that it answers."""
 
 
 class StepRunner:
@@ -48,10 +51,21 @@ class StepRunner:
         model.use_layers_of(self.attention)
         has_graphs = model.device.type != "cpu" and config.cuda_graphs != "never"
         graphable = self.attention.graphable if has_graphs else None
+
+        def measure() -> MemoryProfile:
+            return measure_memory(
+                model,
+                self.attention,
+                config,
+                TorchCounters(model.device),
+                graph_share=0.0 if graphable is None else min(1.0, BUCKETS[-1] / config.max_num_batched_tokens),
+                graph_bytes=0 if graphable is None else graph_bytes(graphable),
+            )
+
         self.cache = KVCache(
             model.kv_shape,
             block_size=config.block_size,
-            budget_bytes=choose_kv_budget(config, model.device, lambda: self._measure_memory(config, graphable)),
+            budget_bytes=choose_kv_budget(config, model.device, measure),
             device=model.device,
             has_pad_block=config.packing in PADDED_PACKINGS,
         )
@@ -71,16 +85,6 @@ class StepRunner:
         """
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
-
-    def _measure_memory(self, config: EngineConfig, graphable: "TritonAttention | None") -> MemoryProfile:
-        return measure_memory(
-            self.model,
-            self.attention,
-            config,
-            TorchCounters(self.model.device),
-            graph_share=0.0 if graphable is None else min(1.0, BUCKETS[-1] / config.max_num_batched_tokens),
-            graph_bytes=0 if graphable is None else graph_bytes(graphable),
-        )
 
 
 def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
@@ -118,3 +122,51 @@ def choose_swap_budget(config: EngineConfig, cache: KVCache, device: torch.devic
         budget_bytes = config.swap_memory_bytes
     # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
     return budget_bytes if device.type == "cpu" else budget_bytes // 2
+
+
+class Forward(Protocol):
+    """Launches a step; on a GPU the result is there when the device gets so far."""
+
+    def __call__(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor: ...
+
+
+def run_steps(
+    scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int, *, runs_ahead: bool
+) -> CommittedSteps:
+    """One step after the other, prompts and decode tokens mixed as the policies say.
+
+    Running ahead, the device is given step n + 1 before the host waits for the tokens of step n. Both run on one
+    stream, so KV memory that the commit of step n frees is not written before step n + 1 is done with it. Where step
+    n + 1 would need to take somebody's memory, or has nothing to do, step n is committed first.
+
+    Args:
+        scheduler: of the run.
+        forward: launches a batch; tokens that only the device knows are taken from its second argument.
+        sampler: makes tokens of hidden states.
+        block_size: tokens in a KV block.
+        runs_ahead: see `can_run_ahead`.
+    """
+    under_way: PendingTokens | None = None
+    while scheduler.num_unfinished or under_way is not None:
+        step = scheduler.schedule(is_settled=under_way is None)
+        launched = None
+        if not step.is_empty:
+            hidden = forward(step.build_batch(block_size), None if under_way is None else under_way.token_ids)
+            launched = sampler.sample(hidden, step)
+            if runs_ahead:
+                scheduler.advance(step)
+            else:
+                under_way, launched = launched, None
+        if under_way is not None:
+            tokens = under_way.wait()
+            yield under_way.step, scheduler.commit(under_way.step, tokens)
+        under_way = launched
+
+
+def can_run_ahead(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a step may be scheduled and launched while the device computes the one before.
+
+    A CPU is its own host: nothing would overlap. The block cache of sharing "lru" finds blocks by their tokens, so it
+    has to know them; with disaggregation, another process must be told all tokens.
+    """
+    return device.type != "cpu" and config.sharing != "lru" and config.disaggregation == "none"

@@ -73,12 +73,9 @@ class KVCache:
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, because a block that was never written may be read under a mask, and 0 * NaN is NaN.
-
-    On the CPU numpy maps the pages when they are first touched, where torch would fill them now: an ample budget costs
-    no memory and no start-up time until it is used.
-    """
+    """Zeros: a block that was never written may be read under a mask, and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(layout, dtype=dtype, device=device)
     num_bytes = math.prod(layout) * dtype.itemsize
+    # numpy maps pages when they are first touched, torch would fill them now.
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(layout)

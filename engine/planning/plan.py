@@ -205,6 +205,6 @@ def _common_prefixes(common_lens: npt.NDArray[np.integer[Any]]) -> list[CommonPr
     """The longest beginning that each group has in common with others."""
     nodes = nodes_from_common_lens(np.append(common_lens[1:], 0)[: len(common_lens)])
     found: list[CommonPrefix | None] = [None]
-    for depth, parent in zip(nodes.depths[1:].tolist(), nodes.parents[1:].tolist(), strict=True):
+    for depth, parent in zip(nodes.node_depths[1:].tolist(), nodes.node_parents[1:].tolist(), strict=True):
         found.append(CommonPrefix(num_tokens=depth, parent=found[parent]))
     return [found[node] for node in nodes.leaf_nodes.tolist()]

@@ -158,13 +158,7 @@ def _token_array(sequence: Prompt, index: int) -> TokenArray:
 
 
 def _group_common_lens(leaf_common_lens: IndexArray, first_leaves: IndexArray, leading_lens: IndexArray) -> IndexArray:
-    """Tokens that each group's leading tokens have in common with those of the group before; 0 for the first group.
-
-    Args:
-        leaf_common_lens: see `PrefixTree`.
-        first_leaves: of each group, ascending; a group and its ancestor may have the same.
-        leading_lens: see `PrefixGroup.leading_tokens`.
-    """
+    """Tokens that each group's leading tokens have in common with those of the group before; 0 for the first group."""
     if not len(first_leaves):
         return first_leaves
     between = np.minimum.reduceat(leaf_common_lens, first_leaves)[:-1]

@@ -90,17 +90,12 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
     # Neighbouring leaves share no more than either may share at all: everything but its last token.
     leaf_common_lens = np.zeros(len(leaf_lens), dtype=np.int64)
     leaf_common_lens[:-1] = np.minimum(common_lens[~is_repeat], np.minimum(leaf_lens[:-1], leaf_lens[1:]) - 1)
-    nodes = nodes_from_common_lens(leaf_common_lens)
     return PrefixTree(
         rows=np.array(rows, dtype=np.int64),
         row_starts=row_starts,
         leaf_lens=leaf_lens,
-        leaf_nodes=nodes.leaf_nodes,
         leaf_common_lens=leaf_common_lens,
-        node_depths=nodes.depths,
-        node_parents=nodes.parents,
-        node_leaf_starts=nodes.leaf_starts,
-        node_leaf_ends=nodes.leaf_ends,
+        **nodes_from_common_lens(leaf_common_lens)._asdict(),
     )
 
 
@@ -122,10 +117,10 @@ class TreeNodes(NamedTuple):
     """Nodes of a prefix tree in preorder; the fields are those of `PrefixTree`."""
 
     leaf_nodes: IndexArray
-    depths: IndexArray
-    parents: IndexArray
-    leaf_starts: IndexArray
-    leaf_ends: IndexArray
+    node_depths: IndexArray
+    node_parents: IndexArray
+    node_leaf_starts: IndexArray
+    node_leaf_ends: IndexArray
 
 
 def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:
@@ -166,8 +161,8 @@ def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:
     node_parents[1:] = new_index[node_parents[1:]]
     return TreeNodes(
         leaf_nodes=new_index[np.array(leaf_nodes, dtype=np.int64)],
-        depths=np.array(depths, dtype=np.int64)[order],
-        parents=node_parents,
-        leaf_starts=np.array(leaf_starts, dtype=np.int64)[order],
-        leaf_ends=np.array(leaf_ends, dtype=np.int64)[order],
+        node_depths=np.array(depths, dtype=np.int64)[order],
+        node_parents=node_parents,
+        node_leaf_starts=np.array(leaf_starts, dtype=np.int64)[order],
+        node_leaf_ends=np.array(leaf_ends, dtype=np.int64)[order],
     )

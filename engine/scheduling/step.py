@@ -191,13 +191,10 @@ class Step:
         return build_token_batch(groups, block_size)
 
     def _pad(self, chunks: list[Chunk], block_size: int) -> list[Chunk]:
-        """Puts a chunk of padding behind each chunk that is shorter than the step's padded length.
-
-        As in a padded batch, it attends to its prompt and to itself, and nothing attends to it. Its KV goes where the
-        prompt's last block has slots left, to be overwritten, and into the pad block.
-        """
+        """Puts a chunk of padding behind each chunk that is shorter than the step's padded length."""
         if not self.padded_length:
             return chunks
+        # Nothing attends to it. Its KV goes into free slots of the prompt's last block, then into the pad block.
         padded = []
         for chunk in chunks:
             padded.append(chunk)

@@ -65,11 +65,7 @@ def schedule_groups(
 def _common_node(
     group: PrefixGroup, block_size: int, nodes: dict[CommonPrefix, PrefixNode | None]
 ) -> PrefixNode | None:
-    """The deepest node of full blocks that the group has in common with others.
-
-    Args:
-        nodes: of the groups before; those that this group is the first to have are added.
-    """
+    """The deepest node of full blocks that the group has in common with others; nodes that are new are added."""
     new: list[CommonPrefix] = []
     common = group.common
     while common is not None and common not in nodes:

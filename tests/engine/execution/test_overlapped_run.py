@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.execution.output import TokenSampler
-from engine.execution.step_loop import can_run_ahead, run_steps
+from engine.execution.step_runner import can_run_ahead, run_steps
 from engine.model.model import fill_in
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
