@@ -10,7 +10,6 @@ from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import explain, fill_identifiers
 from tasks.workloads.workload import Workload
-from tasks.workloads.workload_file import ANSWER_COLUMNS
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
 WHOLE_NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UINTEGER", "USMALLINT", "UTINYINT")
@@ -114,8 +113,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
     existing = list_relations(connection)
     table = workload.output.table.lower()
     needed = _needed_relations(workload)
-    answers = workload.key + ((workload.output.answer_column,) if workload.mode == "generate" else ANSWER_COLUMNS)
-    columns = frozenset(name.lower() for name in answers)
+    columns = frozenset(name.lower() for name in workload.key + workload.answer_columns)
     upgrades = _list_upgrades(workload)
     _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
     for name, relation in needed.items():

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from engine.errors import WorkloadError
 from tasks.storage.artifact import ArtifactRef, open_parquet
-from tasks.workloads.workload_file import Prompt
+from tasks.workloads.workload import Prompt
 
 MOST_FIELDS = 8
 """Every set of fields is looked at once: 256 sets."""

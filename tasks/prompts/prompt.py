@@ -12,7 +12,7 @@ import numpy.typing as npt
 from engine.errors import ModelError
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.text_cuts import TextCuts
-from tasks.workloads.workload_file import Prompt
+from tasks.workloads.workload import Prompt
 
 Segments = tuple[tuple[str, str | None], ...]
 Tokens = npt.NDArray[np.int32]

@@ -12,8 +12,7 @@ from engine.planning.plan import Plan
 from engine.request import Mode, Request
 from tasks.prompts.prompt import PromptFormat, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
-from tasks.workloads.workload import Workload
-from tasks.workloads.workload_file import Prompt
+from tasks.workloads.workload import Prompt, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from engine.errors import ModelError
 from tasks.prompts.prompt import build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.tokenize import TOKENS_SCHEMA, read_max_model_len, tokenize_requests
-from tasks.workloads.workload_file import Prompt
+from tasks.workloads.workload import Prompt
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import PromptFormat, build_prompt_format
 from tasks.prompts.request_form import encode_labels
 from tasks.prompts.text_codec import TextCodec
-from tasks.workloads.workload_file import Prompt
+from tasks.workloads.workload import Prompt
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

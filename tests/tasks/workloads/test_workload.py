@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import WorkloadError
-from tasks.workloads.workload import Output, load_workload
-from tasks.workloads.workload_file import Decoding
+from tasks.workloads.workload import Decoding, Output, load_workload
 
 GENERATE = """
 name = "titles"
