@@ -17,22 +17,14 @@ Prefill = Literal["chunked", "whole"]
 Packing = Literal["ragged", "prepacked", "length_ordered", "padded"]
 Preemption = Literal["recompute", "swap", "kill"]
 Disaggregation = Literal["none", "processes"]
-"""Which process computes prompts, and which one decodes (batching notes, "Prefill-Decode Disaggregation").
-
-"none"
-    one process does both.
-"processes"
-    prompts are computed in a process of their own on this host, which the engine starts and ends; their KV comes
-    through shared memory.
-"""
+"""Which process computes prompts: the one that decodes, or another one whose KV comes through shared memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How an engine computes. Unknown keywords raise; values out of range raise `ConfigError`.
 
-    Each setting is declared here once; the flows' form and command line take type, default and description from here.
-    The policies change what is computed when, and how often, but no answer; their modules say what each value does.
+    The flows' form and command line take types, defaults and descriptions from here. Policies change no answer.
     """
 
     dtype: Annotated[

@@ -31,9 +31,8 @@ class Request:
         ignore_eos: go on after an end-of-sequence token (benchmarks with fixed lengths).
         labels: score only; each label is a sequence of one or more token ids.
         priority: larger ones start first under the order "priority"; any whole number. It never changes an answer.
-        expected_output_tokens: generate only; how long the answer will probably be, say the mean of earlier answers;
-            None expects max_new_tokens, and so does any estimate above it. It never changes an answer, only the order
-            of requests and the KV memory that is set aside for them.
+        expected_output_tokens: generate only; how long the answer will probably be, max_new_tokens at most; None
+            expects that. It never changes an answer, only the order of requests and the KV memory set aside for them.
 
     Raises:
         UnknownParameterError: for a keyword that is none of these.
@@ -124,8 +123,8 @@ class Completion:
         token_ids: generated tokens, the end-of-sequence token included; empty in mode "score".
         label_logprobs: score only; one natural-log probability per label, normalised over the labels.
         num_cached_tokens: prompt tokens that were not computed for this request (shared prefix or identical prompt).
-        compute_ms: its part of the steps' time, by the tokens that were computed for it; 0 where another request with
-            the same prompt paid. All completions' parts add up to the time of all steps. Not compared.
+        compute_ms: its part of the steps' time, by the tokens computed for it; 0 where another request with the same
+            prompt paid. All completions' parts add up to the time of all steps. Not compared.
         error: why there is no answer; then finish_reason is "error" and the answer fields are empty.
     """
 

@@ -80,13 +80,12 @@ class BlockPool:
 
     def _give_back(self, start: int, length: int) -> None:
         index = bisect_left(self._starts, start)
-        joins_left = index > 0 and self._starts[index - 1] + self._lengths[index - 1] == start
-        joins_right = index < len(self._starts) and start + length == self._starts[index]
-        is_free_left = index > 0 and self._starts[index - 1] + self._lengths[index - 1] > start
-        is_free_right = index < len(self._starts) and start + length > self._starts[index]
+        left_end = self._starts[index - 1] + self._lengths[index - 1] if index else -1
+        right_start = self._starts[index] if index < len(self._starts) else self.num_blocks + 1
         assert 0 <= start <= self.num_blocks - length, "a freed block is not of this pool"
-        is_free_already = is_free_left or is_free_right
-        assert not is_free_already, f"a KV block in [{start}, {start + length}) is freed twice"
+        is_used = left_end <= start and start + length <= right_start
+        assert is_used, f"a KV block in [{start}, {start + length}) is freed twice"
+        joins_left, joins_right = left_end == start, start + length == right_start
         if joins_left and joins_right:
             self._lengths[index - 1] += length + self._lengths[index]
             del self._starts[index], self._lengths[index]

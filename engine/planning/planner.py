@@ -112,7 +112,7 @@ def plan_ranges(
     Args:
         rows: in the byte order of the token ids (`PrefixTree`), of equal prompts by row id.
         method: "exact" or "paper".
-        range_tokens: the most that a range holds, `ROW_TOKENS` for each row included; a longer prompt is one alone.
+        range_tokens: most in a range, `ROW_TOKENS` for each row included; a longer prompt is one alone.
     Returns:
         the plan of each range and its tokens; of num_best_tokens, those that the ranges before do not have.
     """

@@ -27,8 +27,7 @@ class RequestQueues:
         admission: which requests may be given memory.
     Attributes:
         num_unfinished: requests not answered yet, running or not.
-        mixes_phases: whether a step may hold both prompts and decode tokens: only where any part of a prompt will do at
-            any time.
+        mixes_phases: whether a step may hold both prompts and decode tokens.
     """
 
     def __init__(
@@ -64,10 +63,7 @@ class RequestQueues:
             self._add_batch_prefills(step)
 
     def _add_prefills(self, step: Step) -> None:
-        """Continues prompts, then starts requests and prefixes as long as the step has room.
-
-        Requests start in the step that completes their prefix: each layer writes a step's KV before anything attends.
-        """
+        """Continues prompts, then starts requests and prefixes as long as the step has room."""
         for sequence in self._prefilling:
             step.add_suffix(sequence)
         # An incomplete prefix fills the step, so no other prefix takes the memory that its requests wait for.
@@ -79,11 +75,8 @@ class RequestQueues:
 
     def _start_batch(self) -> None:
         """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
-        window = admission_window_tokens(
-            self._config.batching,
-            is_idle=self.num_running == 0,
-            max_num_batched_tokens=self._config.max_num_batched_tokens,
-        )
+        most_tokens, is_idle = self._config.max_num_batched_tokens, self.num_running == 0
+        window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
         window = self._admit_window(window)
         while window > 0 and self._waiting_groups and self.has_free_place:
             if not self._admission.fits_group(self._waiting_groups[0]):
@@ -180,7 +173,7 @@ class RequestQueues:
             return False
         for node in list(self._prefixes):
             step.add_chain(node)
-            if step.completes(node):
+            if step.completes(node):  # in each layer, a step's KV is written before anything attends
                 self._ready.extend(self._prefixes.pop(node))
                 if not self._admit_ready(step):
                     return False
