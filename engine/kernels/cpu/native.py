@@ -1,6 +1,6 @@
 """The CPU kernels of cpp/, called on torch tensors: attention, norms, rotation, SwiGLU and bf16 products.
 
-They need a C++ compiler; without one torch computes everything (`engine.kernels.cpu.torch_attention`).
+Without a C++ compiler `engine.kernels.cpu.torch_attention` computes everything.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,6 @@ Ints = npt.NDArray[np.int64]
 
 SUB_BLOCK_TOKENS = 32
 """KV tokens that lie together; a block size is a multiple of it."""
-
-LARGEST_HEAD_DIM = 256
 
 TILE_ROWS = 32
 """Query rows, a token's query heads of one KV head each, that one piece of work takes."""
@@ -90,8 +88,8 @@ class NativeKernels:
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         if block_size % SUB_BLOCK_TOKENS:
             raise ValueError(f"block_size {block_size} is not a multiple of {SUB_BLOCK_TOKENS}")
-        if head_dim % 16 or head_dim > LARGEST_HEAD_DIM:
-            raise ValueError(f"head dim {head_dim} is not a multiple of 16 up to {LARGEST_HEAD_DIM}")
+        if head_dim % 16 or head_dim > 256:
+            raise ValueError(f"head dim {head_dim} is not a multiple of 16 up to 256")
         if num_q_heads // num_kv_heads > TILE_ROWS:
             raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim

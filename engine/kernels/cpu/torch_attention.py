@@ -26,24 +26,19 @@ LONGEST_BUCKETED_CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _FullPart:
-    """Rows [first_row, last_row) against all of `length` KV tokens that begin at the first of `blocks`."""
+class _Part:
+    """Rows of the batch against the KV tokens at `tokens` in `blocks`.
 
-    first_row: int
-    last_row: int
-    length: int
+    Attributes:
+        is_causal: whether the tokens are the rows' own, row i seeing tokens 0..i; else every row sees all of them.
+        earlier: tokens that the same rows see besides.
+    """
+
+    rows: slice
+    tokens: slice
     blocks: slice | torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Triangle:
-    """Rows [first_row, last_row) of one sequence against their own KV, `offset` tokens into `blocks`."""
-
-    first_row: int
-    last_row: int
-    offset: int
-    blocks: slice | torch.Tensor
-    earlier: _FullPart | None
+    is_causal: bool = False
+    earlier: "_Part | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +64,8 @@ class CpuWork:
     """One step's attention, prepared once and used by every layer."""
 
     slots: torch.Tensor
-    prefixes: tuple[_FullPart, ...]
-    triangles: tuple[_Triangle, ...]
+    prefixes: tuple[_Part, ...]
+    long_chunks: tuple[_Part, ...]
     buckets: tuple[_Bucket, ...]
 
 
@@ -78,7 +73,7 @@ class CpuAttention:
     """An attention backend (`engine.model.attention.AttentionBackend`) that needs nothing but torch.
 
     Args:
-        num_q_heads, num_kv_heads, head_dim: of the model; num_q_heads is a multiple of num_kv_heads.
+        num_q_heads: a multiple of num_kv_heads.
         dtype: of queries and of the KV cache.
     """
 
@@ -106,29 +101,26 @@ class CpuAttention:
         """Turns a step's description into slices, indices and masks. Called once a step."""
         row_starts = batch.cu_seqlens_q[batch.group_starts].tolist()
         prefixes = [
-            _FullPart(
-                first_row=row_starts[group],
-                last_row=row_starts[group + 1],
-                length=int(batch.prefix_lens[group]),
+            _Part(
+                rows=slice(*row_starts[group : group + 2]),
+                tokens=slice(int(batch.prefix_lens[group])),
                 blocks=_index(batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]),
             )
             for group in np.flatnonzero(batch.prefix_lens).tolist()
         ]
         num_rows = np.diff(batch.cu_seqlens_q)
-        triangles = [
-            _triangle(batch, sequence) for sequence in np.flatnonzero(num_rows > LONGEST_BUCKETED_CHUNK).tolist()
-        ]
+        is_long = num_rows > LONGEST_BUCKETED_CHUNK
         return CpuWork(
             slots=torch.from_numpy(batch.slot_mapping),
             prefixes=tuple(prefixes),
-            triangles=tuple(triangles),
+            long_chunks=tuple(_long_chunk(batch, sequence) for sequence in np.flatnonzero(is_long).tolist()),
             buckets=tuple(self._buckets(batch, num_rows)),
         )
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork
     ) -> None:
-        """Writes ``[T, num_kv_heads, head_dim]`` keys and values into the step's slots of the caches."""
+        """As in `engine.model.attention.AttentionBackend`."""
         k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, work.slots, key)
         v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, work.slots, value)
 
@@ -149,55 +141,41 @@ class CpuAttention:
         packed = query.reshape(num_rows, *by_head[:1], *by_head[2:]).transpose(0, 1).contiguous()
         out = torch.empty(by_head, dtype=query.dtype)
         lse = torch.empty(by_head[:3], dtype=torch.float32)
-        for triangle in work.triangles:
-            self._attend_triangle(packed, k_cache, v_cache, triangle, scale, out, lse)
+        for part in work.long_chunks:
+            out[:, part.rows], lse[:, part.rows] = self._attend_part(packed, k_cache, v_cache, part, scale)
         for bucket in work.buckets:
             self._attend_bucket(packed, k_cache, v_cache, bucket, scale, out, lse)
         if work.prefixes:
-            first, last = work.prefixes[0].first_row, work.prefixes[-1].last_row
+            first, last = work.prefixes[0].rows.start, work.prefixes[-1].rows.stop
             shared = torch.empty((by_head[0], last - first, *by_head[2:]), dtype=query.dtype)
             shared_lse = torch.full(shared.shape[:3], -torch.inf)
-            if sum(part.last_row - part.first_row for part in work.prefixes) < last - first:
+            if sum(part.rows.stop - part.rows.start for part in work.prefixes) < last - first:
                 shared.zero_()
             for part in work.prefixes:
-                rows = slice(part.first_row - first, part.last_row - first)
-                shared[:, rows], shared_lse[:, rows] = self._attend_full(packed, k_cache, v_cache, part, scale)
+                rows = slice(part.rows.start - first, part.rows.stop - first)
+                shared[:, rows], shared_lse[:, rows] = self._attend_part(packed, k_cache, v_cache, part, scale)
             out[:, first:last] = _merge(out[:, first:last], lse[:, first:last], shared, shared_lse)
         return out.transpose(0, 1).reshape(query.shape)
 
-    def _attend_full(
-        self, packed: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, part: _FullPart, scale: float
+    def _attend_part(
+        self, packed: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, part: _Part, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows against every one of the part's tokens: out ``[Hkv, n, G, D]``, lse ``[Hkv, n, G]``."""
-        query = packed[:, part.first_row : part.last_row]
-        key = self._tokens(k_cache, part.blocks)[: part.length].transpose(0, 1).unsqueeze(0)
-        value = self._tokens(v_cache, part.blocks)[: part.length].transpose(0, 1).unsqueeze(0)
-        out, lse = _flash(query.flatten(1, 2).unsqueeze(0), key, value, 0.0, False, scale=scale)
-        return out.view(query.shape), lse.view(query.shape[:3])
-
-    def _attend_triangle(
-        self,
-        packed: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        part: _Triangle,
-        scale: float,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
-        rows = slice(part.first_row, part.last_row)
-        tokens = slice(part.offset, part.offset + part.last_row - part.first_row)
-        query = packed[:, rows].permute(0, 2, 1, 3)
-        key = self._tokens(k_cache, part.blocks)[tokens].transpose(0, 1).unsqueeze(1).expand_as(query)
-        value = self._tokens(v_cache, part.blocks)[tokens].transpose(0, 1).unsqueeze(1).expand_as(query)
+        """A part and what it has earlier: out ``[Hkv, n, G, D]``, lse ``[Hkv, n, G]``."""
+        query = packed[:, part.rows]
+        key, value = (_read(cache, part.blocks)[part.tokens].transpose(0, 1) for cache in (k_cache, v_cache))
+        if not part.is_causal:
+            key, value = key.unsqueeze(0), value.unsqueeze(0)
+            out, lse = _flash(query.flatten(1, 2).unsqueeze(0), key, value, 0.0, False, scale=scale)
+            return out.view(query.shape), lse.view(query.shape[:3])
         # One "batch" entry a KV head: its query heads share one key by a zero stride.
-        own, own_lse = _flash(query, key, value, 0.0, True, scale=scale)
-        own, own_lse = own.permute(0, 2, 1, 3), own_lse.transpose(1, 2)
+        query = query.permute(0, 2, 1, 3)
+        key, value = key.unsqueeze(1).expand_as(query), value.unsqueeze(1).expand_as(query)
+        out, lse = _flash(query, key, value, 0.0, True, scale=scale)
+        out, lse = out.permute(0, 2, 1, 3), lse.transpose(1, 2)
         if part.earlier is not None:
-            earlier, earlier_lse = self._attend_full(packed, k_cache, v_cache, part.earlier, scale)
-            own = _merge(own, own_lse, earlier, earlier_lse)
-            own_lse = torch.logaddexp(own_lse, earlier_lse)
-        out[:, rows], lse[:, rows] = own, own_lse
+            earlier, earlier_lse = self._attend_part(packed, k_cache, v_cache, part.earlier, scale)
+            out, lse = _merge(out, lse, earlier, earlier_lse), torch.logaddexp(lse, earlier_lse)
+        return out, lse
 
     def _attend_bucket(
         self,
@@ -226,11 +204,6 @@ class CpuAttention:
             rows = bucket.rows[bucket.kept]
             out.index_copy_(1, rows, own.index_select(1, bucket.kept))
             lse.index_copy_(1, rows, own_lse.index_select(1, bucket.kept))
-
-    def _tokens(self, cache: torch.Tensor, blocks: slice | torch.Tensor) -> torch.Tensor:
-        """The KV of blocks as ``[tokens, Hkv, D]``: a view where they are consecutive, else a copy."""
-        taken = cache[blocks] if isinstance(blocks, slice) else cache.index_select(0, blocks)
-        return taken.view(-1, *cache.shape[2:])
 
     def _gather(
         self, k_cache: torch.Tensor, v_cache: torch.Tensor, blocks: torch.Tensor
@@ -283,18 +256,24 @@ class CpuAttention:
         )
 
 
-def _triangle(batch: AttentionBatch, sequence: int) -> _Triangle:
+def _long_chunk(batch: AttentionBatch, sequence: int) -> _Part:
     first_row, last_row = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
-    num_earlier = int(batch.suffix_lens[sequence]) - (last_row - first_row)
+    rows, num_rows = slice(first_row, last_row), last_row - first_row
+    num_earlier = int(batch.suffix_lens[sequence]) - num_rows
     first_block, offset = divmod(num_earlier, batch.block_size)
     earlier = None
     if num_earlier:
         blocks = _index(table[: cdiv(num_earlier, batch.block_size)])
-        earlier = _FullPart(first_row=first_row, last_row=last_row, length=num_earlier, blocks=blocks)
-    return _Triangle(
-        first_row=first_row, last_row=last_row, offset=offset, blocks=_index(table[first_block:]), earlier=earlier
-    )
+        earlier = _Part(rows=rows, tokens=slice(num_earlier), blocks=blocks)
+    tokens = slice(offset, offset + num_rows)
+    return _Part(rows=rows, tokens=tokens, blocks=_index(table[first_block:]), is_causal=True, earlier=earlier)
+
+
+def _read(cache: torch.Tensor, blocks: slice | torch.Tensor) -> torch.Tensor:
+    """The KV of blocks as ``[tokens, Hkv, D]``: a view where they are consecutive, else a copy."""
+    taken = cache[blocks] if isinstance(blocks, slice) else cache.index_select(0, blocks)
+    return taken.view(-1, *cache.shape[2:])
 
 
 def _index(table: npt.NDArray[np.int32]) -> slice | torch.Tensor:
