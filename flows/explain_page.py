@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.forecast.forecast import Forecast, Prediction
-from tasks.forecast.sharing_shape import Quantiles
+from tasks.forecast.forecast import Forecast, Prediction, Quantiles
 from tasks.runs.run_record import artifact_key
 
 ARTIFACT_COLUMNS = 120

@@ -15,14 +15,12 @@ from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan
 from engine.planning.planner import plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
-from engine.simulation.simulation import find_oversized
-from engine.simulation.simulation_summary import SimulationSummary
+from engine.simulation.simulation import SimulationSummary, find_oversized
 from tasks.forecast.advice import advise, try_settings
 from tasks.forecast.field_orders import order_fields
-from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy
+from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy, measure_shape
 from tasks.forecast.hardware import Hardware
 from tasks.forecast.prediction import predict
-from tasks.forecast.sharing_shape import measure_shape
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength, ReadResult, read_answer_length

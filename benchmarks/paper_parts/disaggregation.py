@@ -9,7 +9,7 @@ from benchmarks.paper_parts.configurations import WHOLE, Settings, simulated_con
 from benchmarks.paper_parts.simulated import A100, Place
 from benchmarks.paper_parts.table import Cell, Plot, Table
 from engine import Request
-from engine.simulation.roofline import StepWork
+from engine.simulation.device import StepWork
 
 PROMPT_TOKENS = (256, 1024, 4096)
 ANSWER_TOKENS = (10, 50, 100, 500)

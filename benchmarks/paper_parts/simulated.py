@@ -7,10 +7,8 @@ from engine.config import EngineConfig
 from engine.model.model_shape import ModelShape
 from engine.planning.planner import plan_prefix_groups
 from engine.request import Request
-from engine.simulation.device import DEVICES, predicted_kv_bytes
-from engine.simulation.roofline import Roofline
-from engine.simulation.simulation import SimulatedStep, simulate_plan
-from engine.simulation.simulation_summary import SimulationSummary, summarize_steps
+from engine.simulation.device import DEVICES, Roofline, predicted_kv_bytes
+from engine.simulation.simulation import SimulatedStep, SimulationSummary, simulate_plan, summarize_steps
 
 MISTRAL_7B = ModelShape(
     num_layers=32, hidden_size=4096, intermediate_size=14336, num_q_heads=32, num_kv_heads=8, head_dim=128,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.simulation.simulation_summary import SimulationSummary
+from engine.simulation.simulation import SimulationSummary
 from tasks.forecast.field_orders import FieldOrder
 from tasks.forecast.forecast import Prediction, SharingPolicy, WhatIf
 

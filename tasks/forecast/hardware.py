@@ -12,10 +12,8 @@ from engine.errors import CapacityError, ConfigError, ModelError
 from engine.model.model_shape import ModelShape
 from engine.planning.plan import PrefixGroup
 from engine.request import Request
-from engine.simulation.device import DEVICES, Device, predicted_kv_bytes
-from engine.simulation.roofline import Roofline
-from engine.simulation.simulation import simulate_plan
-from engine.simulation.simulation_summary import SimulationSummary, summarize_steps
+from engine.simulation.device import DEVICES, Device, Roofline, predicted_kv_bytes
+from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps
 
 _LOOKED_AT = ("auto", "cpu", "cuda")
 

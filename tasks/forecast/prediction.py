@@ -10,7 +10,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.simulation.simulation_summary import SimulationSummary
+from engine.simulation.simulation import SimulationSummary
 from tasks.forecast.hardware import choose_hardware
 from tasks.prompts.request_form import RequestForm
 from tasks.prompts.text_codec import TextCodec

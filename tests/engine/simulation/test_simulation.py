@@ -14,12 +14,10 @@ from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepR
 from engine.errors import ConfigError, ModelError
 from engine.model.model_shape import ModelShape
 from engine.planning.prefix_tree import build_prefix_tree
-from engine.simulation.device import DEVICES, match_device, predicted_kv_bytes
+from engine.simulation.device import DEVICES, Roofline, StepWork, match_device, predicted_kv_bytes
 from engine.simulation.device_probe import measure_device, probe_device
-from engine.simulation.roofline import Roofline, StepWork
-from engine.simulation.simulation import SimulatedStep, find_oversized, simulate_plan
-from engine.simulation.simulation_summary import summarize_steps
-from tasks.forecast.sharing_shape import Quantiles, measure_shape
+from engine.simulation.simulation import SimulatedStep, find_oversized, simulate_plan, summarize_steps
+from tasks.forecast.forecast import Quantiles, measure_shape
 
 SHAPE = ModelShape(
     num_layers=2,
