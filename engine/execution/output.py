@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine.device.transfers import HostCopies, to_device
-from engine.execution.sampler import ROWS_AT_ONCE, LabelRows, sample
+from engine.execution.sampler import LabelRows, sample
 from engine.model.model import Model
 from engine.request import Completion, FinishReason, Request
 from engine.scheduling.sequence import Sequence
@@ -75,7 +75,7 @@ class TokenSampler:
         labels, scores, sampled = LabelRows(()), list[torch.Tensor](), hidden
         if len(step.sampled) < len(step.outputs):
             labels = LabelRows(output for output in step.outputs if output[0].request.mode == "score")
-            scores = labels.score(hidden, self._model, ROWS_AT_ONCE)
+            scores = labels.score(hidden, self._model)
             rows = [row for sequence, row, _, _ in step.outputs if sequence.request.mode == "generate"]
             sampled = hidden.index_select(0, to_device(np.array(rows, dtype=np.int64), hidden.device))
         token_ids = sample(sampled, self._model, requests, positions)

@@ -7,7 +7,6 @@ need only their own columns of the output layer: what normalises a row is common
 from collections.abc import Iterable
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,21 +25,7 @@ _DRAWN_AT_ONCE = 64
 """Rows that are drawn together: they are sorted in float64, a bound on that memory."""
 
 
-class OutputLayer(Protocol):
-    """What turns last hidden states ``[R, hidden]`` into logits."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 ``[R, vocab_size]``."""
-        ...
-
-    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
-        """int64 ``[R]``, the token of the largest logit, the first of equals."""
-        ...
-
-
-def sample(
-    hidden: torch.Tensor, output_layer: OutputLayer, requests: Sequences[Request], positions: Sequences[int]
-) -> torch.Tensor:
+def sample(hidden: torch.Tensor, model: Model, requests: Sequences[Request], positions: Sequences[int]) -> torch.Tensor:
     """One token for each row, chosen on the device that the rows are on.
 
     A draw depends on the row's logits, the request's seed and the position in its answer, on nothing else: not on the
@@ -48,6 +33,7 @@ def sample(
 
     Args:
         hidden: ``[R, hidden]`` last hidden states.
+        model: whose output layer makes logits of them.
         requests: whose rows these are, ``R`` of them.
         positions: number of tokens each answer has so far.
     Returns:
@@ -58,11 +44,11 @@ def sample(
     chosen = torch.empty(len(requests), dtype=torch.int64, device=hidden.device)
     for first in range(0, len(greedy), ROWS_AT_ONCE):
         index = to_device(np.array(greedy[first : first + ROWS_AT_ONCE], dtype=np.int64), hidden.device)
-        chosen.index_copy_(0, index, output_layer.most_likely(hidden.index_select(0, index)))
+        chosen.index_copy_(0, index, model.most_likely(hidden.index_select(0, index)))
     for first in range(0, len(drawn), _DRAWN_AT_ONCE):
         rows = drawn[first : first + _DRAWN_AT_ONCE]
         index = to_device(np.array(rows, dtype=np.int64), hidden.device)
-        logits = output_layer.logits(hidden.index_select(0, index))
+        logits = model.logits(hidden.index_select(0, index))
         settings = np.array([_settings(requests[row], positions[row], logits.shape[-1]) for row in rows])
         chosen.index_copy_(0, index, _draw(logits, to_device(settings, logits.device)))
     return chosen
@@ -123,14 +109,8 @@ class LabelRows:
             elif sequence.label < 0:  # else the prompt was computed again, and its scores are known
                 self._firsts.setdefault(labels, []).append((sequence, row))
 
-    def score(self, hidden: torch.Tensor, model: Model, rows_at_once: int) -> list[torch.Tensor]:
-        """Launches the scoring; `book` is given the result once it is on the host.
-
-        Args:
-            hidden: ``[R, hidden]`` last hidden states of the step's output rows.
-            model: whose output layer scores.
-            rows_at_once: most rows that go through the whole output layer together.
-        """
+    def score(self, hidden: torch.Tensor, model: Model) -> list[torch.Tensor]:
+        """Launches the scoring of the step's output rows; `book` is given the result once it is on the host."""
         scores = []
         for labels, firsts in self._firsts.items():
             index = to_device(np.array([row for _, row in firsts], dtype=np.int64), hidden.device)
@@ -140,9 +120,9 @@ class LabelRows:
             return scores
         rows = np.array([tail.row + i for tail in self._tails for i in range(len(tail.targets))], dtype=np.int64)
         targets = np.array([token for tail in self._tails for token in tail.targets], dtype=np.int64)
-        for first in range(0, len(rows), rows_at_once):
+        for first in range(0, len(rows), ROWS_AT_ONCE):
             chosen = to_device(
-                np.stack([array[first : first + rows_at_once] for array in (rows, targets)]), hidden.device
+                np.stack([array[first : first + ROWS_AT_ONCE] for array in (rows, targets)]), hidden.device
             )
             logprobs = model.logits(hidden.index_select(0, chosen[0])).log_softmax(dim=-1)
             scores.append(logprobs.gather(1, chosen[1].unsqueeze(1)).squeeze(1))
