@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.charts.bar_chart import bar_chart
-from benchmarks.charts.line_chart import line_chart
+from benchmarks.charts import bar_chart, line_chart
 from benchmarks.measuring.generated_part import replace_generated
 
 

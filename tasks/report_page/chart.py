@@ -122,7 +122,7 @@ class Chart:
         """The picture with its marks in the order in which they cover each other."""
         width, bottom = self._width, self.y.start
         ticks = [self._y_tick(value) for value in self.y.ticks(5)]
-        names = self._x_names or [(value, short(value)) for value in self.x.ticks(9 if width == WIDE else 5)]
+        names = self._x_names or [(value, short(value)) for value in self.x.ticks(5 if width == NARROW else 9)]
         places = [(min(self.x.at(value), width - text_width(text) / 2), text) for value, text in names]
         labels = place_labels(places, self._most_name_rows)
         height = HEIGHT + LABEL_HEIGHT * max((row for _, _, row in labels), default=0)

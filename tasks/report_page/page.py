@@ -5,9 +5,10 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from sql import statement
@@ -22,30 +23,34 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 def render_report(facts: RunFacts) -> str:
     """The page of a run as HTML; pure. Text from the database is inert, and the page may load and send nothing."""
-    template, style, script = (
-        files(__package__).joinpath(name).read_text("utf-8") for name in ("page.html.j2", "page.css", "page.js")
-    )
+    style, script = _read("page.css"), _read("page.js")
     functions = (between, count, percent, seconds, statement, tenth)
-    page = (
-        Environment(autoescape=True, undefined=StrictUndefined)
-        .from_string(template)
-        .render(
-            {function.__name__: function for function in functions},
-            style=Markup(style),
-            script=Markup(script),
-            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            facts=facts,
-            tiles=key_figures(facts),
-            findings=find_remarkable(facts),
-            pictures=draw_pictures(facts),
-            stages=find_stages(facts),
-            savings=find_savings(facts),
-            lengths=find_lengths(facts),
-            predicted=list(_compare_prediction(facts)),
-            settings=list(_list_settings(facts)),
-        )
+    page = _template().render(
+        {function.__name__: function for function in functions},
+        style=Markup(style),
+        script=Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        facts=facts,
+        tiles=key_figures(facts),
+        findings=find_remarkable(facts),
+        pictures=draw_pictures(facts),
+        stages=find_stages(facts),
+        savings=find_savings(facts),
+        lengths=find_lengths(facts),
+        predicted=list(_compare_prediction(facts)),
+        settings=list(_list_settings(facts)),
     )
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", page) + "\n"
+
+
+@cache
+def _template() -> Template:
+    """Compiled once, for all workloads of a night."""
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_read("page.html.j2"))
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _compare_prediction(facts: RunFacts) -> Iterator[tuple[str, str, str, str]]:
