@@ -22,6 +22,11 @@ from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.workloads.workload import Workload
 
 STAGES = ("read", "tokenize", "plan", "infer")
+FROM_RECORD = (
+    *("run_id", "workload", "workload_digest", "model", "model_digest", "started_at", "status", "error"),
+    *("num_already_done", "token_saving_ratio", "best_token_saving_ratio"),
+)
+"""Columns of the table ``runs`` that are fields of a `RunRecord`."""
 
 
 @task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
@@ -34,10 +39,8 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
     """`write_answers` with what is whole in the run's folder."""
     requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
     parts, steps = run.list_parts(), run.list_steps()
-    timeout = lock_timeout_seconds
-    return write_answers(
-        run.database, workload, run.record, requests, tokens, parts, steps, lock_timeout_seconds=timeout
-    )
+    options = {"lock_timeout_seconds": lock_timeout_seconds}
+    return write_answers(run.database, workload, run.record, requests, tokens, parts, steps, **options)
 
 
 def write_answers(
@@ -154,20 +157,10 @@ def _replace_run(
         connection.execute(fill_identifiers(statement("write/delete_run_rows"), table=table), this_run)
     if steps:
         connection.execute(statement("write/insert_steps"), this_run | {"steps": [ref.path for ref in steps]})
-    row = this_run | {
-        "workload": run.workload,
-        "status": run.status,
-        "error": run.error,
-        "started_at": run.started_at,
+    row = {name: getattr(run, name) for name in FROM_RECORD} | {
         "finished_at": datetime.now(UTC).isoformat(),
         "requested_rows": requests.num_rows if requests else 0,
-        "num_already_done": run.num_already_done,
-        "token_saving_ratio": run.token_saving_ratio,
-        "best_token_saving_ratio": run.best_token_saving_ratio,
         "write_seconds": time.perf_counter() - started,
-        "model": run.model,
-        "model_digest": run.model_digest,
-        "workload_digest": run.workload_digest,
         "config": json.dumps(dict(run.config)),
         "versions": json.dumps(dict(run.versions)),
     }

@@ -109,17 +109,13 @@ PROCESS_HOST = EngineHost()
 
 def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
     """The settings with KV memory and chunk size halved so often, but not below what is worth halving."""
-    max_num_batched_tokens = max(
-        min(config.max_num_batched_tokens, LEAST_BATCHED_TOKENS), config.max_num_batched_tokens >> num_halvings
-    )
-    if config.kv_memory_bytes == "auto":
-        return replace(
-            config,
-            max_num_batched_tokens=max_num_batched_tokens,
-            memory_fraction=config.memory_fraction / 2**num_halvings,
-        )
-    kv_bytes = max(min(config.kv_memory_bytes, LEAST_KV_BYTES), config.kv_memory_bytes >> num_halvings)
-    return replace(config, max_num_batched_tokens=max_num_batched_tokens, kv_memory_bytes=kv_bytes)
+    tokens, kv_bytes = config.max_num_batched_tokens, config.kv_memory_bytes
+    tokens = max(min(tokens, LEAST_BATCHED_TOKENS), tokens >> num_halvings)
+    if kv_bytes == "auto":
+        fraction = config.memory_fraction / 2**num_halvings
+        return replace(config, max_num_batched_tokens=tokens, memory_fraction=fraction)
+    kv_bytes = max(min(kv_bytes, LEAST_KV_BYTES), kv_bytes >> num_halvings)
+    return replace(config, max_num_batched_tokens=tokens, kv_memory_bytes=kv_bytes)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -156,8 +152,6 @@ def _load_engine(checkpoint: str, config: EngineConfig) -> "Engine | None":
 
 
 def _describe(config: EngineConfig) -> str:
-    if config.kv_memory_bytes == "auto":
-        return (
-            f"{config.memory_fraction:.1%} of the memory for KV and {config.max_num_batched_tokens:,} tokens in a step"
-        )
-    return f"{config.kv_memory_bytes:,} bytes for KV and {config.max_num_batched_tokens:,} tokens in a step"
+    kv_bytes = config.kv_memory_bytes
+    memory = f"{config.memory_fraction:.1%} of the memory" if kv_bytes == "auto" else f"{kv_bytes:,} bytes"
+    return f"{memory} for KV and {config.max_num_batched_tokens:,} tokens in a step"

@@ -37,6 +37,12 @@ PART_SCHEMA = pa.schema(
 )
 """One row a row of the partition, by row_id: an answer, or a score with label and label_logprobs, or an error."""
 
+FROM_COMPLETION = (
+    *("finish_reason", "error", "compute_ms"),
+    *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
+)
+"""Columns of a part that are fields of a `Completion`."""
+
 STEPS_SCHEMA = pa.schema(
     [pa.field("partition", pa.int32(), nullable=False)]
     + [
@@ -114,16 +120,8 @@ def _answer_row(
     completion: Completion, group_of: dict[int, int], workload: Workload, codec: TextCodec
 ) -> dict[str, Any]:
     row_id = int(completion.request_id)
-    row = {
-        "row_id": row_id,
-        "finish_reason": completion.finish_reason,
-        "error": completion.error,
-        "num_prompt_tokens": completion.num_prompt_tokens,
-        "num_cached_tokens": completion.num_cached_tokens,
-        "num_output_tokens": completion.num_output_tokens,
-        "compute_ms": completion.compute_ms,
-        "prefix_group": group_of[row_id],
-    }
+    row = {name: getattr(completion, name) for name in FROM_COMPLETION}
+    row |= {"row_id": row_id, "prefix_group": group_of[row_id]}
     if completion.error is not None:
         return row
     if workload.mode == "score":

@@ -98,8 +98,8 @@ class AttemptLog:
 
     def note(self, piece: Piece) -> None:
         """Count one more; `ArtifactError` where that cannot be written."""
-        self._add(self._path(piece))
-        self._empty(self._starts)
+        self._write(self._path(piece), "ab", b".")
+        self._write(self._starts, "wb")
 
     def note_start(self) -> None:
         """Count a process that takes the partition, until an attempt is noted.
@@ -108,7 +108,7 @@ class AttemptLog:
             WorkerError: too many in a row have come no further: it is hardly for the rows.
             ArtifactError: it cannot be written.
         """
-        if self._add(self._starts) > MOST_STARTS:
+        if self._write(self._starts, "ab", b".") > MOST_STARTS:
             raise WorkerError(
                 f"partition {self._partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
                 "do they have the memory that the model takes?"
@@ -116,20 +116,14 @@ class AttemptLog:
 
     def forget(self, piece: Piece) -> None:
         """Begin to count anew: the attempts so far say nothing about the rows."""
-        self._empty(self._path(piece))
+        self._write(self._path(piece), "wb")
 
     @property
     def _starts(self) -> Path:
         return self._folder / f"starts-{self._partition:05d}"
 
-    def _add(self, path: Path) -> int:
-        """One byte more; returns how many there are."""
-        return self._write(path, "ab", b".")
-
-    def _empty(self, path: Path) -> None:
-        self._write(path, "wb", b"")
-
-    def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes) -> int:
+    def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
+        """Append to the file or empty it; returns its bytes."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             with open(path, mode) as file:

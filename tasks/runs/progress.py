@@ -115,12 +115,8 @@ class PartitionProgress:
     def add(self, step: StepRecord) -> None:
         """Count one step of the engine."""
         rows, failed, tokens, decode_tokens = self._counts
-        self._counts = Counts(
-            rows + step.num_finished_requests,
-            failed,
-            tokens + step.num_tokens,
-            decode_tokens + step.num_decode_tokens,
-        )
+        rows, tokens = rows + step.num_finished_requests, tokens + step.num_tokens
+        self._counts = Counts(rows, failed, tokens, decode_tokens + step.num_decode_tokens)
         if time.monotonic() - self._written_at >= WRITE_SECONDS:
             self._write()
 
@@ -148,20 +144,18 @@ def read_counts(run_folder: str | Path) -> Counts:
 
 def start_progress(workload: str, num_rows: int) -> Callable[[int], None]:
     """Make a progress bar at 0%; gives what moves it to so many rows. A night goes on where Prefect takes none."""
-    artifact: UUID | None = None
-    description = f"{workload}: {num_rows:,} rows to answer"
+    key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} rows to answer"
     try:
-        key = artifact_key("progress", workload)
         artifact = cast("UUID", create_progress_artifact(0.0, key=key, description=description))
     except Exception as error:  # a server that is away for a moment
         LOGGER.warning("%s: no progress bar: %s", workload, error)
+        return lambda num_done: None
 
     def show(num_done: int) -> None:
-        if artifact is not None:
-            try:
-                update_progress_artifact(artifact, progress=100.0 * min(1.0, num_done / max(1, num_rows)))
-            except Exception as error:
-                LOGGER.warning("%s: the progress bar stays where it is: %s", workload, error)
+        try:
+            update_progress_artifact(artifact, progress=100.0 * min(1.0, num_done / max(1, num_rows)))
+        except Exception as error:
+            LOGGER.warning("%s: the progress bar stays where it is: %s", workload, error)
 
     return show
 
@@ -237,26 +231,15 @@ def _draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console
             )
 
 
-def _log(
-    looks: Iterable[Look],
-    title: str,
-    work: PlannedWork,
-    log_seconds: float,
-    show: Callable[[int], None],
-) -> None:
+def _log(looks: Iterable[Look], title: str, work: PlannedWork, log_seconds: float, show: Callable[[int], None]) -> None:
     num_lines = 0
     for seconds, counts, left in looks:
         if seconds < (num_lines + 1) * log_seconds:
             continue
         num_lines = int(seconds / log_seconds)
-        LOGGER.info(
-            "%s: %s of %s rows%s, %s tokens, %.0f tokens/s, %s",
-            title,
-            f"{counts.num_rows:,}",
-            f"{work.num_rows:,}",
-            f" ({counts.num_failed:,} failed)" if counts.num_failed else "",
-            f"{counts.num_tokens:,}",
-            counts.num_tokens / seconds,
-            "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left",
-        )
+        rows = f"{counts.num_rows:,} of {work.num_rows:,} rows"
+        failed = f" ({counts.num_failed:,} failed)" if counts.num_failed else ""
+        tokens = f"{counts.num_tokens:,} tokens, {counts.num_tokens / seconds:.0f} tokens/s"
+        rest = "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left"
+        LOGGER.info("%s: %s%s, %s, %s", title, rows, failed, tokens, rest)
         show(counts.num_rows)

@@ -200,7 +200,7 @@ class Run:
     def _save(self) -> None:
         value = {
             "record": asdict(self.record),
-            "artifacts": {name: ref.to_json() for name, ref in self.artifacts.items()},
+            "artifacts": {name: asdict(ref) for name, ref in self.artifacts.items()},
             "is_written": self.is_written,
         }
         with replace_file(Path(self.folder) / "manifest.json") as file:

@@ -33,13 +33,9 @@ class ArtifactRef:
     num_rows: int
     digest: str
 
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of JSON values; `from_json` is its inverse."""
-        return {"path": self.path, "num_rows": self.num_rows, "digest": self.digest}
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ArtifactRef":
-        """Raises `ArtifactError` where a field is missing or of another type."""
+        """The inverse of `asdict`; raises `ArtifactError` where a field is missing or of another type."""
         path, num_rows, digest = value.get("path"), value.get("num_rows"), value.get("digest")
         if not (isinstance(path, str) and isinstance(num_rows, int) and isinstance(digest, str)):
             raise ArtifactError(f"an artifact reference needs path, num_rows and digest, got {dict(value)!r}")

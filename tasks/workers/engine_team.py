@@ -31,12 +31,6 @@ class EngineTeam:
     engine: EngineConfig
     environments: tuple[Mapping[str, str], ...] = ({},)
 
-    @classmethod
-    def on_host(cls, environments: tuple[Mapping[str, str], ...], engine: EngineConfig) -> "EngineTeam":
-        """Engines of this host alone."""
-        num_engines = len(environments)
-        return cls(num_engines=num_engines, num_on_host=num_engines, engine=engine, environments=environments)
-
 
 def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
     """The engines of this host: one for each visible GPU, or so many; on a CPU they divide its threads and KV memory.
@@ -52,14 +46,15 @@ def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> Eng
     is_spread = engine.disaggregation == "processes"  # one engine computes its prompts on the next GPU
     num_workers = workers if workers != "auto" else 1 if is_spread else max(1, len(gpus))
     if num_workers == 1:
-        return EngineTeam.on_host(({},), engine)
-    if gpus:
-        if num_workers > len(gpus):
-            raise ConfigError(f"{num_workers} workers need a GPU each, and {len(gpus)} are visible")
-        return EngineTeam.on_host(tuple(gpus[:num_workers]), engine)
-    if engine.device not in ("auto", "cpu"):
-        raise ConfigError(f"{num_workers} workers need a GPU each, and device is {engine.device!r}")
-    return EngineTeam.on_host(({},) * num_workers, _divide(engine, num_workers))
+        return EngineTeam(engine=engine)
+    environments: tuple[Mapping[str, str], ...] = tuple(gpus[:num_workers])
+    if not gpus:
+        if engine.device not in ("auto", "cpu"):
+            raise ConfigError(f"{num_workers} workers need a GPU each, and device is {engine.device!r}")
+        environments, engine = ({},) * num_workers, _divide(engine, num_workers)
+    elif num_workers > len(gpus):
+        raise ConfigError(f"{num_workers} workers need a GPU each, and {len(gpus)} are visible")
+    return EngineTeam(num_engines=num_workers, num_on_host=num_workers, engine=engine, environments=environments)
 
 
 @dataclass(slots=True, kw_only=True)
