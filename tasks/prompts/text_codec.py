@@ -1,12 +1,9 @@
-"""Text to token ids and back, where a document can never speak as the chat template does.
+"""Text to token ids and back; a document cannot spell a control token.
 
-A tokenizer matches its control tokens (``<|im_end|>``, ``<s>``, ``[INST]``) anywhere in a text, so a document that
-spells one could end its message and write the next. Here two kinds of text meet: trusted text (chat template, system
-message, the workload's own words) and data (columns). `TextCodec.trust` replaces each control token of a trusted text
-by a secret stand-in, and the encoding tokenizer is the checkpoint's own with its control tokens renamed to these
-stand-ins, in the added tokens and in the vocabulary, and without the merges that would spell one. So a control token in
-data is ordinary characters, while everything else (normalisation, splitting, merges) is the checkpoint's tokenizer
-applied to the whole prompt: harmless texts have exactly its ids.
+A tokenizer matches control tokens (``<|im_end|>``, ``<s>``, ``[INST]``) anywhere in a text, so a document that spells
+one could end its message and write the next. `TextCodec.trust` replaces the control tokens of trusted text (chat
+template, system message, the workload's words) by secret stand-ins, and the encoder is the checkpoint's tokenizer with
+its control tokens renamed to these. A control token in data (columns) is ordinary characters; other ids stay the same.
 """
 
 import json
@@ -29,7 +26,7 @@ class TextCodec:
     __slots__ = ("_chat", "_encoder", "_stand_ins", "_tokenizer", "_trusted_pattern", "cuts", "special_tokens")
 
     cuts: TextCuts | None
-    """Where a text may be cut, so that its pieces encoded alone make up its ids; None where nothing is known."""
+    """Where a text can be cut without changing its ids; None if not known."""
 
     special_tokens: tuple[tuple[int, ...], tuple[int, ...]]
     """Ids that ``add_special_tokens`` puts before a text and after it."""
@@ -134,10 +131,10 @@ class TextCodec:
 
 
 def _file_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """What tells the files of a folder from others of their names; empty where there is no such folder."""
+    """Name, size and time of each file of a folder; empty if there is no such folder."""
     try:
         files = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
-    except OSError:  # which the loader explains
+    except OSError:  # the loader explains it
         return ()
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
@@ -158,7 +155,7 @@ def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
 
 
 def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer of a serialized one in which the tokens of `names` are spelled otherwise and keep their ids."""
+    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids."""
     model = spec["model"]
     added = [{**token, "content": names.get(token["content"], token["content"])} for token in spec["added_tokens"]]
     if isinstance(model["vocab"], dict):

@@ -1,21 +1,15 @@
-"""Where a text may be cut so that the token ids of its pieces, one after the other, are those of the whole text.
+"""Places where a text can be cut so that the token ids of its pieces, joined, are those of the whole text.
 
-A byte-level or SentencePiece-like BPE tokenizer works in stages: added tokens are found in the text, the stretches
-between them are normalized and split into words, and merges never leave a word. A cut is exact where no stage looks
-across it. Two characters decide, one on each side, in two forms of tokenizer that are recognised by their pipeline:
+A cut is exact if no stage of the tokenizer (added tokens, normalizer, splitting into words, merges) looks across it.
+Two kinds of BPE tokenizer have exact cuts; each is recognised by its pipeline and by one character on either side:
 
-words
-    byte-level BPE whose words are matches of a pattern as GPT-2's, Llama 3's or Qwen's. In each alternative that is
-    known here, a letter can be followed by nothing but letters (or an apostrophe and letters), and nothing after the
-    letters is looked at. So between an ASCII letter and a blank or one of a few punctuation marks a word ends, whatever
-    stands before or after. Unicode normalization never joins an ASCII character with what stands before it.
-spaces
-    BPE without words, blanks written as "▁". Merges cross everything but what no piece of the vocabulary spells. So
-    it is exact to cut before a blank that follows a letter, if no piece has a "▁" behind a letter. What puts a
-    "▁" before the first word of a text must be undone: it is the blank that the piece begins with.
+words: byte-level BPE with a word pattern like GPT-2's, Llama 3's or Qwen's. In every known alternative of such a
+    pattern a word ends between an ASCII letter and a blank or one of `MARKS`, whatever surrounds them.
+spaces: BPE without words that writes blanks as "▁". A cut before a blank that follows a letter is exact if no piece
+    of the vocabulary has a "▁" behind a letter. If the tokenizer prepends a "▁" to a text, the piece is encoded
+    without its own blank.
 
-No cut lies inside white space (how a run of it is split depends on what follows), nor inside what an added token
-spells. Other tokenizers have no cuts at all: Unigram weighs whole texts, WordPiece cleans and lowercases them.
+No cut lies inside white space or inside an added token. Other tokenizers (Unigram, WordPiece) have no cuts.
 """
 
 import string
@@ -24,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MARKS = ' \t\n\r:,.;?!()[]{}<>"'
-"""What may stand behind a cut between words. Not the apostrophe (don't), nor what some patterns join to words."""
+"""Characters that may follow a cut between words; no apostrophe (don't), nothing that some pattern joins to a word."""
 
 WORD_ALTERNATIVES = frozenset(
     (
@@ -64,7 +58,7 @@ WORD_ALTERNATIVES = frozenset(
         r"\s+",
     )
 )
-"""Alternatives of which a known word pattern is made."""
+"""Alternatives that a known word pattern may consist of."""
 
 LETTER_ALTERNATIVES = frozenset(text for text in WORD_ALTERNATIVES if text.endswith((r"\p{L}+", r"[\p{L}\p{M}]+")))
 CASED_ALTERNATIVES = frozenset(text for text in WORD_ALTERNATIVES if r"\p{Lu}" in text)
@@ -79,9 +73,9 @@ class TextCuts:
     """The exact cuts of one tokenizer.
 
     Attributes:
-        pairs: a letter and what may stand behind it; between the two is an exact cut.
-        drops_space: a piece behind a cut is encoded without the blank it begins with, because the tokenizer puts one.
-        added: the tokenizer's added tokens; it puts no blank before one of these.
+        pairs: a letter and a character that may follow it; an exact cut lies between the two.
+        drops_space: the tokenizer prepends a blank, so a piece behind a cut is encoded without its own.
+        added: the tokenizer's added tokens, before which it prepends no blank.
     """
 
     pairs: frozenset[str]
@@ -89,8 +83,7 @@ class TextCuts:
     added: tuple[str, ...]
 
     def last(self, text: str, start: int, end: int) -> int:
-        """The last exact cut in ``[start, end]``, at least 1; -1 where there is none. The text before it and the text
-        from there on are the pieces."""
+        """The position of the last exact cut in ``[start, end]``, at least 1; -1 where there is none."""
         end = min(end, len(text) - (2 if self.drops_space else 1))
         for position in range(end, max(start, 1) - 1, -1):
             if text[position - 1 : position + 1] in self.pairs and not (
@@ -105,14 +98,14 @@ class TextCuts:
 
 
 def find_cuts(spec: Mapping[str, Any], names: Mapping[str, str]) -> TextCuts | None:
-    """The exact cuts of a tokenizer; None where its pipeline is not of a form known to have any.
+    """The exact cuts of a tokenizer; None where its pipeline is not known to have any.
 
     Args:
         spec: the tokenizer as JSON.
-        names: what added tokens are spelled like instead, where not as in `spec`.
+        names: other spellings of added tokens, by their content in `spec`.
     """
     added = [names.get(token["content"], token["content"]) for token in spec["added_tokens"]]
-    # These two look at what stands around the token.
+    # Both options make a match depend on the characters around the token.
     if any(token["single_word"] or token["rstrip"] for token in spec["added_tokens"]):
         return None
     if spec["model"]["type"] != "BPE" or spec["model"].get("dropout"):
@@ -126,7 +119,7 @@ def find_cuts(spec: Mapping[str, Any], names: Mapping[str, str]) -> TextCuts | N
 
 
 def _cuts(marks: str, added: list[str], *, drops_space: bool) -> TextCuts | None:
-    """All pairs but those that an added token spells: it might lie across the cut."""
+    """All pairs except those inside an added token, which might lie across the cut."""
     pairs = {letter + mark for letter in _LETTERS for mark in marks}
     pairs -= {text[i : i + 2] for text in added for i in range(len(text) - 1)}
     return TextCuts(pairs=frozenset(pairs), drops_space=drops_space, added=tuple(added)) if pairs else None
@@ -150,7 +143,7 @@ def _splits_words(step: Mapping[str, Any]) -> bool:
 
 
 def _is_harmless(step: Mapping[str, Any]) -> bool:
-    """It parts digits from the rest, or changes none of the words."""
+    """Whether the step only splits off digits, or changes no word."""
     if step["type"] == "ByteLevel":
         return not step["use_regex"] and not step["add_prefix_space"]
     if step["type"] == "Split":
