@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import fused, merge, write_kv
+from engine.kernels.triton import fused, merge, triton_attention
 from engine.kernels.triton.tuned import Launch
 
 TARGETS = {
@@ -104,6 +104,6 @@ def compile_write_kv(architecture: str) -> Any:
         "NUM_KV_HEADS": 8, "NUM_KV_HEADS_PADDED": 8, "HEAD_DIM": 128, "HEAD_DIM_PADDED": 128, "BLOCK_SIZE": 16,
     }  # fmt: skip
     return compile_kernel(
-        write_kv._write_kv_kernel, architecture, dtypes=pointers | {"slots": "*i64"}, constants=constants,
+        triton_attention._write_kv_kernel, architecture, dtypes=pointers | {"slots": "*i64"}, constants=constants,
         num_warps=4, num_stages=2, options={},
     )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 import torch
 import triton
+import triton.language as tl
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import LayerWeights
@@ -13,7 +14,6 @@ from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
-from engine.kernels.triton.write_kv import write_kv
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -21,11 +21,31 @@ LARGEST_GROUP = 16
 """Query heads of one KV head: they must fit the rows of the narrowest tile."""
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _write_kv_kernel(  # type: ignore[no-untyped-def]
+    key, value, key_cache, value_cache, slots,
+    stride_key_row, stride_key_head, stride_value_row, stride_value_head, stride_block, stride_token, stride_head,
+    NUM_KV_HEADS: tl.constexpr, NUM_KV_HEADS_PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """One program a row, which writes its key and value; rows without a slot are skipped."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        head = tl.arange(0, NUM_KV_HEADS_PADDED).to(tl.int64)[:, None]
+        dim = tl.arange(0, HEAD_DIM_PADDED)[None, :]
+        is_element = (head < NUM_KV_HEADS) & (dim < HEAD_DIM)
+        target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token + head * stride_head + dim
+        found = tl.load(key + row * stride_key_row + head * stride_key_head + dim, mask=is_element)
+        tl.store(key_cache + target, found, mask=is_element)
+        found = tl.load(value + row * stride_value_row + head * stride_value_head + dim, mask=is_element)
+        tl.store(value_cache + target, found, mask=is_element)
+
+
 class TritonAttention(ABC):
     """Attention of one model on one device. Frozen after construction; a step's state is in its DeviceWork.
 
     Args:
-        num_q_heads, num_kv_heads, head_dim: of the model.
         dtype: of queries and of the KV cache.
         block_size: tokens in a KV block.
         device: a CUDA or ROCm GPU, or the CPU where Triton interprets (TRITON_INTERPRET=1).
@@ -63,13 +83,9 @@ class TritonAttention(ABC):
             raise ValueError(
                 f"device {device} has no Triton; a GPU, or TRITON_INTERPRET=1 in the environment, is needed"
             )
-        self.num_q_heads = num_q_heads
-        self.num_kv_heads = num_kv_heads
+        self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.group_size = num_q_heads // num_kv_heads
-        self.head_dim = head_dim
-        self.dtype = dtype
-        self.block_size = block_size
-        self.device = device
+        self.dtype, self.block_size, self.device = dtype, block_size, device
         self.is_amd = device.type == "cuda" and torch.version.hip is not None
         self.tuned = load_tuned(
             architecture_of(device) if architecture == "auto" else architecture,
@@ -135,8 +151,26 @@ class TritonAttention(ABC):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
     ) -> None:
-        """Writes ``[T, num_kv_heads, head_dim]`` keys and values into the step's slots of the caches."""
-        write_kv(key, value, k_cache, v_cache, work.slots)
+        """As in `engine.model.attention.AttentionBackend`, in one launch.
+
+        Raises:
+            ValueError: head_dim is not contiguous, the caches' strides differ, or there are more rows than slots.
+        """
+        num_rows, num_kv_heads, head_dim = key.shape
+        if k_cache.stride() != v_cache.stride():
+            raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
+        if any(tensor.stride(-1) != 1 for tensor in (key, value, k_cache)):
+            raise ValueError("key, value and caches must be contiguous along head_dim")
+        if key.shape != value.shape or num_rows > len(work.slots):
+            raise ValueError(
+                f"key {tuple(key.shape)}, value {tuple(value.shape)} and {len(work.slots)} slots do not fit"
+            )
+        _write_kv_kernel[(num_rows,)](
+            key, value, k_cache, v_cache, work.slots, *key.stride()[:2], *value.stride()[:2], *k_cache.stride()[:3],
+            NUM_KV_HEADS=num_kv_heads, NUM_KV_HEADS_PADDED=triton.next_power_of_2(num_kv_heads),
+            HEAD_DIM=head_dim, HEAD_DIM_PADDED=triton.next_power_of_2(head_dim), BLOCK_SIZE=k_cache.shape[1],
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
 
     def attend(
         self,
@@ -149,7 +183,7 @@ class TritonAttention(ABC):
         softcap: float = 0.0,
         window: int = 0,
     ) -> torch.Tensor:
-        """Attention of a whole token batch: `attend_into` a new tensor ``[T, num_q_heads, head_dim]``."""
+        """`attend_into` a new tensor ``[T, num_q_heads, head_dim]``."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         self.attend_into(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window)
         return out

@@ -104,13 +104,12 @@ def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedA
     if not entries:
         raise ValueError(f"{path.name}: no entry for {element_bits}-bit elements and head dim {head_dim}")
     entry = min(entries, key=lambda found: int(found["head_dim"]))
-    launches = tuple(_launch(found) for found in entry["launches"])
+    launches = tuple(_launch(found, path) for found in entry["launches"])
     of_entry = {name: value for name, value in entry.items() if name not in ("element_bits", "head_dim")}
     return _build(TunedAttention, document | of_entry | {"launches": launches}, path)
 
 
-def _launch(found: dict[str, Any]) -> Launch:
-    path = CONFIG_FOLDER
+def _launch(found: dict[str, Any], path: Path) -> Launch:
     wide = found["wide"]
     shapes = {
         "narrow": _build(TileShape, found["narrow"], path),

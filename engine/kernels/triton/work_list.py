@@ -111,11 +111,11 @@ def build_work_list(
     longest_us = tuned.balance * choice.total_us * num_kv_heads / num_slots
     own_jobs = _own_jobs(batch, choice, group_size)
     prefix_jobs, prefix_row_ids, job_group = _prefix_jobs(batch, choice, group_size)
-    own = _Splits.of(own_jobs, batch, choice.launch, longest_us, tuned.min_split_tokens)
-    prefix = _Splits.of(prefix_jobs, batch, choice.launch, longest_us, tuned.min_split_tokens)
-
-    sequence = _owners(np.diff(batch.cu_seqlens_q))
-    group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
+    own, prefix = (
+        _Splits.of(jobs, batch.block_size, choice.launch, longest_us, tuned.min_split_tokens)
+        for jobs in (own_jobs, prefix_jobs)
+    )
+    sequence, group = _owners(np.diff(batch.cu_seqlens_q)), _owners(np.diff(batch.group_starts))
     # All tiles of a group's prefix have the same range and shape, so the same number of splits.
     group_parts = np.zeros(batch.num_groups, dtype=np.int64)
     group_parts[job_group] = prefix.num_splits
@@ -154,7 +154,7 @@ def build_work_list(
 def _own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> _Jobs:
     """Every sequence's rows, in tiles of its shape; in row order."""
     num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
-    group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
+    group = _owners(np.diff(batch.group_starts))
     tokens = _tokens_a_tile(choice.launch, group_size)[choice.own_shape]
     num_tiles = cdiv(num_rows, tokens)
     sequence, index = _expand(num_tiles)
@@ -183,8 +183,7 @@ def _own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> _Jobs:
 def _prefix_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> tuple[_Jobs, Ints, Ints]:
     """The shared rows of each group, in tiles of its shape: jobs, row ids that follow the batch's own, jobs' groups."""
     num_rows = np.where(choice.is_shared, np.diff(batch.cu_seqlens_q), 0)
-    members = np.diff(batch.group_starts)
-    group_of_sequence = np.repeat(np.arange(batch.num_groups), members)
+    group_of_sequence = _owners(np.diff(batch.group_starts))
     sequence, offset = _expand(num_rows)
     row_ids = batch.cu_seqlens_q[sequence] + offset
     rows_of_group = np.bincount(group_of_sequence, weights=num_rows, minlength=batch.num_groups).astype(np.int64)
@@ -228,11 +227,8 @@ class _Splits:
     cost_us: Floats
 
     @classmethod
-    def of(
-        cls, jobs: _Jobs, batch: AttentionBatch, launch: Launch, longest_us: float, min_split_tokens: int
-    ) -> "_Splits":
+    def of(cls, jobs: _Jobs, block_size: int, launch: Launch, longest_us: float, min_split_tokens: int) -> "_Splits":
         """Cuts ranges that take longer than longest_us, at whole blocks and whole loop steps of the tile's shape."""
-        block_size = batch.block_size
         steps = np.array([np.lcm(shape.tokens, block_size) for shape in launch.shapes], dtype=np.int64)[jobs.shape]
         # Count as if the prefix's last block were full: then blocks and steps are multiples of the same unit all along.
         hole = -jobs.prefix_len % block_size
@@ -280,9 +276,8 @@ def _tiles(jobs: _Jobs, splits: _Splits, part: Ints) -> npt.NDArray[np.int32]:
 
 
 def _cost_us(launch: Launch, shape: Ints, num_fresh: Ints | Floats, num_reread: Ints | Floats) -> Floats:
-    ones = np.ones(len(shape), dtype=np.int64)
-    costs = [tile_us(found, ones, num_fresh, num_reread) for found in launch.shapes]
-    return np.choose(shape, costs)
+    one = np.ones(len(shape), dtype=np.int64)
+    return np.choose(shape, [tile_us(found, one, num_fresh, num_reread) for found in launch.shapes])
 
 
 def _tokens_a_tile(launch: Launch, group_size: int) -> Ints:
