@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import fused, merge, triton_attention
+from engine.kernels.triton import fused, layer_kernels, merge, triton_attention
 from engine.kernels.triton.tuned import Launch
 
 TARGETS = {
@@ -106,4 +106,39 @@ def compile_write_kv(architecture: str) -> Any:
     return compile_kernel(
         triton_attention._write_kv_kernel, architecture, dtypes=pointers | {"slots": "*i64"}, constants=constants,
         num_warps=4, num_stages=2, options={},
+    )  # fmt: skip
+
+
+def compile_add_rms_norm(architecture: str, *, size: int = 4096, has_rows: bool = False, element: str = "bf16") -> Any:
+    """The kernel that adds to the residual stream and norms it, for rows of this size."""
+    size_padded = triton.next_power_of_2(size)
+    pointers = dict.fromkeys(("residual", "addend", "weight", "total", "normed"), f"*{element}")
+    return compile_kernel(
+        layer_kernels._add_rms_norm_kernel, architecture, dtypes=pointers | {"rows": "*i64", "epsilon": "fp32"},
+        constants={"HAS_ADDEND": True, "HAS_ROWS": has_rows, "SIZE": size, "SIZE_PADDED": size_padded},
+        num_warps=layer_kernels.norm_warps(size_padded), num_stages=2, options={},
+    )  # fmt: skip
+
+
+def compile_rotate_and_write_kv(
+    architecture: str, *, head_dim: int = 128, has_norms: bool = True, element: str = "bf16"
+) -> Any:
+    """The kernel that norms and rotates heads and writes keys and values."""
+    pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "query", "key_cache", "value_cache"), f"*{element}")
+    others = {"cos": "*fp32", "sin": "*fp32", "slots": "*i64", "epsilon": "fp32"}
+    constants = {
+        "HAS_NORMS": has_norms, "NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": head_dim // 2,
+        "HALF_PADDED": triton.next_power_of_2(head_dim // 2), "BLOCK_SIZE": 16, "M": layer_kernels.HEADS_A_PROGRAM,
+    }  # fmt: skip
+    return compile_kernel(
+        layer_kernels._rotate_and_write_kv_kernel, architecture, dtypes=pointers | others, constants=constants,
+        num_warps=4, num_stages=2, options={},
+    )  # fmt: skip
+
+
+def compile_swiglu(architecture: str, *, size: int = 14336, element: str = "bf16") -> Any:
+    """The kernel between the two products of an MLP."""
+    return compile_kernel(
+        layer_kernels._swiglu_kernel, architecture, dtypes={"gate_up": f"*{element}", "out": f"*{element}"},
+        constants={"SIZE": size, "N": layer_kernels.SWIGLU_COLUMNS}, num_warps=4, num_stages=2, options={},
     )  # fmt: skip

@@ -21,7 +21,15 @@ from typing import Any
 
 import triton
 
-from benchmarks.cross_compile import TARGETS, compile_attention, compile_merge, compile_write_kv
+from benchmarks.cross_compile import (
+    TARGETS,
+    compile_add_rms_norm,
+    compile_attention,
+    compile_merge,
+    compile_rotate_and_write_kv,
+    compile_swiglu,
+    compile_write_kv,
+)
 from engine.kernels import cdiv
 from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch, load_tuned
 
@@ -161,6 +169,9 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
             yield resources_of(name, architecture, compiled)
         yield resources_of("merge", architecture, compile_merge(architecture))
         yield resources_of("write_kv", architecture, compile_write_kv(architecture))
+        yield resources_of("add_rms_norm", architecture, compile_add_rms_norm(architecture))
+        yield resources_of("rotate_and_write_kv", architecture, compile_rotate_and_write_kv(architecture))
+        yield resources_of("swiglu", architecture, compile_swiglu(architecture))
         return
     decode, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
     for name, launch, variant in (
@@ -176,6 +187,13 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
         ("partials only", mixed, {"head_dim": 128, "is_merging": False}),
     ):
         yield resources_of(name, architecture, compile_attention(architecture, launch, **variant))
+    for size, element in ((576, "bf16"), (8192, "bf16"), (16384, "fp32")):
+        compiled = compile_add_rms_norm(architecture, size=size, has_rows=True, element=element)
+        yield resources_of(f"add_rms_norm of rows, {size}, {element}", architecture, compiled)
+    for head_dim, element in ((96, "fp16"), (256, "fp32")):
+        compiled = compile_rotate_and_write_kv(architecture, head_dim=head_dim, has_norms=False, element=element)
+        yield resources_of(f"rotate_and_write_kv, {head_dim}, {element}", architecture, compiled)
+    yield resources_of("swiglu, 8960, fp32", architecture, compile_swiglu(architecture, size=8960, element="fp32"))
 
 
 def main() -> int:

@@ -78,7 +78,7 @@ def make_attention(
     if name == "auto" and device.type != "cpu":
         name = "fused"
     if name not in ("auto", "native", "torch"):
-        return _make_triton_attention(name, **shape, block_size=block_size, device=device)
+        return _make_triton_attention(name, **shape, block_size=block_size, device=device, is_swiglu=is_swiglu)
     if device.type != "cpu":
         raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
     if name != "torch":

@@ -122,6 +122,7 @@ class Model:
             if self._owns_weights and head.weight is embedding.weight:
                 self._base.embed_tokens = TiedEmbedding(output_layer)
         give_back_freed_memory()
+        torch.cuda.empty_cache()  # of the weights that were copied; does nothing on the CPU
 
     def _take_layers(self) -> Iterator[LayerWeights]:
         """Layer by layer. Where nobody else holds the weights, a layer's are freed before the next layer is copied."""

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
+from engine.kernels.triton.gpu_layers import GpuLayers
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
 
@@ -50,6 +51,7 @@ class TritonAttention(ABC):
         block_size: tokens in a KV block.
         device: a CUDA or ROCm GPU, or the CPU where Triton interprets (TRITON_INTERPRET=1).
         architecture: names the tuned configuration; "auto" is the device's own.
+        is_swiglu: whether the model's layers compute silu(gate) * up without biases, so that `make_layers` has them.
     Raises:
         ValueError: a shape or dtype that the kernels do not cover, or a device that cannot run them.
     """
@@ -68,6 +70,7 @@ class TritonAttention(ABC):
         block_size: int,
         device: torch.device,
         architecture: str = "auto",
+        is_swiglu: bool = False,
     ) -> None:
         if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
             raise ValueError(
@@ -86,6 +89,7 @@ class TritonAttention(ABC):
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.group_size = num_q_heads // num_kv_heads
         self.dtype, self.block_size, self.device = dtype, block_size, device
+        self.is_swiglu = is_swiglu
         self.is_amd = device.type == "cuda" and torch.version.hip is not None
         self.tuned = load_tuned(
             architecture_of(device) if architecture == "auto" else architecture,
@@ -130,9 +134,9 @@ class TritonAttention(ABC):
         """Of a step in which every row has two partial results, in its group's prefix and in its own KV."""
         return 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize
 
-    def make_layers(self, weights: Iterable[LayerWeights]) -> None:
-        """The model's own layers stay."""
-        return
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
+        """Layers of few launches; None where the model's own ones stay, as they compute something else."""
+        return GpuLayers(self, weights) if self.is_swiglu else None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """The model's own output layer stays."""

@@ -21,6 +21,7 @@ from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 from tests.engine.kernels.interpreted_cases import CASES, GUARD, MIXED, Case, Inputs, decode, make_backend, make_inputs
+from tests.engine.kernels.interpreted_layers import RUNS
 from tests.engine.kernels.twins import write_kv_ref
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -248,7 +249,7 @@ def run_refusals() -> tuple[list[str], float]:
     return problems, 0.0
 
 
-SPECIAL = {"refill": run_refill, "far addresses": run_far_addresses, "refusals": run_refusals}
+SPECIAL = {"refill": run_refill, "far addresses": run_far_addresses, "refusals": run_refusals} | RUNS
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""The engine end to end through the fused Triton kernel, interpreted: the same answers as the CPU's own path."""
+"""The engine end to end through the Triton kernels, interpreted, layers included: the same answers as torch's."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ labels = ((5,), (6, 7))
 def answers(attention):
     engine = Engine.load(sys.argv[1], EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22,
                                                    max_num_batched_tokens=64, block_size=16, attention=attention))
+    assert engine._model._has_replaced_layers == (attention != "torch")
     generated = engine.generate([Request(request_id=str(i), token_ids=p, max_new_tokens=4)
                                  for i, p in enumerate(prompts)])
     scored = engine.score([Request(request_id=str(i), token_ids=p, mode="score", labels=labels)
@@ -33,10 +35,11 @@ print("same answers for", len(prompts), "prompts")
 
 
 @pytest.mark.slow
-def test_the_fused_kernel_gives_the_same_answers(tiny_llama: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_the_kernels_give_the_same_answers(tiny_checkpoint: Callable[[str], Path], family: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tiny_llama), "fused"],
+        [sys.executable, "-c", PROGRAM, str(tiny_checkpoint(family)), "fused"],
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

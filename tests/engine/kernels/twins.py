@@ -1,4 +1,5 @@
-"""Torch twins of the Triton launches: relay attention, the fused launch tile by tile, the merge and the KV write."""
+"""Torch twins of the Triton launches: relay attention, the fused launch tile by tile, the merge, the KV write, and
+what a layer computes between its products."""
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +92,59 @@ def write_kv_ref(
     kept = slots >= 0
     for rows, cache in ((key, k_cache), (value, v_cache)):
         cache[slots[kept] // block_size, slots[kept] % block_size] = rows[kept]
+
+
+def add_rms_norm_ref(
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    addend: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chosen rows of residual plus addend, and their RMSNorm."""
+    total = residual if rows is None else residual[rows]
+    if addend is not None:
+        total = total + addend
+    return total, _rms_norm(total, weight, epsilon)
+
+
+def rotate_and_write_kv_ref(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    num_q_heads: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    epsilon: float = 0.0,
+) -> torch.Tensor:
+    """Queries, rotated; writes keys and values. `transformers` rotates the same way (`rotate_half`)."""
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    heads = qkv.view(len(qkv), -1, head_dim)
+    query, key, value = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        query, key = _rms_norm(query, q_norm, epsilon), _rms_norm(key, k_norm, epsilon)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
+
+    write_kv_ref(rotated(key), value, k_cache, v_cache, slots[: len(qkv)])
+    return rotated(query)
+
+
+def swiglu_ref(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of ``[T, 2 n]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon) * weight
 
 
 def _tile_tokens(cache: torch.Tensor, work_list: WorkList, tile: npt.NDArray[np.int32]) -> torch.Tensor:

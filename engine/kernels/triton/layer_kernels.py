@@ -1,0 +1,273 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# Device code has no Python types: Triton infers them at the launch.
+"""What a decoder layer computes between its products and its attention: three launches, all sums in fp32.
+
+    add_rms_norm:         sum = residual[rows] + addend,   normed = sum / sqrt(mean(sum^2) + epsilon) * weight
+    rotate_and_write_kv:  query and key heads: x = x / sqrt(mean(x^2) + epsilon) * norm (where the family norms heads),
+                          then x * cos + rotate_half(x) * sin;  keys and values go into the step's slots
+    swiglu:               gate / (1 + exp(-gate)) * up
+
+Layout: hidden states ``[T, n]``, products ``[T, columns]``, any row strides; caches
+``[num_blocks, block_size, num_kv_heads, head_dim]``. Results are rounded once, when they are stored, except that
+a sum is rounded before it is normed: the norm reads what the next addition reads. Nothing is written in place, so no
+program reads what another thread of it may have overwritten.
+
+Grids: add_rms_norm one program a row; rotate_and_write_kv per row one for every few query heads and one for every few
+KV heads; swiglu per row one for every SWIGLU_COLUMNS columns.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+HEADS_A_PROGRAM = 8
+SWIGLU_COLUMNS = 1024
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows"])
+def _add_rms_norm_kernel(
+    residual, addend, rows, weight, total, normed, epsilon,
+    stride_residual_row, stride_addend_row, stride_total_row, stride_normed_row,
+    HAS_ADDEND: tl.constexpr, HAS_ROWS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, SIZE_PADDED)
+    is_column = column < SIZE
+    source = row
+    if HAS_ROWS:
+        source = tl.load(rows + row)
+    x = tl.load(residual + source * stride_residual_row + column, mask=is_column, other=0.0).to(tl.float32)
+    if HAS_ADDEND:
+        added = tl.load(addend + row * stride_addend_row + column, mask=is_column, other=0.0)
+        x = (x + added.to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + row * stride_total_row + column, x, mask=is_column)
+        x = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon)
+    factor = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(normed + row * stride_normed_row + column, x * scale * factor, mask=is_column)
+
+
+@triton.jit
+def _rotated_heads(
+    heads, norm, cos, sin, is_element, is_dim, epsilon,
+    HAS_NORM: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Both halves of some heads, fp32 ``[M, HALF_PADDED]``: normed where HAS_NORM, then rotated.
+
+    heads: pointers ``[M, HALF_PADDED]`` to the first halves. norm: ``[2 * HALF]``. cos, sin: pointers to the row's.
+    """
+    dim = tl.arange(0, HALF_PADDED)
+    first = tl.load(heads, mask=is_element, other=0.0).to(tl.float32)
+    second = tl.load(heads + HALF, mask=is_element, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = tl.rsqrt(squares / (2 * HALF) + epsilon)[:, None]
+        first = first * scale * tl.load(norm + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
+        second = second * scale * tl.load(norm + HALF + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
+    first_cos = tl.load(cos + dim, mask=is_dim, other=0.0)[None, :]
+    first_sin = tl.load(sin + dim, mask=is_dim, other=0.0)[None, :]
+    second_cos = tl.load(cos + HALF + dim, mask=is_dim, other=0.0)[None, :]
+    second_sin = tl.load(sin + HALF + dim, mask=is_dim, other=0.0)[None, :]
+    return first * first_cos - second * first_sin, second * second_cos + first * second_sin
+
+
+@triton.jit
+def _rotate_and_write_kv_kernel(
+    qkv, cos, sin, q_norm, k_norm, query, key_cache, value_cache, slots, epsilon,
+    stride_qkv_row, stride_cos_row, stride_sin_row, stride_query_row, stride_query_head,
+    stride_block, stride_token, stride_head,
+    HAS_NORMS: tl.constexpr, NUM_Q_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    HEAD_DIM: tl.constexpr = 2 * HALF
+    NUM_Q_PROGRAMS: tl.constexpr = (NUM_Q_HEADS + M - 1) // M
+    row = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(1)
+    dim = tl.arange(0, HALF_PADDED)
+    is_dim = dim < HALF
+    cos += row * stride_cos_row
+    sin += row * stride_sin_row
+    qkv += row * stride_qkv_row
+    if program < NUM_Q_PROGRAMS:
+        head = program * M + tl.arange(0, M)
+        is_element = (head < NUM_Q_HEADS)[:, None] & is_dim[None, :]
+        heads = qkv + head[:, None] * HEAD_DIM + dim[None, :]
+        first, second = _rotated_heads(
+            heads, q_norm, cos, sin, is_element, is_dim, epsilon, HAS_NORMS, HALF, HALF_PADDED
+        )
+        target = query + row * stride_query_row + head[:, None] * stride_query_head + dim[None, :]
+        tl.store(target, first, mask=is_element)
+        tl.store(target + HALF, second, mask=is_element)
+    else:
+        slot = tl.load(slots + row)
+        if slot >= 0:
+            kv_head = (program - NUM_Q_PROGRAMS) * M + tl.arange(0, M)
+            is_kv_element = (kv_head < NUM_KV_HEADS)[:, None] & is_dim[None, :]
+            kv_heads = qkv + (NUM_Q_HEADS + kv_head[:, None]) * HEAD_DIM + dim[None, :]
+            first_key, second_key = _rotated_heads(
+                kv_heads, k_norm, cos, sin, is_kv_element, is_dim, epsilon, HAS_NORMS, HALF, HALF_PADDED
+            )
+            place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token
+            place = place + kv_head[:, None].to(tl.int64) * stride_head + dim[None, :]
+            tl.store(key_cache + place, first_key, mask=is_kv_element)
+            tl.store(key_cache + place + HALF, second_key, mask=is_kv_element)
+            kv_heads += NUM_KV_HEADS * HEAD_DIM
+            tl.store(value_cache + place, tl.load(kv_heads, mask=is_kv_element), mask=is_kv_element)
+            tl.store(value_cache + place + HALF, tl.load(kv_heads + HALF, mask=is_kv_element), mask=is_kv_element)
+
+
+@triton.jit
+def _swiglu_kernel(gate_up, out, stride_gate_up_row, stride_out_row, SIZE: tl.constexpr, N: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * N + tl.arange(0, N)
+    is_column = column < SIZE
+    gates = gate_up + row * stride_gate_up_row + column
+    gate = tl.load(gates, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(gates + SIZE, mask=is_column, other=0.0).to(tl.float32)
+    decay = tl.exp(-tl.abs(gate))  # never overflows
+    sigmoid = tl.where(gate >= 0.0, 1.0, decay) / (1.0 + decay)
+    tl.store(out + row * stride_out_row + column, gate * sigmoid * up, mask=is_column)
+
+
+def add_rms_norm(
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    addend: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+    normed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual stream with what was last computed added to it, and its RMSNorm.
+
+    Args:
+        residual: ``[T, n]``.
+        weight: ``[n]``.
+        addend: ``[R, n]``.
+        rows: int64 ``[R]``, the rows of residual that are wanted, with an addend; None: all, R = T.
+        normed: ``[R, n]`` to write the norm to; None: a new tensor.
+    Returns:
+        the sum ``[R, n]``, which is residual itself where there is no addend, and its norm ``[R, n]``.
+    Raises:
+        ValueError: shapes, dtypes or strides that the launch does not cover.
+    """
+    num_rows = len(residual) if rows is None else len(rows)
+    shape = (num_rows, residual.shape[1])
+    if rows is not None and (addend is None or rows.dtype != torch.int64 or rows.dim() != 1 or rows.stride(0) != 1):
+        raise ValueError("rows must be int64 [R], contiguous, and come with an addend")
+    if normed is None:
+        normed = residual.new_empty(shape)
+    _check("weight", weight, residual.shape[1:], residual)
+    _check("residual", residual, residual.shape, residual)
+    _check("normed", normed, shape, residual)
+    if addend is not None:
+        _check("addend", addend, shape, residual)
+    total = residual if addend is None else residual.new_empty(shape)
+    if num_rows:
+        added = residual if addend is None else addend
+        size_padded = max(triton.next_power_of_2(shape[1]), 64)
+        _add_rms_norm_kernel[(num_rows,)](
+            residual, added, residual if rows is None else rows, weight, total, normed, epsilon,
+            residual.stride(0), added.stride(0), total.stride(0), normed.stride(0),
+            HAS_ADDEND=addend is not None, HAS_ROWS=rows is not None, SIZE=shape[1], SIZE_PADDED=size_padded,
+            num_warps=norm_warps(size_padded), enable_fp_fusion=True,
+        )  # fmt: skip
+    return total, normed
+
+
+def norm_warps(size_padded: int) -> int:
+    """Warps of an add_rms_norm program: about 16 elements a thread."""
+    return min(max(size_padded // 512, 1), 16)
+
+
+def rotate_and_write_kv(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    num_q_heads: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    epsilon: float = 0.0,
+    query: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Norms heads where there are norms, rotates queries and keys, and writes keys and values into their slots.
+
+    Args:
+        qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``: query, key, value heads.
+        cos, sin: float32 ``[T, head_dim]``.
+        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, the same strides.
+        slots: int64 ``[T or more]``, block id * block size + offset; -1: nowhere.
+        q_norm, k_norm: ``[head_dim]``, both or neither.
+        epsilon: of the norms.
+        query: ``[T, num_q_heads, head_dim]`` to write to; None: a new tensor.
+    Returns:
+        query.
+    Raises:
+        ValueError: shapes, dtypes or strides that the launch does not cover.
+    """
+    num_rows = len(qkv)
+    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    if head_dim % 2:
+        raise ValueError(f"head_dim must be even, got {head_dim}")
+    if query is None:
+        query = qkv.new_empty((num_rows, num_q_heads, head_dim))
+    _check("qkv", qkv, (num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim), qkv)
+    _check("query", query, (num_rows, num_q_heads, head_dim), qkv)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        _check(name, cache, k_cache.shape, qkv)
+    if k_cache.stride() != v_cache.stride():
+        raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
+    for name, angles in (("cos", cos), ("sin", sin)):
+        if angles.shape != (num_rows, head_dim) or angles.dtype != torch.float32 or angles.stride(1) != 1:
+            raise ValueError(f"{name} must be float32 [{num_rows}, {head_dim}], contiguous along head_dim")
+    if slots.dtype != torch.int64 or slots.dim() != 1 or slots.stride(0) != 1 or len(slots) < num_rows:
+        raise ValueError(f"slots must be int64 [{num_rows} or more], contiguous")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("query and key heads are normed both, or neither")
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if norm is not None:
+            _check(name, norm, (head_dim,), qkv)
+    if num_rows:
+        num_programs = triton.cdiv(num_q_heads, HEADS_A_PROGRAM) + triton.cdiv(num_kv_heads, HEADS_A_PROGRAM)
+        _rotate_and_write_kv_kernel[(num_rows, num_programs)](
+            qkv, cos, sin, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
+            query, k_cache, v_cache, slots, epsilon,
+            qkv.stride(0), cos.stride(0), sin.stride(0), *query.stride()[:2], *k_cache.stride()[:3],
+            HAS_NORMS=q_norm is not None, NUM_Q_HEADS=num_q_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_dim // 2,
+            HALF_PADDED=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size, M=HEADS_A_PROGRAM,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return query
+
+
+def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up of ``[T, 2 n]``, gate beside up.
+
+    Args:
+        out: ``[T, n]`` to write to; None: a new tensor.
+    Raises:
+        ValueError: shapes, dtypes or strides that the launch does not cover.
+    """
+    num_rows, size = len(gate_up), gate_up.shape[1] // 2
+    if out is None:
+        out = gate_up.new_empty((num_rows, size))
+    _check("gate_up", gate_up, (num_rows, 2 * size), gate_up)
+    _check("out", out, (num_rows, size), gate_up)
+    if num_rows:
+        _swiglu_kernel[(num_rows, triton.cdiv(size, SWIGLU_COLUMNS))](
+            gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, N=SWIGLU_COLUMNS,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
+
+
+def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
+    if tensor.shape != shape or tensor.dtype != like.dtype or tensor.device != like.device or tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name} must be {like.dtype} {list(shape)} on {like.device} and contiguous along its last dimension, "
+            f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device} with strides {tensor.stride()}"
+        )
