@@ -114,8 +114,8 @@ class EngineConfig:
     compile: Annotated[
         Compile,
         Field(
-            description="torch.compile where attention is not native; auto: in 16-bit formats, with a C++ compiler, "
-            "where the plan is long enough to pay for the seconds it takes"
+            description="torch.compile where transformers computes the layers (attention torch); auto: in 16-bit "
+            "formats, with a C++ compiler, where the plan is long enough to pay for the seconds it takes"
         ),
     ] = "auto"
     cuda_graphs: Annotated[

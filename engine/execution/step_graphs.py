@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one launch from the host in place of the dozen that each layer takes.
+"""Decode steps as CUDA graphs: one launch from the host in place of the nine that each layer takes.
 
 A graph repeats what was launched while it was captured, at the same addresses and sizes. So there is one for each of a
 few numbers of rows, the *buckets*; a step is computed by the smallest that holds it. Everything that changes from step
