@@ -14,11 +14,12 @@ export PYTHONUNBUFFERED := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo test browser lint format clean bench bench-peers
+.PHONY: help demo test quick browser lint format clean bench bench-peers
 
 help:
 	@echo "make demo     install, build $(DEMO_DATABASE) from Python's own reference, answer it with a small model"
 	@echo "make test     install what tests need, Chromium included, and run them"
+	@echo "make quick    what tells most in under two minutes, for while one works: style, types, the fastest tests"
 	@echo "make lint     style, types, layers"
 	@echo "make format   put the code into the style that lint asks for"
 	@echo "make bench    compare with other engines on small batches; make bench-peers installs those engines before"
@@ -33,6 +34,15 @@ demo: $(VENV)/.installed $(DEMO_MODEL)/.installed
 
 test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed browser
 	$(RUN) -m pytest -n auto --dist loadfile
+
+# For the inner loop: what a change breaks most often, without what starts processes, compiles or takes minutes.
+QUICK := tests/docs tests/sql tests/tasks tests/engine/planning tests/engine/scheduling tests/engine/kv \
+  tests/engine/simulation tests/engine/test_request.py tests/engine/test_engine.py
+
+quick: $(VENV)/.installed-dev
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
 
 # Pages are tested in a real browser.
 browser:
