@@ -11,8 +11,10 @@ from hypothesis import settings
 
 # Prefect and the model cache read these when they are imported, so they are set before anything else is.
 _PRIVATE = tempfile.TemporaryDirectory(prefix="batchloom-tests-")
+# One cache for all of pytest's processes: kernels are compiled and GGUF files converted once, not once in each.
+_CACHE = os.environ.setdefault("BATCHLOOM_TESTS_CACHE", f"{_PRIVATE.name}/cache")
 os.environ.update(
-    BATCHLOOM_CACHE=f"{_PRIVATE.name}/cache",
+    BATCHLOOM_CACHE=_CACHE,
     PREFECT_HOME=f"{_PRIVATE.name}/prefect",
     PREFECT_LOCAL_STORAGE_PATH=f"{_PRIVATE.name}/prefect/storage",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
