@@ -1,5 +1,6 @@
 """A real checkpoint: SmolLM2-135M from its GGUF file, on real prompts, against transformers' generate."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -13,8 +14,16 @@ from engine.model.checkpoint import resolve_checkpoint
 QUESTIONS = ("What is it for?", "Which keyword is used?", "Give one example.", "What happens on an error?")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[Callable[[], None]]:
+    """Call it to have torch use one thread to the end of the test."""
+    before = torch.get_num_threads()
+    yield lambda: torch.set_num_threads(1)
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
-def test_greedy_ids_equal_generate_on_real_prompts(smollm2_gguf: Path) -> None:
+def test_greedy_ids_equal_generate_on_real_prompts(smollm2_gguf: Path, one_thread: Callable[[], None]) -> None:
     folder = resolve_checkpoint(smollm2_gguf)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = [
@@ -33,7 +42,7 @@ def test_greedy_ids_equal_generate_on_real_prompts(smollm2_gguf: Path) -> None:
     assert len(prompts) == 32
     assert sum(completion.num_cached_tokens for completion in completions) > 0.5 * sum(map(len, prompts))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.set_num_threads(1)  # of prompts this short, two threads that wait for each other take longer
+    one_thread()  # of prompts this short, two threads that wait for each other take longer
     for prompt, completion in zip(prompts[::7], completions[::7], strict=True):
         ids = torch.tensor([prompt])
         out = model.generate(
