@@ -21,7 +21,7 @@ from flows.report import report_run
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.database.connection import connect
-from tasks.infer import ENDED
+from tasks.partitions.answer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.publish import check_target, publish_night

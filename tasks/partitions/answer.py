@@ -1,0 +1,85 @@
+"""A partition answered: its rows are tried, tried again and split until each has an answer or an error."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tasks.partitions.attempt import Failure, StoppedError, check_other_rows, try_rows
+from tasks.partitions.engine_host import PROCESS_HOST
+from tasks.partitions.part import error_batch
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Pieces
+from tasks.runs.infer_job import InferJob
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import read_partition
+
+LOGGER = logging.getLogger("batchloom")
+
+ENDED = Failure(reason="the process that tried it ended each time")
+
+
+def infer_partition(
+    partition: int, job: InferJob, upload_file: Callable[[Path], None] = lambda path: None
+) -> list[ArtifactRef] | None:
+    """`infer` without Prefect; `upload_file` gets each changed file that other processes need."""
+    with job.stop.make_on_error():  # else the next partition would begin before the flow hears of it
+        work = PartitionWork(job.run_folder, partition, upload_file)
+        try:
+            answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
+        except StoppedError:
+            return None
+    return work.parts
+
+
+def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog) -> None:
+    """Try the partition's rows until each is in `work`, with an answer or an error.
+
+    Where the model fails, what it had answered is kept; the rest is tried again after a while, then split in two until
+    the rows that fail are found, and these become error rows. Where memory runs out, the model is loaded again with
+    less.
+
+    Raises:
+        StoppedError: the run was asked to stop.
+        ArtifactError: the plan is not what its reference says, or the run folder cannot be written.
+        ModelError, CapacityError: the model cannot be loaded.
+        DeviceError: the device does not work any more.
+        FailureRateError: so many rows fail, here and elsewhere in the plan, that it is hardly for what is in them.
+    """
+    policy, stop, workload = job.failures, job.stop, job.workload
+    pieces = Pieces(read_partition(job.plan, partition))
+    where = f"{workload.name}, partition {partition}"
+    todo, num_failures = [pieces.whole], 0
+    while todo:
+        piece = todo.pop()
+        prompts = pieces.find_prompts(piece, work.answered)
+        if not len(prompts):
+            continue
+        if stop.is_made:
+            raise StoppedError
+        rows, num_earlier, failure = pieces.select(piece, work.answered), attempts.count(piece), None
+        # A piece between the whole and a single prompt is split at once: what ended its process is in one half.
+        most_earlier = 0 if piece != pieces.whole and len(prompts) > 1 else policy.retries
+        if num_earlier <= most_earlier:
+            failure = try_rows(rows, job, work, on_begin=partial(attempts.note, piece))
+            if failure is None:
+                continue
+            if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
+                attempts.forget(piece)
+                todo.append(piece)
+                continue
+        reason = (failure or ENDED).reason
+        num_failures += 1
+        if num_failures == policy.error_rate_rows:
+            check_other_rows(job)
+        if piece == pieces.whole and num_earlier < policy.retries:
+            delay_seconds = policy.delay_seconds(num_earlier + 1)
+            LOGGER.warning("%s: trying again in %g s: %s", where, delay_seconds, reason)
+            if stop.wait(delay_seconds):
+                raise StoppedError
+            todo.append(piece)
+        elif len(prompts) > 1:
+            todo += reversed(pieces.split(prompts))
+        else:
+            work.keep(error_batch(rows, reason))
+    if work.num_failed:
+        LOGGER.warning("%s: %s rows failed", where, f"{work.num_failed:,}")
