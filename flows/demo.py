@@ -47,6 +47,10 @@ def find_demo_model() -> Path:
 def demo(database: Path, model: Path, console: Console) -> int:
     """Build, run, show; returns the exit code of the run.
 
+    Args:
+        database: DuckDB file; built if it does not exist.
+        model: checkpoint folder or GGUF file.
+        console: where the results are printed.
     Raises:
         BatchloomError: the demo's own parts are missing or the database cannot be used.
     """
@@ -75,7 +79,13 @@ def build(database: Path, console: Console) -> None:
 
 
 def show(connection: duckdb.DuckDBPyConnection, database: Path, console: Console) -> None:
-    """A few answers, the tokens saved, and SQL to go on with."""
+    """A few answers, the tokens saved, and SQL to go on with.
+
+    Args:
+        connection: to the demo's database.
+        database: its file, as the SQL shown names it.
+        console: where to print.
+    """
     answers = connection.execute(statement("demo/answers"), {"num_rows": 4}).fetchall()
     best = connection.execute(statement("demo/best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
     savings = connection.execute(statement("demo/savings")).fetchall()

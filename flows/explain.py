@@ -91,6 +91,10 @@ def explain(
 def choose_team(device: str, workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
     """The engines that a night with `workers` has on this host, or on so many devices of a kind.
 
+    Args:
+        device: "auto", "cpu" or "cuda": what this host has; else the name of a device in the table.
+        workers: number of engines; "auto": one for each GPU of this host, or one.
+        engine: settings as the user gave them, for all engines together.
     Raises:
         ConfigError: more workers than GPUs.
     """
@@ -100,7 +104,13 @@ def choose_team(device: str, workers: int | Literal["auto"], engine: EngineConfi
 
 
 def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> Forecast:
-    """One workload, from table to forecast. The texts of the rows are on disk only meanwhile."""
+    """One workload, from table to forecast. The texts of the rows are on disk only meanwhile.
+
+    Args:
+        source: of the rows and their prompts.
+        workload: what would be answered.
+        job: what all workloads of the forecast have in common.
+    """
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
         record = RunRecord.begin(workload, source.model, source.model_digest, {})
         run = Run.create(source.database, record, Path(folder))

@@ -58,7 +58,16 @@ class Source:
 
     @classmethod
     def find(cls, database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool) -> "Source":
-        """Look the model up; `ModelError` where it cannot be used."""
+        """Look the model up.
+
+        Args:
+            model: checkpoint folder, GGUF file or hub id.
+            engine: limits the length of a prompt with its answer.
+            planning: how prompts are grouped.
+            full: answer every row again.
+        Raises:
+            ModelError: it cannot be used.
+        """
         checkpoint = resolve_checkpoint(model)
         return cls(
             database=database,
@@ -207,7 +216,13 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
 
 
 def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None:
-    """Each partition of the plan to parts, by the night's workers; raises where too many rows failed."""
+    """Each partition of the plan to parts, by the night's workers; raises where too many rows failed.
+
+    Args:
+        night: the workers, and what failures mean.
+        run: keeps parts, seconds and notes.
+        plan: the plan artifact.
+    """
     source, summary = night.source, read_plan_summary(plan)
     sharing = summary.sharing
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
@@ -236,7 +251,13 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None
 def predict_night(
     night: Night, workload: Workload, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength
 ) -> None:
-    """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without."""
+    """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without.
+
+    Args:
+        run: gets the prediction as a note.
+        plan: the plan artifact, summarised in `summary`.
+        answer: how long an answer is taken to be.
+    """
     if summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT:
         return
     from tasks.forecast.prediction import predict_run  # a simulation that short nights do not need

@@ -19,6 +19,10 @@ def report_run(database: Path, run_id: str, plan: ArtifactRef | None) -> None:
     """Write the page of a run that is in the database, and link it from the flow run that calls this.
 
     A page that cannot be made is a failed task and a warning, never the end of a night: the answers are in the tables.
+
+    Args:
+        run_id: of a run in the database.
+        plan: the run's plan artifact; None is what the run's manifest names.
     """
     state = report(str(database), run_id, plan, return_state=True)
     if state.is_completed():

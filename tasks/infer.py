@@ -25,7 +25,13 @@ def infer(partition: int, job: InferJob) -> list[ArtifactRef] | None:
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
 def infer_in_pool(partition: int, job: InferJob, pool: WorkerPool) -> list[ArtifactRef] | None:
-    """As `infer`, by a process of the pool; raises what `WorkerPool.answer` raises."""
+    """As `infer`, by a process of the pool; raises what `WorkerPool.answer` raises.
+
+    Args:
+        partition: its number in the plan.
+        job: what all partitions of the run have in common.
+        pool: whose next free process computes.
+    """
     with job.stop.make_on_error():
         return pool.answer(partition, job)
 

@@ -37,7 +37,13 @@ CODE = (
 def plan_prefix(
     database: str, tokens: ArtifactRef, method: PlanMethod, partition_tokens: int, num_answer_tokens: int
 ) -> ArtifactRef:
-    """`write_plan` into the database's cache, unless the same tokens were planned before with the same settings."""
+    """`write_plan` into the database's cache, unless the same tokens were planned before with the same settings.
+
+    Args:
+        tokens: the tokens artifact.
+        method: how prompts are grouped.
+        partition_tokens, num_answer_tokens: see `write_plan`.
+    """
     content = (tokens.digest, method, partition_tokens, num_answer_tokens)
 
     def write(target: Path) -> ArtifactRef:

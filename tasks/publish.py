@@ -43,7 +43,12 @@ def publish(database: str, target: str) -> int:
 
 
 def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
-    """`publish` in a flow that ends: what goes wrong is raised, or only logged where the night has failed already."""
+    """`publish` in a flow that ends.
+
+    Args:
+        target: where the copy goes.
+        is_lenient: the night has failed already; log an error instead of raising it.
+    """
     state = publish(str(database), str(target), return_state=True)
     if state.is_completed() or not is_lenient:
         LOGGER.info("published: %s, %s bytes", target, f"{state.result():,}")
@@ -57,6 +62,9 @@ def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_secon
     Whoever has the old copy open goes on reading the old one. Meanwhile others may read the database, not write it.
     Do not call it while this process has the database open.
 
+    Args:
+        target: file that is replaced in one move.
+        lock_timeout_seconds: how long to wait while another process has the database open.
     Raises:
         DatabaseError: the database is locked for longer than `lock_timeout_seconds`, or somebody writes to the copy.
         OSError: the copy cannot be written; the old one stays.

@@ -197,7 +197,7 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, spill: Spil
 
 @task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def read(database: str, workload: Workload, model_digest: str, run_folder: str, full: bool = False) -> ReadResult:
-    """`read_requests` as a step of a flow; it waits for a lock itself, and any other error would come again."""
+    """See `read_requests`. As a step of a flow it waits for a lock itself, and any other error would come again."""
     return read_requests(database, workload, model_digest, run_folder, full=full)
 
 

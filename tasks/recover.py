@@ -20,6 +20,10 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     Told to stop from outside (Ctrl-C, a signal, a cancellation), it is "interrupted", else "failed". A run that failed
     before it gave a row to the model leaves no trace: the error says why, and nothing is half-written. What cannot be
     written now stays in the folder, and the next run of the database writes it.
+
+    Args:
+        run: written to its database and ended, or discarded.
+        error: what ended the run.
     """
     is_failed = isinstance(error, Exception)
     if "requests" not in run.artifacts or (is_failed and not run.has_tried_rows):

@@ -57,6 +57,9 @@ def write_report(
 def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
     """Write the page of a run into its folder and link it, with the main numbers, from the flow run.
 
+    Args:
+        run_id: of a run in the database.
+        plan: the run's plan artifact; None is what the run's manifest names.
     Returns:
         the path of the page. Raises what `write_report` raises.
     """

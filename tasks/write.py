@@ -36,7 +36,12 @@ def write(run: Run, workload: Workload) -> RunSummary:
 
 
 def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.0) -> RunSummary:
-    """`write_answers` with what is whole in the run's folder."""
+    """Call `write_answers` with the artifacts in the run's folder.
+
+    Args:
+        run: whose complete parts and step records are written.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+    """
     requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
     parts, steps = run.list_parts(), run.list_steps()
     options = {"lock_timeout_seconds": lock_timeout_seconds}

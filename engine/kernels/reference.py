@@ -24,7 +24,11 @@ def paged_attention_ref(
 ) -> torch.Tensor:
     """Every row over prefix and own KV at once, a softmax each: what all kernels must equal.
 
-    Args and result as in `TritonAttention.attend`.
+    Args:
+        query: ``[T, num_q_heads, head_dim]``.
+        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
+        batch: who attends to what.
+        scale, softcap, window: see `TritonAttention.attend_into`.
     """
     out = torch.empty_like(query)
     for group in range(batch.num_groups):
@@ -74,18 +78,36 @@ def attend_ref(
 
 
 def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torch.device) -> tuple[slice, torch.Tensor]:
-    """A sequence's rows and their positions."""
+    """A sequence's rows and their positions.
+
+    Args:
+        group: index of the sequence's prefix group in the batch.
+        sequence: index in the batch.
+        device: of the positions.
+    """
     first, last = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
     end = int(batch.prefix_lens[group] + batch.suffix_lens[sequence])
     return slice(first, last), torch.arange(end - (last - first), end, device=device)
 
 
 def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int) -> torch.Tensor:
+    """The KV of a group's prefix: ``[tokens, num_kv_heads, head_dim]``.
+
+    Args:
+        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        group: index in the batch.
+    """
     table = batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]
     return block_tokens(cache, table)[: batch.prefix_lens[group]]
 
 
 def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int) -> torch.Tensor:
+    """The KV of a sequence behind its prefix: ``[tokens, num_kv_heads, head_dim]``.
+
+    Args:
+        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        sequence: index in the batch.
+    """
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
     return block_tokens(cache, table)[: batch.suffix_lens[sequence]]
 

@@ -48,12 +48,25 @@ class AttentionBackend(Protocol):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any
     ) -> None:
-        """Writes ``[T, num_kv_heads, head_dim]`` keys and values into the step's slots of the caches."""
+        """Writes the keys and values of a step's tokens into their slots of the caches.
+
+        Args:
+            key, value: ``[T, num_kv_heads, head_dim]``, of the step's tokens in row order.
+            k_cache, v_cache: one layer's, ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place.
+            work: what `prepare` returned for this step.
+        """
 
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any, *, scale: float
     ) -> torch.Tensor:
-        """``[T, num_q_heads, head_dim]`` in and out; this step's rows are in the caches already."""
+        """Attention of a whole token batch: ``[T, num_q_heads, head_dim]``.
+
+        Args:
+            query: ``[T, num_q_heads, head_dim]``, in row order.
+            k_cache, v_cache: as in `write_kv`; this step's tokens are written already.
+            work: what `prepare` returned for this step.
+            scale: applied to the scores.
+        """
 
 
 def make_attention(

@@ -137,9 +137,13 @@ class ReplacedLayers(nn.Module):
         past_key_values: None = None,
         use_cache: bool = False,
     ) -> torch.Tensor:
-        """``[1, T, hidden]`` -> the step's output rows ``[1, R, hidden]``; writes the step's KV.
+        """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
 
-        The arguments after attention_step are what the supported families pass besides; all are neutral.
+        Args:
+            hidden_states: ``[1, T, hidden]``.
+            position_embeddings: cosines and sines, ``[1, T, head_dim]`` each.
+            attention_step: the step's work, KV cache and output rows; the cache is written.
+            attention_mask, position_ids, past_key_values, use_cache: what the supported families pass besides; ignored.
         """
         cos, sin = (angles[0].float().contiguous() for angles in position_embeddings)
         cache = attention_step.cache

@@ -79,6 +79,10 @@ class Model:
     ) -> "Model":
         """Reads a checkpoint straight onto the device; a model object is used as it is, switched to our attention.
 
+        Args:
+            model: a checkpoint folder, GGUF file or hub id, or a loaded model.
+            dtype: of weights and computation.
+            device: where the weights go.
         Raises:
             ModelError: not readable, or of an architecture that has not been shown to be computed exactly.
         """

@@ -15,7 +15,12 @@ _MEASURE_SECONDS = 0.3
 
 
 def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
-    """A row of the table where one describes this GPU, else measured for a model's sizes."""
+    """A row of the table where one describes this GPU, else measured for a model's sizes.
+
+    Args:
+        shape: sizes of the products that are measured.
+        dtype: name of the number format, as in torch.
+    """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known = match_device(properties.name, properties.total_memory)
@@ -30,6 +35,10 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
     On a CPU the element-wise work between the products and attention itself are far from the rate of a product: steps
     of SmolLM2-135M on two cores took what a quarter of that rate and 6 ms a layer (attention goes through a step's
     groups one after the other) explain. memory_bytes of a CPU is what is free now within the cgroup's limit.
+
+    Args:
+        shape: sizes of the products that are measured.
+        dtype: name of the number format, as in torch.
     """
     is_cpu = device.type == "cpu"
     title = f"this machine's CPU, {torch.get_num_threads()} threads"

@@ -116,7 +116,12 @@ class _NoMemory:
 
 
 def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
-    """Indices of requests that the block pool cannot hold even alone; the engine answers them with an error."""
+    """Indices of requests that the block pool cannot hold even alone; the engine answers them with an error.
+
+    Args:
+        block_size: tokens in a KV block.
+        num_kv_blocks: size of the pool.
+    """
     return {index for index, request in enumerate(requests) if most_blocks(request, block_size) > num_kv_blocks}
 
 

@@ -106,9 +106,11 @@ def create_schema(connection: duckdb.DuckDBPyConnection, workload: Workload | No
 def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
     """Find out before the night's work whether its answers will have a place.
 
+    Args:
+        workload: names the table of answers and its columns.
+        database: what the message calls the database.
     Raises:
-        DatabaseError: a table that exists lacks a column (both are named), or something else has its name. `database`
-            is what the message calls the database.
+        DatabaseError: a table that exists lacks a column (both are named), or something else has its name.
     """
     existing = list_relations(connection)
     table = workload.output.table.lower()

@@ -21,7 +21,12 @@ ENDED = Failure(reason="the process that tried it ended each time")
 def infer_partition(
     partition: int, job: InferJob, upload_file: Callable[[Path], None] = lambda path: None
 ) -> list[ArtifactRef] | None:
-    """`infer` without Prefect; `upload_file` gets each changed file that other processes need."""
+    """`infer` without Prefect; None where the run was asked to stop.
+
+    Args:
+        partition: its number in the plan.
+        upload_file: gets each changed file that other processes need.
+    """
     with job.stop.make_on_error():  # else the next partition would begin before the flow hears of it
         work = PartitionWork(job.run_folder, partition, upload_file)
         try:
@@ -38,6 +43,10 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
     the rows that fail are found, and these become error rows. Where memory runs out, the model is loaded again with
     less.
 
+    Args:
+        partition: its number in the plan.
+        work: collects answers and errors as they come.
+        attempts: counts how often each piece was tried, across processes; updated.
     Raises:
         StoppedError: the run was asked to stop.
         ArtifactError: the plan is not what its reference says, or the run folder cannot be written.

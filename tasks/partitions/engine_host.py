@@ -57,6 +57,10 @@ class EngineHost:
         Where memory does not suffice to load it, or `lower_memory` was called for it, its engine has less of it than
         `config` says; see `LoadedModel.engine.config`.
 
+        Args:
+            checkpoint: the model's folder.
+            model_digest: of its content; another content is loaded anew.
+            config: how the engine computes.
         Raises:
             ModelError, CapacityError: as `Engine.load`.
         """

@@ -58,7 +58,13 @@ STEPS_SCHEMA = pa.schema(
 
 
 def answer_batch(completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec) -> pa.RecordBatch:
-    """Completions of `rows`, in any order, in the form of `PART_SCHEMA`."""
+    """Completions of `rows`, in any order, in the form of `PART_SCHEMA`.
+
+    Args:
+        rows: the rows that were tried; they give each row's group.
+        workload: how an output becomes an answer.
+        codec: decodes token ids.
+    """
     group_of = dict(zip(rows.row_id.tolist(), rows.group_id.tolist(), strict=True))
     answers = [_answer_row(completion, group_of, workload, codec) for completion in completions]
     answers.sort(key=lambda answer: answer["row_id"])

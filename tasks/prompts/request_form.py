@@ -66,6 +66,10 @@ def encode_labels(labels: Sequence[str], prompt: PromptFormat, codec: TextCodec)
     The label is encoded behind the text that ends every prompt, and what is added to that text's ids is the label's.
     Where the two would melt into one token, the label is encoded alone: the prompt's own tokens never change.
 
+    Args:
+        labels: in the order of the workload.
+        prompt: whose ending the labels follow.
+        codec: the model's tokenizer.
     Raises:
         WorkloadError: a label has no tokens, or the same ones as another.
     """

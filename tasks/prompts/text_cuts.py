@@ -83,7 +83,11 @@ class TextCuts:
     added: tuple[str, ...]
 
     def last(self, text: str, start: int, end: int) -> int:
-        """The position of the last exact cut in ``[start, end]``, at least 1; -1 where there is none."""
+        """The position of the last exact cut in ``[start, end]``, at least 1; -1 where there is none.
+
+        Args:
+            start, end: character positions, both included.
+        """
         end = min(end, len(text) - (2 if self.drops_space else 1))
         for position in range(end, max(start, 1) - 1, -1):
             if text[position - 1 : position + 1] in self.pairs and not (

@@ -138,7 +138,14 @@ class Chart:
         return Picture(width, height, Markup("").join((*ticks, *marks, *axes)), legend)
 
     def bar(self, low: float, high: float, bottom: float, top: float, kind: str, gap: float = 0.0) -> Markup:
-        """A bar between two values on x and two on y; nothing where it has no height."""
+        """A bar between two values on x and two on y; nothing where it has no height.
+
+        Args:
+            low, high: values on x.
+            bottom, top: values on y.
+            kind: CSS class, as in all marks.
+            gap: pixels to leave free in width.
+        """
         if top <= bottom:
             return Markup("")
         left, right = self.x.at(low) + gap / 2, self.x.at(high) - gap / 2
@@ -152,20 +159,37 @@ class Chart:
         )
 
     def stack(self, low: float, high: float, parts: Iterable[tuple[str, float]]) -> Iterator[Markup]:
-        """Bars on top of each other, each of a kind and a height."""
+        """Bars on top of each other.
+
+        Args:
+            low, high: values on x.
+            parts: CSS class and height of each bar, from the bottom up.
+        """
         bottom = 0.0
         for kind, size in parts:
             yield self.bar(low, high, bottom, bottom + size, kind)
             bottom += size
 
     def steps(self, edges: Sequence[tuple[float, float]], values: Sequence[float], kind: str) -> Markup:
-        """A line that is level at each value from its left to its right edge."""
+        """A line that is level at each value from its left to its right edge.
+
+        Args:
+            edges: left and right end of each level, values on x.
+            values: the levels, values on y.
+            kind: CSS class.
+        """
         return element("path", d=self._path(edges, values), class_=f"line {kind}")
 
     def band(
         self, edges: Sequence[tuple[float, float]], lows: Sequence[float], highs: Sequence[float], kind: str
     ) -> Markup:
-        """What lies between two such lines."""
+        """What lies between two such lines.
+
+        Args:
+            edges: left and right end of each level, values on x.
+            lows, highs: the levels of the two lines, values on y.
+            kind: CSS class.
+        """
         back = [(right, left) for left, right in reversed(edges)]
         path = f"{self._path(edges, highs)}L{self._path(back, lows[::-1])[1:]}Z"
         return element("path", d=path, class_=f"band {kind}")
@@ -180,7 +204,12 @@ class Chart:
         )
 
     def shade(self, low: float, high: float, text: str) -> Markup:
-        """A stretch of x with something in common, named where there is room."""
+        """A stretch of x with something in common, named where there is room.
+
+        Args:
+            low, high: values on x.
+            text: the name.
+        """
         left, right = self.x.at(low), self.x.at(high)
         label = element("text", text, x=(left + right) / 2, y=TOP + 34, class_="tick middle")
         return element(
@@ -195,7 +224,13 @@ class Chart:
         return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="boundary")
 
     def chapter(self, value: float, following: float, text: str) -> Markup:
-        """As `boundary`, where something of another kind begins, with its name beside it where there is room."""
+        """As `boundary`, where something of another kind begins, with its name beside it where there is room.
+
+        Args:
+            value: where it begins, on x.
+            following: where the next one begins, on x.
+            text: the name.
+        """
         x = self.x.at(value)
         if self.x.at(following) - x < text_width(text) + 8:
             text = ""
@@ -211,7 +246,12 @@ class Chart:
         return element("path", d=f"M{x - 4:.2f} {TOP - 7:g}H{x + 4:.2f}L{x:.2f} {TOP - 1:g}Z", class_="flag")
 
     def target(self, low: float, high: float, tip: str) -> Markup:
-        """What the pointer meets over a stretch of x: full height, unseen, with text for the tip."""
+        """An invisible area of full height over a stretch of x; the pointer shows its tip there.
+
+        Args:
+            low, high: values on x.
+            tip: text that is shown.
+        """
         left, right = self.x.at(low), self.x.at(high)
         return element(
             "rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="target", data_tip=tip

@@ -57,7 +57,11 @@ class PlannedWork:
 
     @classmethod
     def of(cls, plan: PlanSummary, workload: Workload, expected_output_tokens: int | None) -> "PlannedWork":
-        """The work of a plan. The first token of an answer comes from its prompt; a score has no other."""
+        """The work of a plan. The first token of an answer comes from its prompt; a score has no other.
+
+        Args:
+            expected_output_tokens: of one answer; None: the most that the workload allows.
+        """
         length = (expected_output_tokens or workload.decoding.max_new_tokens) if workload.mode == "generate" else 1
         num_prompt_tokens = plan.sharing.num_processed_tokens
         return cls(num_rows=plan.num_rows, num_prompt_tokens=num_prompt_tokens, answer_tokens=length - 1)

@@ -60,7 +60,12 @@ def needs_isolation(database: str | Path, workload: str) -> bool:
 
 
 def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> None:
-    """Say whether the workload's next run needs crash isolation; see `needs_isolation`."""
+    """Say whether the workload's next run needs crash isolation; see `needs_isolation`.
+
+    Args:
+        workload: its name.
+        is_needed: False clears the mark.
+    """
     if is_needed:
         _isolation_mark(database, workload).touch(mode=0o600)
     else:

@@ -82,8 +82,12 @@ def _written_beside(target: Path) -> Iterator[BinaryIO]:
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
-    """Write batches of `schema`, one in memory at a time, and return the reference; no batch gives an empty file.
+    """Write batches, one in memory at a time, and return the reference; no batch gives an empty file.
 
+    Args:
+        path: file that is replaced when all batches are written.
+        schema: of every batch.
+        batches: consumed one at a time.
     Raises:
         ArtifactError: the folder cannot be written, or a batch has another schema.
     """

@@ -163,15 +163,9 @@ class NativeKernels:
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, *, scale: float
     ) -> torch.Tensor:
-        """Attention of a whole token batch.
+        """See `AttentionBackend.attend`.
 
-        Args:
-            query: ``[T, num_q_heads, head_dim]``; rows may be strided, heads lie together.
-            k_cache, v_cache: one layer's, ``[num_blocks, block_size, num_kv_heads, head_dim]`` in size, in the order of
-                cpp/attention.h; this step's rows already written.
-            scale: applied to the logits.
-        Returns:
-            ``[T, num_q_heads, head_dim]``.
+        Query rows may be strided, heads lie together. The caches are laid out in the order of cpp/attention.h.
         """
         out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
         self._attend(
@@ -185,7 +179,7 @@ class NativeKernels:
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
     ) -> None:
-        """As in `engine.model.attention.AttentionBackend`."""
+        """See `AttentionBackend.write_kv`."""
         qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1).flatten(1)
         cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
         self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
@@ -197,7 +191,13 @@ class NativeKernels:
         return torch.index_select(x, 0, rows, out=self._rows(len(rows), x.shape[1]))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """``[T, n]``, ``[n]`` -> ``[T, n]``: rows over their root mean square, times the weight."""
+        """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
+
+        Args:
+            x: ``[T, n]``.
+            weight: ``[n]``.
+            epsilon: added to the mean square.
+        """
         out = self._rows(*x.shape)
         self._rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
         return out

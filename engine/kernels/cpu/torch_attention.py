@@ -120,7 +120,7 @@ class CpuAttention:
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork
     ) -> None:
-        """As in `engine.model.attention.AttentionBackend`."""
+        """See `AttentionBackend.write_kv`."""
         k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, work.slots, key)
         v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, work.slots, value)
 

@@ -44,7 +44,14 @@ class Choice:
 
 
 def tile_us(shape: TileShape, num_tiles: Ints, fresh_tokens: Ints | Floats, reread_tokens: Ints | Floats) -> Floats:
-    """Slot time of num_tiles tiles that together read so many KV tokens from memory and so many from L2."""
+    """Slot time of tiles in microseconds.
+
+    Args:
+        shape: what a tile costs.
+        num_tiles: tiles of each sequence or group, ``[S]`` or ``[G]``.
+        fresh_tokens: KV tokens that all of these tiles read from memory.
+        reread_tokens: KV tokens that they read from L2.
+    """
     memory_us = fresh_tokens.astype(np.float64) * (shape.kilotoken_us / 1000)
     reread_us = reread_tokens.astype(np.float64) * (shape.reread_kilotoken_us / 1000)
     return num_tiles * shape.tile_us + memory_us + reread_us
@@ -53,7 +60,14 @@ def tile_us(shape: TileShape, num_tiles: Ints, fresh_tokens: Ints | Floats, rere
 def choose(
     batch: AttentionBatch, launch: Launch, *, group_size: int, policy: SharePolicy, share_margin: float
 ) -> Choice:
-    """The cheapest cut of a step under one launch."""
+    """The cheapest cut of a step under one launch.
+
+    Args:
+        launch: the tile shapes to choose from.
+        group_size: query heads of a KV head.
+        policy: which prefixes become prefix tiles; see `SharePolicy`.
+        share_margin: by how much sharing a prefix must be cheaper than paged attention, as a share of its cost.
+    """
     num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
     suffix_lens = batch.suffix_lens.astype(np.int64)
     members = np.diff(batch.group_starts)

@@ -158,9 +158,16 @@ def launch_attention(
     is_merging: bool,
     is_amd: bool,
 ) -> None:
-    """Launches tiles [first_tile, first_tile + num_tiles) of a step; first_tile is a multiple of 4 (64 bytes).
+    """Launches tiles [first_tile, first_tile + num_tiles) of a step. `attend_into` has checked the arguments.
 
-    Nothing is checked here but by `TritonAttention.attend`. With is_merging False, partial results stay where they are.
+    Args:
+        out, query: ``[T, num_q_heads, head_dim]``.
+        key_cache, value_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, with the same strides.
+        work: the step's tiles on the device; its partial results and counters are written.
+        first_tile: a multiple of 4 (64 bytes).
+        scale, softcap, window: see `TritonAttention.attend_into`.
+        is_merging: merge the partial results of a row into `out`; False: they stay where they are.
+        is_amd: whether the device is an AMD GPU.
     """
     _, num_q_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]

@@ -155,7 +155,7 @@ class TritonAttention(ABC):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
     ) -> None:
-        """As in `engine.model.attention.AttentionBackend`, in one launch.
+        """See `AttentionBackend.write_kv`; this takes one launch.
 
         Raises:
             ValueError: head_dim is not contiguous, the caches' strides differ, or there are more rows than slots.
@@ -187,7 +187,7 @@ class TritonAttention(ABC):
         softcap: float = 0.0,
         window: int = 0,
     ) -> torch.Tensor:
-        """`attend_into` a new tensor ``[T, num_q_heads, head_dim]``."""
+        """See `AttentionBackend.attend`; `attend_into` explains softcap and window."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         self.attend_into(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window)
         return out
