@@ -29,7 +29,7 @@ from tasks.read import AnswerLength, ReadResult, read, read_answer_length
 from tasks.recover import recover_runs, stop_run
 from tasks.runs.infer_job import Exchange, FailurePolicy, InferJob
 from tasks.runs.progress import PlannedWork
-from tasks.runs.run import Run, hold_database, needs_isolation, set_isolation
+from tasks.runs.run import Run, hold_database, needs_isolation, protect_result_storage, set_isolation
 from tasks.runs.run_record import RunRecord, RunSummary, show_summaries
 from tasks.storage.artifact import ArtifactRef, prune_cache
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
@@ -129,6 +129,7 @@ def nightly(
     if publish is not None:
         check_target(database, publish)
     with hold_database(database):
+        protect_result_storage()
         recover_runs(database)
         prune_cache(database)
         config = engine.to_config()

@@ -13,6 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+
 from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
@@ -27,6 +29,16 @@ def make_runs_folder(database: str | Path) -> Path:
     except OSError as error:
         raise ArtifactError(f"run folder {root} cannot be made: {error}") from error
     return root
+
+
+def protect_result_storage() -> None:
+    """Make Prefect's local result storage private (0700).
+
+    A flow run that fails leaves its error there as a pickle, and who can write there can run code in its reader.
+    """
+    storage = Path(PREFECT_LOCAL_STORAGE_PATH.value())
+    storage.mkdir(mode=0o700, parents=True, exist_ok=True)
+    storage.chmod(0o700)
 
 
 @contextmanager
