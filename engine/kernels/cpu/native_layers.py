@@ -2,14 +2,13 @@
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import linear
 
 from engine.kernels import cdiv
 from engine.kernels.cpu.native import TILE_ROWS, NativeKernels, NativeWork, PackedWeight
-from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerWeights
+from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerByLayer, LayerState, LayerWeights
 
 _POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -39,7 +38,7 @@ class NativeBackend(NativeKernels):
             else:
                 packed.append(found)
         assert not (packed and unpacked), "layers of different shapes"
-        return PackedLayers(self, packed) if packed else _UnpackedLayers(unpacked)
+        return PackedLayers(self, packed) if packed else LayerByLayer(unpacked)
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedOutputLayer | None":
         """The output layer with packed weights; None where only torch multiplies them."""
@@ -66,94 +65,45 @@ class PackedOutputLayer:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)
 
 
-@dataclass(slots=True, kw_only=True)
-class _LayerState:
-    """A step on its way through one layer: what each operation reads and leaves. Tensors are ``[rows, columns]``."""
-
-    hidden: torch.Tensor
-    caches: tuple[torch.Tensor, torch.Tensor]
-    work: NativeWork
-    rotation: tuple[torch.Tensor, torch.Tensor]
-    output_rows: torch.Tensor | None
-    normed: torch.Tensor = field(init=False)
-    qkv: torch.Tensor = field(init=False)
-    attended: torch.Tensor = field(init=False)
-    gated: torch.Tensor = field(init=False)
-
-
 class _UnpackedLayer:
-    """A layer whose products are torch's, and what is between them the kernels'."""
+    """One layer of `LayerByLayer` whose products are torch's, and what is between them the kernels'."""
 
     def __init__(self, kernels: NativeKernels, weights: LayerWeights) -> None:
         self._kernels = kernels
         self._weights = weights
         self._gate_up = torch.cat([weights.gate, weights.up])
-        self._operations = [getattr(self, name) for name in DECODER_LAYER]
 
-    def __call__(self, state: _LayerState) -> None:
-        for operation in self._operations:
-            operation(state)
-
-    def attention_norm(self, s: _LayerState) -> None:
+    def attention_norm(self, s: LayerState) -> None:
         s.normed = self._kernels.rms_norm(s.hidden, self._weights.attention_norm, self._weights.epsilon)
 
-    def qkv(self, s: _LayerState) -> None:
+    def qkv(self, s: LayerState) -> None:
         s.qkv = linear(s.normed, *self._weights.qkv)
 
-    def rotate_and_write_kv(self, s: _LayerState) -> None:
+    def rotate_and_write_kv(self, s: LayerState) -> None:
         w = self._weights
         self._kernels.rotate_and_write_kv(
             s.qkv, *s.rotation, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
         )
 
-    def attend(self, s: _LayerState) -> None:
+    def attend(self, s: LayerState) -> None:
         query = s.qkv.view(len(s.qkv), -1, self._kernels.head_dim)[:, : self._kernels.num_q_heads]
         s.attended = self._kernels.attend(query, *s.caches, s.work, scale=self._weights.scale).flatten(1)
 
-    def select_rows(self, s: _LayerState) -> None:
+    def select_rows(self, s: LayerState) -> None:
         if s.output_rows is not None:
             s.attended, s.hidden = s.attended[s.output_rows], s.hidden[s.output_rows]
 
-    def output(self, s: _LayerState) -> None:
+    def output(self, s: LayerState) -> None:
         s.hidden = linear(s.attended, *self._weights.output).add_(s.hidden)
 
-    def mlp_norm(self, s: _LayerState) -> None:
+    def mlp_norm(self, s: LayerState) -> None:
         s.normed = self._kernels.rms_norm(s.hidden, self._weights.mlp_norm, self._weights.epsilon)
 
-    def gate_up(self, s: _LayerState) -> None:
+    def gate_up(self, s: LayerState) -> None:
         s.gated = self._kernels.swiglu(linear(s.normed, self._gate_up))
 
-    def down(self, s: _LayerState) -> None:
+    def down(self, s: LayerState) -> None:
         s.hidden = linear(s.gated, self._weights.down).add_(s.hidden)
-
-
-class _UnpackedLayers:
-    """`engine.kernels.decoder_layer.DecoderLayers`, a layer after the other."""
-
-    def __init__(self, layers: Sequence[_UnpackedLayer]) -> None:
-        self._layers = layers
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        k_caches: Sequence[torch.Tensor],
-        v_caches: Sequence[torch.Tensor],
-        work: NativeWork,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        output_rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        for index, layer in enumerate(self._layers):
-            state = _LayerState(
-                hidden=hidden,
-                caches=(k_caches[index], v_caches[index]),
-                work=work,
-                rotation=(cos, sin),
-                output_rows=output_rows if index == len(self._layers) - 1 else None,
-            )
-            layer(state)
-            hidden = state.hidden
-        return hidden
 
 
 _NUMBERED = (

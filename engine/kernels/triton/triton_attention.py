@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
+from engine.kernels.decoder_layer import DecoderLayers, LayerByLayer, LayerWeights
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
-from engine.kernels.triton.gpu_layers import GpuLayers
+from engine.kernels.triton.gpu_layers import GpuLayer
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
 
@@ -136,7 +136,7 @@ class TritonAttention(ABC):
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers of few launches; None where the model's own ones stay, as they compute something else."""
-        return GpuLayers(self, weights) if self.is_swiglu else None
+        return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.is_swiglu else None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """The model's own output layer stays."""
