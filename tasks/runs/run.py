@@ -19,6 +19,14 @@ from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
 
+RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
+"""What `new_run_id` gives."""
+
+RUN_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
+
+WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
+REQUESTS = "requests.parquet"
+
 
 def make_runs_folder(database: str | Path) -> Path:
     """`runs_folder`, made where it is not there, readable by its owner alone; `ArtifactError` where that cannot be."""
@@ -86,15 +94,6 @@ def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> No
 
 def _isolation_mark(database: str | Path, workload: str) -> Path:
     return runs_folder(database) / f"guarded-{workload}"
-
-
-RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
-"""What `new_run_id` gives."""
-
-RUN_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
-
-WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
-REQUESTS = "requests.parquet"
 
 
 class Run:
@@ -187,7 +186,7 @@ class Run:
         config = dict(self.record.config)
         engines = [json.loads(path.read_bytes()) for path in (Path(self.folder) / "engines").glob("*.json")]
         if engines:
-            config["engines_with_less_memory"] = sorted(engines, key=lambda engine: -engine["max_num_batched_tokens"])
+            config["engines_with_less_memory"] = sorted(engines, key=_num_batched_tokens, reverse=True)
         self.note(status=status, error=error, config=config)
 
     def finish(self) -> None:
@@ -247,6 +246,11 @@ def sweep_runs(database: str | Path) -> None:
             run = _try_load(database, folder)
             if run is not None and run.is_written:
                 _drop_work(folder)
+
+
+def _num_batched_tokens(engine: Mapping[str, Any]) -> int:
+    """Of the settings that a run noted; notes of runs before the setting was renamed have it as chunk_tokens."""
+    return int(engine.get("max_num_batched_tokens") or engine.get("chunk_tokens") or 0)
 
 
 def _try_load(database: str | Path, folder: Path) -> Run | None:

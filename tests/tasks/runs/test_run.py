@@ -148,6 +148,23 @@ def test_a_damaged_manifest_is_refused(database: Path, content: str) -> None:
         Run.load(database, Path(folder))
 
 
+def test_a_run_of_the_version_before_is_ended_as_any_other(database: Path) -> None:
+    """Its manifest and its engines' notes have chunk_tokens, which is called max_num_batched_tokens since."""
+    run = Run.create(database, record("20261121T020000-snippets-ab12cd"))
+    manifest = Path(run.folder) / "manifest.json"
+    value = json.loads(manifest.read_bytes())
+    value["record"]["config"] = {"engine": {"chunk_tokens": 2048}}
+    manifest.write_text(json.dumps(value))
+    engines = [{"kv_memory_bytes": "auto", "memory_fraction": 0.4, "chunk_tokens": size} for size in (512, 1024)]
+    (Path(run.folder) / "engines").mkdir()
+    for engine in engines:
+        (Path(run.folder) / "engines" / f"{engine['chunk_tokens']}.json").write_text(json.dumps(engine))
+    (found,) = list_unfinished_runs(database)
+    found.end("interrupted", "its process ended")
+    assert found.record.config == {"engine": {"chunk_tokens": 2048}, "engines_with_less_memory": engines[::-1]}
+    assert Run.load(database, Path(run.folder)).record.status == "interrupted"
+
+
 def test_an_unknown_status_is_refused(database: Path) -> None:
     folder = Run.create(database, record("r1")).folder
     path = Path(folder) / "manifest.json"
