@@ -7,10 +7,12 @@ DuckDB tables --read--> requests --tokenize--> tokens --plan_prefix (cached)--> 
 import logging
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from prefect import flow
+from prefect.logging.handlers import PrefectConsoleHandler
 from pydantic import Field
 
 from engine.config import EngineConfig
@@ -39,6 +41,21 @@ from tasks.write import write
 
 LOGGER = logging.getLogger("batchloom")
 LOGGER.setLevel(logging.INFO)  # else what a night says would not reach Prefect's console and log
+
+
+def go_on_unread() -> None:
+    """Keep a night alive when the reader of its log is gone, as when the worker of its deployment dies.
+
+    rich ends the process at the next line that it cannot print.
+    """
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, PrefectConsoleHandler):
+                console = handler.console
+                console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
+
+
+go_on_unread()
 
 FEWEST_TOKENS_TO_PREDICT = 50_000
 """Prompt tokens to compute: less is done before a device that is not in the table has been measured."""

@@ -231,6 +231,23 @@ def test_a_night_with_nothing_new_is_short_and_does_not_import_what_computes(nig
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, env=environment, check=True, timeout=60)
 
 
+def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str) -> None:
+    """As under a deployment whose worker died: standard output and error are pipes without a reader."""
+    night = (
+        "from pathlib import Path; from flows.nightly import nightly;"
+        f"nightly(Path({str(nights.path)!r}), {str(nights.model)!r}, engine={{'dtype': 'float32'}})"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PREFECT_API_URL": prefect_server}
+    subprocess.run([sys.executable, "-c", night], cwd=ROOT, env=environment, stdout=writer, stderr=writer, timeout=120)
+    os.close(writer)
+    assert nights.sql("select workload, status from runs order by started_at") == [
+        ("snippets", "completed"),
+        ("ranking", "completed"),
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
