@@ -57,11 +57,12 @@ def compile_attention(
     block_size: int = 16,
     has_window: bool = False,
     has_cap: bool = False,
+    has_sinks: bool = False,
     is_merging: bool = True,
 ) -> Any:
     """The attention kernel of one launch, as Triton's compiled object."""
     tensors = dict.fromkeys(("out", "query", "key_cache", "value_cache"), f"*{element}")
-    others = {"work": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "counters": "*i32"}
+    others = {"work": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "counters": "*i32", "sinks": "*fp32"}
     return compile_kernel(
         fused._attention_kernel,
         architecture,
@@ -78,6 +79,7 @@ def compile_attention(
             "WIDE_N": launch.wide.tokens if launch.wide else 0,
             "HAS_WINDOW": has_window,
             "HAS_CAP": has_cap,
+            "HAS_SINKS": has_sinks,
             "WIDENS_DOT": False,
             "IS_MERGING": is_merging,
             "IS_AMD": TARGETS[architecture].backend == "hip",
@@ -90,11 +92,12 @@ def compile_attention(
 
 def compile_merge(architecture: str) -> Any:
     """Relay's merge kernel."""
-    pointers = {"out": "*bf16", "partial_out": "*fp32", "partial_lse": "*fp32", "rows": "*i32", "num_pairs": "i32"}
-    constants = {"NUM_Q_HEADS": 32, "HEAD_DIM": 128, "M": 16}
+    pointers = {"out": "*bf16", "partial_out": "*fp32", "partial_lse": "*fp32", "rows": "*i32", "sinks": "*fp32"}
+    constants = {"NUM_Q_HEADS": 32, "HEAD_DIM": 128, "M": 16, "HAS_SINKS": True}
     return compile_kernel(
-        merge._merge_kernel, architecture, dtypes=pointers, constants=constants, num_warps=4, num_stages=2, options={}
-    )
+        merge._merge_kernel, architecture, dtypes=pointers | {"num_pairs": "i32"}, constants=constants,
+        num_warps=4, num_stages=2, options={},
+    )  # fmt: skip
 
 
 def compile_write_kv(architecture: str) -> Any:

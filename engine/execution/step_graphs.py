@@ -20,7 +20,7 @@ from engine.device.transfers import overwrite, to_device
 from engine.kernels import cdiv
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kv.kv_cache import KVCache
-from engine.model.layers import AttentionStep
+from engine.model.attention import AttentionStep
 from engine.model.model import Model, fill_in
 from engine.scheduling.token_batch import TokenBatch
 

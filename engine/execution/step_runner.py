@@ -46,10 +46,10 @@ class StepRunner:
             kv_shape=model.kv_shape,
             block_size=config.block_size,
             device=model.device,
-            is_swiglu=model.is_swiglu,
+            has_layers=model.has_plain_layers,
         )
         model.use_layers_of(self.attention)
-        has_graphs = model.device.type != "cpu" and config.cuda_graphs != "never"
+        has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"
         graphable = self.attention.graphable if has_graphs else None
 
         def measure() -> MemoryProfile:

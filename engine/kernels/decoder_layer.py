@@ -46,6 +46,7 @@ class LayerWeights:
         q_norm, k_norm: ``[head_dim]`` where the family norms its heads.
         epsilon: of every norm.
         scale: of the attention scores.
+        window: positions that a row sees, its own included; 0: all.
     """
 
     attention_norm: torch.Tensor
@@ -59,6 +60,7 @@ class LayerWeights:
     k_norm: torch.Tensor | None
     epsilon: float
     scale: float
+    window: int = 0
 
 
 class DecoderLayers(Protocol):

@@ -21,6 +21,7 @@ def paged_attention_ref(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every row over prefix and own KV at once, a softmax each: what all kernels must equal.
 
@@ -28,7 +29,7 @@ def paged_attention_ref(
         query: ``[T, num_q_heads, head_dim]``.
         k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
         batch: who attends to what.
-        scale, softcap, window: see `TritonAttention.attend_into`.
+        scale, softcap, window, sinks: see `AttentionBackend.attend`.
     """
     out = torch.empty_like(query)
     for group in range(batch.num_groups):
@@ -38,9 +39,10 @@ def paged_attention_ref(
                 torch.cat([prefix_tokens(cache, batch, group), own_tokens(cache, batch, sequence)])
                 for cache in (k_cache, v_cache)
             )
-            out[rows], _ = attend_ref(
+            found, lse = attend_ref(
                 query[rows], keys, values, positions, first_position=0, scale=scale, softcap=softcap, window=window
             )
+            out[rows] = found if sinks is None else found * sink_share(lse, sinks)
     return out
 
 
@@ -75,6 +77,16 @@ def attend_ref(
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - torch.where(lse == -torch.inf, 0, lse)[..., None])
     return torch.einsum("nhl,lhd->nhd", weights, values), lse * LOG2_E
+
+
+def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """What attention without sinks is multiplied with: ``[n, num_q_heads, 1]``.
+
+    Args:
+        lse: base 2, of all that the rows see, ``[n, num_q_heads]``.
+        sinks: ``[num_q_heads]``, natural scores.
+    """
+    return torch.sigmoid(lse / LOG2_E - sinks).to(lse.dtype)[..., None]
 
 
 def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torch.device) -> tuple[slice, torch.Tensor]:

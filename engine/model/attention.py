@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.torch_attention import CpuAttention
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, OutputLayer
-from engine.kv.kv_cache import KVShape
+from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.checkpoint import cache_folder
 
 if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
@@ -57,7 +58,16 @@ class AttentionBackend(Protocol):
         """
 
     def attend(
-        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any, *, scale: float
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: Any,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of a whole token batch: ``[T, num_q_heads, head_dim]``.
 
@@ -66,11 +76,34 @@ class AttentionBackend(Protocol):
             k_cache, v_cache: as in `write_kv`; this step's tokens are written already.
             work: what `prepare` returned for this step.
             scale: applied to the scores.
+            softcap: c: scores become c * tanh(score / c); 0: they stay.
+            window: a row sees this many positions, its own included; 0: all.
+            sinks: ``[num_q_heads]``, a score of each head without a value: it takes its share of the weights.
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStep:
+    """What travels through the model's forward to every layer's attention.
+
+    Attributes:
+        work: from the backend's `prepare`.
+        output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads; None: all.
+    """
+
+    backend: AttentionBackend
+    cache: KVCache
+    work: Any
+    output_rows: torch.Tensor | None = None
+
+
+def window_of(sliding_window: int | None, config: Any) -> int:
+    """The backends' window; 0 where a sliding window is as long as the model's context, so that it hides nothing."""
+    return 0 if sliding_window is None or sliding_window >= config.max_position_embeddings else int(sliding_window)
+
+
 def make_attention(
-    name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, is_swiglu: bool
+    name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
 ) -> AttentionBackend:
     """The named backend for a model's shape on a device.
 
@@ -78,7 +111,7 @@ def make_attention(
         name: as in `EngineConfig.attention`. "auto" is "fused" on a GPU; on the CPU it is "native" where that covers
             the model and compiles, else "torch".
         block_size: tokens in a KV block.
-        is_swiglu: whether the model's layers compute silu(gate) * up without biases.
+        has_layers: whether the backends' own layers compute what the model's do; else they bring attention alone.
     Raises:
         ConfigError: the backend does not run on the device, or does not cover the model.
     """
@@ -91,14 +124,12 @@ def make_attention(
     if name == "auto" and device.type != "cpu":
         name = "fused"
     if name not in ("auto", "native", "torch"):
-        return _make_triton_attention(name, **shape, block_size=block_size, device=device, is_swiglu=is_swiglu)
+        return _make_triton_attention(name, **shape, block_size=block_size, device=device, has_layers=has_layers)
     if device.type != "cpu":
         raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
     if name != "torch":
         try:
-            if not is_swiglu:
-                raise ValueError("needs layers of silu(gate) * up without biases")
-            return NativeBackend(**shape, block_size=block_size, folder=cache_folder())
+            return NativeBackend(**shape, block_size=block_size, folder=cache_folder(), has_layers=has_layers)
         except (ValueError, NativeBuildError) as error:
             if name == "native":
                 raise ConfigError(f"attention 'native': {error}") from error

@@ -1,35 +1,16 @@
-"""What replaces parts of a transformers model: its attention, and where the backend brings its own, its layers.
+"""What replaces layers of a transformers model, where the attention backend brings its own.
 
-Nothing that a model asks for is ignored. A keyword or a weight that changes the result and is not computed here raises
-`ModelError`.
+No weight of a layer is ignored: one that is not computed with raises `ModelError`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from engine.errors import ModelError
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear, OutputLayer
-from engine.kv.kv_cache import KVCache
-from engine.model.attention import AttentionBackend
-
-ATTENTION_NAME = "batchloom"
-
-_IGNORED = frozenset(["position_ids"])
-"""The rotation has used the positions before attention is called."""
-
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "dropout": (None, 0.0),
-    "is_causal": (None, True),
-    "softcap": (None, 0.0),
-    "use_cache": (None, False),
-    "output_attentions": (None, False),
-}
-"""Values of a keyword that change nothing. Of all other keywords only None does."""
+from engine.model.attention import AttentionStep, window_of
 
 _WEIGHTS = frozenset(
     [
@@ -41,79 +22,6 @@ _WEIGHTS = frozenset(
     ]
 )
 """The parameters of a layer that `read_weights` reads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionStep:
-    """What travels through the model's forward to every layer's attention.
-
-    Attributes:
-        work: from the backend's `prepare`.
-        output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads; None: all.
-    """
-
-    backend: AttentionBackend
-    cache: KVCache
-    work: Any
-    output_rows: torch.Tensor | None = None
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def attend(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    attention_step: AttentionStep,
-    **keywords: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: causal attention over the step's KV.
-
-    Args:
-        module: the layer's attention.
-        query: ``[1, num_q_heads, T, head_dim]``.
-        key, value: ``[1, num_kv_heads, T, head_dim]``.
-        attention_mask: None: who sees what is in the `AttentionBatch`.
-        scaling: of the scores.
-        keywords: whatever else the model passes.
-    Raises:
-        ModelError: the model asks for something that is not computed.
-    """
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    refuse_keywords(f"layer {layer}", keywords | {"attention_mask": attention_mask}, module.config)
-    backend, work = attention_step.backend, attention_step.work
-    k_cache, v_cache = attention_step.cache.keys[layer], attention_step.cache.values[layer]
-    backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_cache, v_cache, work)
-    out = backend.attend(query[0].transpose(0, 1), k_cache, v_cache, work, scale=scaling)
-    return out.unsqueeze(0), None
-
-
-AttentionInterface.register(ATTENTION_NAME, attend)
-# No mask function is registered under this name. So transformers makes no mask, and does not look for packed sequences
-# in the positions, which would make the host wait for the device in each step.
-
-
-def refuse_keywords(where: str, keywords: Mapping[str, Any], config: Any) -> None:
-    """Refuses keywords to attention that would change its result.
-
-    Args:
-        where: the layer, for the message.
-        config: of the model; a sliding window as long as its context hides nothing.
-    Raises:
-        ModelError: a keyword has a value that is not neutral.
-    """
-    for name, value in keywords.items():
-        if value is None or name in _IGNORED:
-            continue
-        if name == "sliding_window" and value >= config.max_position_embeddings:
-            continue
-        if isinstance(value, torch.Tensor):
-            raise ModelError(f"{where}: attention with {name}=<tensor of shape {tuple(value.shape)}> is not supported")
-        if value not in _NEUTRAL.get(name, ()):
-            raise ModelError(f"{where}: attention with {name}={value!r} is not supported")
 
 
 class ReplacedLayers(nn.Module):
@@ -157,14 +65,14 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
     """The weights of a transformers layer. The supported families differ by biases and by norms of the heads.
 
     Raises:
-        ModelError: the layer has a parameter that no operation reads, or an attention that is not full and causal.
+        ModelError: the layer has a parameter that no operation reads, or an attention that is not causal.
     """
     for name, _ in layer.named_parameters():
         if name not in _WEIGHTS:
             raise ModelError(f"layer {index}: the parameter {name} is not supported")
     attention, mlp = layer.self_attn, layer.mlp
-    asked = {name: getattr(attention, name, None) for name in ("sliding_window", "is_causal")}
-    refuse_keywords(f"layer {index}", asked, attention.config)
+    if not attention.is_causal:
+        raise ModelError(f"layer {index}: attention with is_causal=False is not supported")
     has_head_norms = hasattr(attention, "q_norm")
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight,
@@ -178,7 +86,15 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
         k_norm=attention.k_norm.weight if has_head_norms else None,
         epsilon=float(layer.input_layernorm.variance_epsilon),
         scale=float(attention.scaling),
+        window=window_of(_sliding_window(attention), attention.config),
     )
+
+
+def _sliding_window(attention: Any) -> int | None:
+    """Of a layer's attention: its own where layers differ (qwen2, qwen3), else the model's (mistral)."""
+    if hasattr(attention, "sliding_window"):
+        return attention.sliding_window  # type: ignore[no-any-return]
+    return getattr(attention.config, "sliding_window", None)
 
 
 def _joined(*linears: nn.Linear) -> Linear:

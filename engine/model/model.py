@@ -19,16 +19,10 @@ from engine.errors import ModelError
 from engine.kernels.cpu.native_build import find_compiler
 from engine.kernels.decoder_layer import LayerWeights, OutputLayer
 from engine.kv.kv_cache import KVCache, KVShape
-from engine.model.attention import AttentionBackend
+from engine.model.attention import AttentionBackend, AttentionStep
 from engine.model.checkpoint import check_supported, no_progress_bars, resolve_checkpoint
-from engine.model.layers import (
-    ATTENTION_NAME,
-    AttentionStep,
-    ReplacedLayers,
-    TiedEmbedding,
-    TorchOutputLayer,
-    read_weights,
-)
+from engine.model.layers import ReplacedLayers, TiedEmbedding, TorchOutputLayer, read_weights
+from engine.model.stock_attention import ATTENTION_NAME
 from engine.scheduling.token_batch import TokenBatch
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -42,7 +36,7 @@ class Model:
 
     Attributes:
         max_positions: longest sequence that the checkpoint's positions allow.
-        is_swiglu: whether the layers' own products are silu(gate) * up without biases.
+        has_plain_layers: whether the backends' own layers compute what the model's do.
         eos_token_ids: tokens that end an answer.
     """
 
@@ -66,7 +60,7 @@ class Model:
             head_dim=int(head_dim),
             dtype=self.dtype,
         )
-        self.is_swiglu = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
+        self.has_plain_layers = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
         self.eos_token_ids = _eos_token_ids(language_model)
         self.is_compiled = False
         self._has_replaced_layers = False

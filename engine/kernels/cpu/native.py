@@ -7,43 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native_build import ELEMENT_TYPES, KERNELS, load_library
-
-Ints = npt.NDArray[np.int64]
+from engine.kernels.cpu.native_work import NativeWork, cut_rows
 
 SUB_BLOCK_TOKENS = 32
 """KV tokens that lie together; a block size is a multiple of it."""
 
 TILE_ROWS = 32
 """Query rows, a token's query heads of one KV head each, that one piece of work takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeWork:
-    """One step's attention, prepared once and used by every layer. Items are what one thread does for one KV head.
-
-    Attributes:
-        slots: int64 ``[T]``, where each row's key and value are written.
-        shared: int64 ``[n, 4]``: first row, number of rows, start in prefix_blocks, prefix tokens; rows of several
-            sequences of a group against their prefix, which is read once for all of them.
-        own: int64 ``[m, 7]``: first row, number of rows, start in own_blocks, own tokens that the first row sees,
-            start in prefix_blocks, prefix tokens to attend to as well (0 where `shared` did), whether `shared` did.
-        prefix_blocks, own_blocks: int32 block tables.
-        state: float32 scratch, what `shared` hands to `own`.
-    """
-
-    slots: Ints
-    shared: Ints
-    own: Ints
-    prefix_blocks: npt.NDArray[np.int32]
-    own_blocks: npt.NDArray[np.int32]
-    state: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,73 +81,38 @@ class NativeKernels:
         self._scratch = torch.empty(0, dtype=dtype)
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
-        """Cuts a step's rows into items. Called once a step.
-
-        Rows of short sequences of one group meet in tiles for their prefix; a sequence with enough rows to fill tiles
-        attends to prefix and own KV in one go.
-        """
-        num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
-        group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
-        prefix_len = batch.prefix_lens[group_of].astype(np.int64)
-        is_short = (num_rows < self._tile_tokens) & (prefix_len > 0)
-        # Alone with its prefix, a short sequence shares it with nobody.
-        num_short = np.bincount(group_of, weights=is_short, minlength=batch.num_groups)
-        is_short &= num_short[group_of] > 1
-        own_sequence, own_offset, own_count = _cut(num_rows, self._tile_tokens)
-        first_visible = batch.suffix_lens.astype(np.int64) - num_rows + 1
-        own = np.stack(
-            [
-                batch.cu_seqlens_q[own_sequence] + own_offset,
-                own_count,
-                batch.suffix_block_starts[own_sequence],
-                first_visible[own_sequence] + own_offset,
-                batch.prefix_block_starts[group_of[own_sequence]],
-                np.where(is_short, 0, prefix_len)[own_sequence],
-                is_short[own_sequence],
-            ],
-            axis=1,
-            dtype=np.int64,
-        )
-        cost = own[:, 1] * (own[:, 3] + own[:, 5])
-        shared = self._shared_items(batch, is_short, group_of)
-        size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(shared) else 0
+        """Cuts a step's rows into items. Called once a step."""
+        work = cut_rows(batch, self._tile_tokens)
+        size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(work.shared) else 0
         if self._state.numel() < size:
             self._state = torch.empty(size)
-        return NativeWork(
-            slots=np.ascontiguousarray(batch.slot_mapping),
-            shared=shared,
-            own=np.ascontiguousarray(own[np.argsort(-cost, kind="stable")]),
-            prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
-            own_blocks=np.ascontiguousarray(batch.suffix_block_table),
-            state=self._state,
-        )
-
-    def _shared_items(self, batch: AttentionBatch, is_short: npt.NDArray[np.bool_], group_of: Ints) -> Ints:
-        """Runs of neighbouring short sequences of a group, cut into tiles."""
-        is_next_same = is_short[1:] & is_short[:-1] & (group_of[1:] == group_of[:-1])
-        starts = is_short & ~np.concatenate([[False], is_next_same])
-        ends = is_short & ~np.concatenate([is_next_same, [False]])
-        first = batch.cu_seqlens_q[:-1][starts].astype(np.int64)
-        run_rows = batch.cu_seqlens_q[1:][ends] - first
-        run, offset, count = _cut(run_rows, self._tile_tokens)
-        group = group_of[starts][run]
-        items = [first[run] + offset, count, batch.prefix_block_starts[group], batch.prefix_lens[group]]
-        shared = np.stack(items, axis=1, dtype=np.int64)
-        return np.ascontiguousarray(shared[np.argsort(-shared[:, 1] * shared[:, 3], kind="stable")])
+        return replace(work, state=self._state)
 
     def attend(
-        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, *, scale: float
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: NativeWork,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`.
 
         Query rows may be strided, heads lie together. The caches are laid out in the order of cpp/attention.h.
         """
         out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
+        sinks = None if sinks is None else sinks.float().contiguous()
         self._attend(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
             *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scale),
+            *(softcap, window, None if sinks is None else sinks.data_ptr()),
             *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
-            *(work.prefix_blocks.ctypes.data, work.own_blocks.ctypes.data, work.state.data_ptr()),
+            *(array.ctypes.data for array in (work.prefix_blocks, work.own_blocks, work.own_seen)),
+            work.state.data_ptr(),
         )
         return out.view(-1, self.num_q_heads, self.head_dim)
 
@@ -289,11 +229,3 @@ class NativeKernels:
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
         """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""
         return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]
-
-
-def _cut(lengths: Ints, most: int) -> tuple[Ints, Ints, Ints]:
-    """Ranges cut into pieces of at most `most`: each piece's range, offset in it, and length."""
-    num_pieces = cdiv(lengths, most)
-    owner = np.repeat(np.arange(len(lengths)), num_pieces)
-    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * most
-    return owner, offset, np.minimum(lengths[owner] - offset, most)

@@ -26,7 +26,10 @@ _WIDE_FLAGS = ("-mprefer-vector-width=512",)  # refused by compilers for other p
 
 _I64, _INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 KERNELS: dict[str, list[Any]] = {
-    "attend": [_POINTER, _I64, *[_POINTER] * 3, *[_INT] * 4, _FLOAT, *[_POINTER, _I64] * 2, *[_POINTER] * 3],
+    "attend": [
+        *[_POINTER, _I64, *[_POINTER] * 3, *[_INT] * 4, _FLOAT, _FLOAT, _INT, _POINTER],
+        *[*[_POINTER, _I64] * 2, *[_POINTER] * 4],
+    ],
     "rms_norm": [*[_POINTER] * 3, *[_I64] * 2, _FLOAT],
     "rotate_and_store": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 3, _I64, *[_INT] * 4],
     "swiglu": [*[_POINTER] * 2, *[_I64] * 2],

@@ -2,33 +2,46 @@
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native import TILE_ROWS, NativeKernels, NativeWork, PackedWeight
+from engine.kernels.cpu.native import TILE_ROWS, NativeKernels, PackedWeight
+from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerByLayer, LayerState, LayerWeights
 
 _POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
 class NativeBackend(NativeKernels):
-    """The CPU kernels as an `engine.model.attention.AttentionBackend`, which computes whole layers."""
+    """The CPU kernels as an `engine.model.attention.AttentionBackend`.
+
+    Args:
+        has_layers: whether these layers compute what the model's do; else `make_layers` has none.
+        shape: see `NativeKernels`.
+    """
 
     name = "native"
     graphable = None
+
+    def __init__(self, *, has_layers: bool, **shape: Any) -> None:
+        super().__init__(**shape)
+        self._has_layers = has_layers
 
     def scratch_bytes(self, num_rows: int) -> int:
         """None of a GPU."""
         return 0
 
-    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers in one C++ call where this CPU multiplies bf16, else with torch's products.
 
         Args:
             weights: taken one after the other, so that the caller can free each layer before the next one is copied.
         """
+        if not self._has_layers:
+            return None
         packed: list[_PackedLayer] = []
         unpacked: list[_UnpackedLayer] = []
         for layer in weights:
@@ -86,8 +99,9 @@ class _UnpackedLayer:
         )
 
     def attend(self, s: LayerState) -> None:
+        w = self._weights
         query = s.qkv.view(len(s.qkv), -1, self._kernels.head_dim)[:, : self._kernels.num_q_heads]
-        s.attended = self._kernels.attend(query, *s.caches, s.work, scale=self._weights.scale).flatten(1)
+        s.attended = self._kernels.attend(query, *s.caches, s.work, scale=w.scale, window=w.window).flatten(1)
 
     def select_rows(self, s: LayerState) -> None:
         if s.output_rows is not None:
@@ -118,7 +132,7 @@ _WEIGHTS = (
     *("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm"),
     *("output", "output_bias", "mlp_norm", "gate_up", "down"),
 )
-_STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "state")
+_STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state")
 _SCRATCH = ("normed", "qkv", "attended", "gated")
 
 
@@ -130,7 +144,7 @@ class _PackedLayer(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in _WEIGHTS),
         *((name, _I64) for name in ("hidden_size", "intermediate_size")),
-        *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size")),
+        *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
         *((name, _FLOAT) for name in ("epsilon", "scale")),
     )
 
@@ -159,7 +173,7 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> _PackedLayer | None:
     packed = _PackedLayer(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(qkv.depth, down.depth),
-        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size),
+        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
         *(layer.epsilon, layer.scale),
     )
     packed.tensors = tensors
@@ -195,6 +209,7 @@ class PackedLayers:
         step = _LayerStep(
             *(cos.data_ptr(), sin.data_ptr()),
             *(array.ctypes.data for array in (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks)),
+            work.own_seen.ctypes.data,
             *(work.state.data_ptr(), num_rows, len(work.shared), len(work.own)),
             *(part.data_ptr() for part in scratch),
         )

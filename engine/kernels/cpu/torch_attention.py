@@ -17,6 +17,7 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.cpu.sequence_attention import attend_by_sequence
 from engine.kernels.decoder_layer import LayerWeights
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -63,6 +64,7 @@ class _Bucket:
 class CpuWork:
     """One step's attention, prepared once and used by every layer."""
 
+    batch: AttentionBatch
     slots: torch.Tensor
     prefixes: tuple[_Part, ...]
     long_chunks: tuple[_Part, ...]
@@ -111,6 +113,7 @@ class CpuAttention:
         num_rows = np.diff(batch.cu_seqlens_q)
         is_long = num_rows > LONGEST_BUCKETED_CHUNK
         return CpuWork(
+            batch=batch,
             slots=torch.from_numpy(batch.slot_mapping),
             prefixes=tuple(prefixes),
             long_chunks=tuple(_long_chunk(batch, sequence) for sequence in np.flatnonzero(is_long).tolist()),
@@ -125,17 +128,22 @@ class CpuAttention:
         v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, work.slots, value)
 
     def attend(
-        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork, *, scale: float
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: CpuWork,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of a whole token batch.
-
-        Args:
-            query: ``[T, num_q_heads, head_dim]``.
-            k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
-            scale: applied to the logits.
-        Returns:
-            ``[T, num_q_heads, head_dim]`` in query's dtype.
-        """
+        """See `AttentionBackend.attend`."""
+        if softcap or window or sinks is not None:
+            return attend_by_sequence(
+                query, k_cache, v_cache, work.batch, scale=scale, softcap=softcap, window=window, sinks=sinks
+            )
         num_rows = query.shape[0]
         by_head = (self.num_kv_heads, num_rows, self.group_size, self.head_dim)
         packed = query.reshape(num_rows, *by_head[:1], *by_head[2:]).transpose(0, 1).contiguous()
@@ -144,7 +152,7 @@ class CpuAttention:
         for part in work.long_chunks:
             out[:, part.rows], lse[:, part.rows] = self._attend_part(packed, k_cache, v_cache, part, scale)
         for bucket in work.buckets:
-            self._attend_bucket(packed, k_cache, v_cache, bucket, scale, out, lse)
+            self._attend_bucket(packed, (k_cache, v_cache), bucket, scale, out, lse)
         if work.prefixes:
             first, last = work.prefixes[0].rows.start, work.prefixes[-1].rows.stop
             shared = torch.empty((by_head[0], last - first, *by_head[2:]), dtype=query.dtype)
@@ -178,22 +186,14 @@ class CpuAttention:
         return out, lse
 
     def _attend_bucket(
-        self,
-        packed: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        bucket: _Bucket,
-        scale: float,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
+        self, packed: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], bucket: _Bucket, scale: float,
+        out: torch.Tensor, lse: torch.Tensor,
+    ) -> None:  # fmt: skip
         num_heads, _, group_size, head_dim = packed.shape
         shape = (num_heads, bucket.num_sequences, -1, head_dim)
         query = packed.index_select(1, bucket.rows).view(shape).transpose(0, 1)
         kv_shape = (bucket.num_sequences, bucket.num_tokens, num_heads, head_dim)
-        key, value = (
-            gathered.view(kv_shape).transpose(1, 2) for gathered in self._gather(k_cache, v_cache, bucket.blocks)
-        )
+        key, value = (gathered.view(kv_shape).transpose(1, 2) for gathered in self._gather(*caches, bucket.blocks))
         own, own_lse = _flash(query, key, value, 0.0, False, attn_mask=bucket.mask, scale=scale)
         own = own.transpose(0, 1).reshape(num_heads, -1, group_size, head_dim)
         own_lse = own_lse.transpose(0, 1).reshape(num_heads, -1, group_size)

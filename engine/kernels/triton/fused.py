@@ -23,7 +23,7 @@ import triton.language as tl
 
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
-from engine.kernels.triton.merge import merge_rows
+from engine.kernels.triton.merge import merge_rows, sink_scores
 from engine.kernels.triton.tile import (
     FIRST_PART,
     IS_WIDE,
@@ -58,11 +58,11 @@ def _finish_stores(IS_AMD: tl.constexpr):
 @triton.jit
 def _run_tile(
     out, query, key_cache, value_cache, tile, row_ids, rows, block_table, partial_out, partial_lse, counters,
-    kv_head, scale, cap, window,
+    sinks, kv_head, scale, cap, window,
     stride_out_row, stride_out_head, stride_query_row, stride_query_head, stride_block, stride_token, stride_head,
     NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT_LOOP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, WIDENS_DOT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, WIDENS_DOT: tl.constexpr,
     IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
 ):  # fmt: skip
     row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
@@ -84,6 +84,8 @@ def _run_tile(
     out_rows = out + row.to(tl.int64) * stride_out_row + head * stride_out_head
     part = tl.load(tile + PART)
     if part < 0:
+        if HAS_SINKS:  # the tile is all of its rows' attention: what the sink leaves of it
+            result *= (1.0 / (1.0 + tl.exp2(sink_scores(sinks, head) - lse)))[:, None]
         tl.store(out_rows[:, None] + dim[None, :], result, mask=is_element)
     else:
         NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP_SIZE
@@ -101,19 +103,20 @@ def _run_tile(
             # What the announcing threads have acquired holds for all threads behind this barrier.
             tl.debug_barrier()
             merge_rows(
-                out_rows, partial_out, partial_lse, first_part, num_parts, head, is_last, NUM_Q_HEADS, HEAD_DIM, M
-            )
+                out_rows, partial_out, partial_lse, first_part, num_parts, head, is_last, sinks,
+                NUM_Q_HEADS, HEAD_DIM, M, HAS_SINKS,
+            )  # fmt: skip
 
 
 @triton.jit
 def _attention_kernel(
     out, query, key_cache, value_cache, work, partial_out, partial_lse, counters,
-    row_ids_at, rows_at, block_table_at, scale, cap, window,
+    sinks, row_ids_at, rows_at, block_table_at, scale, cap, window,
     stride_out_row, stride_out_head, stride_query_row, stride_query_head, stride_block, stride_token, stride_head,
     NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NARROW_M: tl.constexpr, NARROW_N: tl.constexpr, WIDE_M: tl.constexpr, WIDE_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, WIDENS_DOT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, WIDENS_DOT: tl.constexpr,
     IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -126,20 +129,20 @@ def _attention_kernel(
         if WIDE_M > 0 and is_wide:
             _run_tile(
                 out, query, key_cache, value_cache, tile, work + row_ids_at, work + rows_at, work + block_table_at,
-                partial_out, partial_lse, counters, kv_head, scale, cap, window,
+                partial_out, partial_lse, counters, sinks, kv_head, scale, cap, window,
                 stride_out_row, stride_out_head, stride_query_row, stride_query_head,
                 stride_block, stride_token, stride_head,
                 NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, WIDE_M, WIDE_N, True,
-                HAS_WINDOW, HAS_CAP, WIDENS_DOT, IS_MERGING, IS_AMD,
+                HAS_WINDOW, HAS_CAP, HAS_SINKS, WIDENS_DOT, IS_MERGING, IS_AMD,
             )  # fmt: skip
         else:
             _run_tile(
                 out, query, key_cache, value_cache, tile, work + row_ids_at, work + rows_at, work + block_table_at,
-                partial_out, partial_lse, counters, kv_head, scale, cap, window,
+                partial_out, partial_lse, counters, sinks, kv_head, scale, cap, window,
                 stride_out_row, stride_out_head, stride_query_row, stride_query_head,
                 stride_block, stride_token, stride_head,
                 NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, NARROW_M, NARROW_N, False,
-                HAS_WINDOW, HAS_CAP, WIDENS_DOT, IS_MERGING, IS_AMD,
+                HAS_WINDOW, HAS_CAP, HAS_SINKS, WIDENS_DOT, IS_MERGING, IS_AMD,
             )  # fmt: skip
 
 
@@ -155,6 +158,7 @@ def launch_attention(
     scale: float,
     softcap: float,
     window: int,
+    sinks: torch.Tensor | None,
     is_merging: bool,
     is_amd: bool,
 ) -> None:
@@ -165,7 +169,7 @@ def launch_attention(
         key_cache, value_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, with the same strides.
         work: the step's tiles on the device; its partial results and counters are written.
         first_tile: a multiple of 4 (64 bytes).
-        scale, softcap, window: see `TritonAttention.attend_into`.
+        scale, softcap, window, sinks: see `AttentionBackend.attend`.
         is_merging: merge the partial results of a row into `out`; False: they stay where they are.
         is_amd: whether the device is an AMD GPU.
     """
@@ -175,6 +179,7 @@ def launch_attention(
     skipped = first_tile * int(TILE_WIDTH.value)
     _attention_kernel[(num_tiles * num_kv_heads,)](
         out, query, key_cache, value_cache, work.work[skipped:], work.partial_out, work.partial_lse, work.counters,
+        work.partial_lse if sinks is None else sinks,
         work.row_ids_at - skipped, work.rows_at - skipped, work.block_table_at - skipped,
         2 * LOG2_E * scale / softcap if softcap else LOG2_E * scale, LOG2_E * softcap, window,
         *out.stride()[:2], *query.stride()[:2], *key_cache.stride()[:3],
@@ -182,7 +187,7 @@ def launch_attention(
         HEAD_DIM=head_dim, HEAD_DIM_PADDED=triton.next_power_of_2(max(head_dim, 16)), BLOCK_SIZE=block_size,
         NARROW_M=launch.narrow.rows, NARROW_N=launch.narrow.tokens,
         WIDE_M=launch.wide.rows if launch.wide else 0, WIDE_N=launch.wide.tokens if launch.wide else 0,
-        HAS_WINDOW=window > 0, HAS_CAP=softcap > 0,
+        HAS_WINDOW=window > 0, HAS_CAP=softcap > 0, HAS_SINKS=sinks is not None,
         WIDENS_DOT=is_interpreted() and query.dtype == torch.bfloat16, IS_MERGING=is_merging, IS_AMD=is_amd,
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True, **launch.options,
     )  # fmt: skip
@@ -204,10 +209,11 @@ class FusedAttention(TritonAttention):
         scale: float,
         softcap: float,
         window: int,
+        sinks: torch.Tensor | None,
     ) -> None:
         launch_attention(
             out, query, k_cache, v_cache, work, first_tile=0, num_tiles=work.num_tiles,
-            scale=scale, softcap=softcap, window=window, is_merging=True, is_amd=self.is_amd,
+            scale=scale, softcap=softcap, window=window, sinks=sinks, is_merging=True, is_amd=self.is_amd,
         )  # fmt: skip
 
 

@@ -43,7 +43,8 @@ class GpuLayer:
         del s.qkv
 
     def attend(self, s: LayerState) -> None:
-        s.attended = self._attention.attend(s.query, *s.caches, s.work, scale=self._weights.scale).flatten(1)
+        w = self._weights
+        s.attended = self._attention.attend(s.query, *s.caches, s.work, scale=w.scale, window=w.window).flatten(1)
         del s.query
 
     def select_rows(self, s: LayerState) -> None:

@@ -23,6 +23,12 @@ _COLUMNS = tl.constexpr(32)
 
 
 @triton.jit
+def sink_scores(sinks, head):
+    """The heads' scores of nothing, base 2."""
+    return tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+
+
+@triton.jit
 def merge_rows(
     out_rows,
     partial_out,
@@ -31,13 +37,16 @@ def merge_rows(
     num_parts,
     head,
     is_merged,
+    sinks,
     NUM_Q_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     M: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Merges the parts of the rows where is_merged ``[M]`` and stores them.
 
     out_rows: pointers ``[M]`` to the rows' first element. first_part, num_parts, head (of all query heads): ``[M]``.
+    A sink (`sink_scores`) enters as a part that has a weight and no output.
     A few columns at a time: the merge must not need more registers than the tile that it ends.
     """
     most = tl.max(tl.where(is_merged, num_parts, 0), 0)
@@ -48,6 +57,9 @@ def merge_rows(
         acc = tl.zeros([M, _COLUMNS], dtype=tl.float32)
         top = tl.full([M], float("-inf"), dtype=tl.float32)
         total = tl.zeros([M], dtype=tl.float32)
+        if HAS_SINKS:
+            top = sink_scores(sinks, head)
+            total = tl.full([M], 1.0, dtype=tl.float32)
         for part in range(most):
             is_read = is_merged & (part < num_parts)
             where = (first_part + part).to(tl.int64) * NUM_Q_HEADS + head
@@ -72,8 +84,8 @@ def merge_rows(
 
 @triton.jit
 def _merge_kernel(
-    out, partial_out, partial_lse, rows, num_pairs, stride_out_row, stride_out_head,
-    NUM_Q_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, M: tl.constexpr,
+    out, partial_out, partial_lse, rows, sinks, num_pairs, stride_out_row, stride_out_head,
+    NUM_Q_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, M: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     is_pair = pair < num_pairs
@@ -84,15 +96,23 @@ def _merge_kernel(
     # A row of one part was finished by its tile.
     merge_rows(
         out + row * stride_out_row + head * stride_out_head, partial_out, partial_lse, first_part, num_parts, head,
-        num_parts > 1, NUM_Q_HEADS, HEAD_DIM, M,
+        num_parts > 1, sinks, NUM_Q_HEADS, HEAD_DIM, M, HAS_SINKS,
     )  # fmt: skip
 
 
-def merge_partials(out: torch.Tensor, work: DeviceWork) -> None:
-    """Merges a step's partial results into out ``[T, num_q_heads, head_dim]``; rows of one part keep what they have."""
+def merge_partials(out: torch.Tensor, work: DeviceWork, sinks: torch.Tensor | None = None) -> None:
+    """Merges a step's partial results into out; rows of one part keep what they have.
+
+    Args:
+        out: ``[T, num_q_heads, head_dim]``.
+        work: the step's tiles, which are computed.
+        sinks: ``[num_q_heads]`` or None.
+    """
     num_rows, num_q_heads, head_dim = out.shape
     rows_a_program = 16
     _merge_kernel[(triton.cdiv(num_rows * num_q_heads, rows_a_program),)](
-        out, work.partial_out, work.partial_lse, work.work[work.rows_at :], num_rows * num_q_heads, *out.stride()[:2],
-        NUM_Q_HEADS=num_q_heads, HEAD_DIM=head_dim, M=rows_a_program, num_warps=4, enable_fp_fusion=True,
+        out, work.partial_out, work.partial_lse, work.work[work.rows_at :],
+        work.partial_lse if sinks is None else sinks, num_rows * num_q_heads, *out.stride()[:2],
+        NUM_Q_HEADS=num_q_heads, HEAD_DIM=head_dim, M=rows_a_program, HAS_SINKS=sinks is not None,
+        num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

@@ -54,13 +54,14 @@ class RelayAttention(TritonAttention):
         scale: float,
         softcap: float,
         window: int,
+        sinks: torch.Tensor | None,
     ) -> None:
         middle = work.num_prefix_tiles
         for first, last in ((0, middle), (middle, work.num_tiles)):
             if first < last:
                 launch_attention(
                     out, query, k_cache, v_cache, work, first_tile=first, num_tiles=last - first,
-                    scale=scale, softcap=softcap, window=window, is_merging=False, is_amd=self.is_amd,
+                    scale=scale, softcap=softcap, window=window, sinks=sinks, is_merging=False, is_amd=self.is_amd,
                 )  # fmt: skip
         if work.capacity.num_partials:
-            merge_partials(out, work)
+            merge_partials(out, work, sinks)

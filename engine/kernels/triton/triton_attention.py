@@ -51,7 +51,7 @@ class TritonAttention(ABC):
         block_size: tokens in a KV block.
         device: a CUDA or ROCm GPU, or the CPU where Triton interprets (TRITON_INTERPRET=1).
         architecture: names the tuned configuration; "auto" is the device's own.
-        is_swiglu: whether the model's layers compute silu(gate) * up without biases, so that `make_layers` has them.
+        has_layers: whether `GpuLayer` computes what the model's layers do.
     Raises:
         ValueError: a shape or dtype that the kernels do not cover, or a device that cannot run them.
     """
@@ -70,7 +70,7 @@ class TritonAttention(ABC):
         block_size: int,
         device: torch.device,
         architecture: str = "auto",
-        is_swiglu: bool = False,
+        has_layers: bool = False,
     ) -> None:
         if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
             raise ValueError(
@@ -89,7 +89,7 @@ class TritonAttention(ABC):
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.group_size = num_q_heads // num_kv_heads
         self.dtype, self.block_size, self.device = dtype, block_size, device
-        self.is_swiglu = is_swiglu
+        self.has_layers = has_layers
         self.is_amd = device.type == "cuda" and torch.version.hip is not None
         self.tuned = load_tuned(
             architecture_of(device) if architecture == "auto" else architecture,
@@ -136,7 +136,7 @@ class TritonAttention(ABC):
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers of few launches; None where the model's own ones stay, as they compute something else."""
-        return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.is_swiglu else None
+        return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """The model's own output layer stays."""
@@ -186,10 +186,11 @@ class TritonAttention(ABC):
         scale: float,
         softcap: float = 0.0,
         window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`; `attend_into` explains softcap and window."""
+        """See `AttentionBackend.attend`."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.attend_into(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window)
+        self.attend_into(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window, sinks=sinks)
         return out
 
     def attend_into(
@@ -203,6 +204,7 @@ class TritonAttention(ABC):
         scale: float,
         softcap: float = 0.0,
         window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Attention of a whole token batch.
 
@@ -213,6 +215,7 @@ class TritonAttention(ABC):
             scale: applied to the scores.
             softcap: c: scores become c * tanh(score / c); 0: they stay.
             window: a row sees this many positions, its own included; 0: all.
+            sinks: ``[num_q_heads]``, a score of each head without a value: it takes its share of the weights.
         Raises:
             ValueError: shapes, dtypes or strides that the launch does not cover.
         """
@@ -236,7 +239,9 @@ class TritonAttention(ABC):
                 )
         if softcap < 0 or window < 0:
             raise ValueError(f"softcap and window must not be negative, got {softcap} and {window}")
-        self._launch(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window)
+        if sinks is not None and (sinks.shape != (self.num_q_heads,) or not sinks.is_contiguous()):
+            raise ValueError(f"sinks must be contiguous [{self.num_q_heads}], got {tuple(sinks.shape)}")
+        self._launch(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window, sinks=sinks)
 
     @abstractmethod
     def _launch(
@@ -250,6 +255,7 @@ class TritonAttention(ABC):
         scale: float,
         softcap: float,
         window: int,
+        sinks: torch.Tensor | None,
     ) -> None: ...
 
 

@@ -39,6 +39,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     softcap: float = 0.0
     window: int = 0
+    has_sinks: bool = False
     num_orders: int = 1
     launch: str = ""
 
@@ -101,6 +102,9 @@ CASES = (
     Case(name="a window over split ranges", groups=[decode(300, (3, 1)), decode(0, (200,))], window=100,
          num_orders=2),
     Case(name="a soft cap", groups=MIXED, backends=_ALL, num_kv_heads=1, softcap=3.0),
+    Case(name="sinks, merged or not", groups=MIXED, backends=_ALL, has_sinks=True),
+    Case(name="sinks over split ranges", groups=[decode(300, (3, 1))], num_q_heads=3, num_kv_heads=1,
+         has_sinks=True, num_orders=2),
     Case(name="a soft cap and a window", groups=MIXED, softcap=2.0, window=30, head_dim=96),
 )  # fmt: skip
 

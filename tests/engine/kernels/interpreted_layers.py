@@ -267,7 +267,7 @@ def run_layers() -> tuple[list[str], float]:
         layers = [draw_layer(num_q_heads, num_kv_heads, head_dim, has_extras, seed) for seed in range(3)]
         shape = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": 16}
         settings = {"dtype": torch.float32, "device": torch.device("cpu")}
-        backend: TritonAttention = BACKENDS[name](**shape, **settings, is_swiglu=True)
+        backend: TritonAttention = BACKENDS[name](**shape, **settings, has_layers=True)
         computed = backend.make_layers(iter(layers))
         assert computed is not None
         keys, values = ([cache.clone() for cache in kv[:, i]] for i in range(2))

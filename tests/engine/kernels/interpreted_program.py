@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ def check(case: Case, backend: TritonAttention, batch: AttentionBatch, num_block
     launches = [launch for launch in backend.tuned.launches if launch.name == case.launch]
     work_list = backend.plan(batch, launches)
     layers = [make_inputs(case, batch, num_blocks, seed) for seed in (1, 2)]
-    settings = {"scale": case.head_dim**-0.5, "softcap": case.softcap, "window": case.window}
+    sinks = torch.linspace(-1.0, 2.0, case.num_q_heads) if case.has_sinks else None
+    settings = {"scale": case.head_dim**-0.5, "softcap": case.softcap, "window": case.window, "sinks": sinks}
     for inputs in layers:
         expected_caches = [cache.clone() for cache in (inputs.k_cache, inputs.v_cache)]
         work = backend.reserve(WorkCapacity.of(work_list), work_list.launch)
@@ -61,7 +63,7 @@ def check_layer(
     work: DeviceWork,
     inputs: Inputs,
     batch: AttentionBatch,
-    settings: dict[str, float],
+    settings: dict[str, Any],
     first_results: list[torch.Tensor],
     order: int,
     layer: int,
@@ -91,7 +93,7 @@ def check_unfinished(
     work_list: WorkList,
     inputs: Inputs,
     batch: AttentionBatch,
-    settings: dict[str, float],
+    settings: dict[str, Any],
 ) -> Iterator[str]:
     """Without one tile, the rows of that tile must stay unwritten, each counted one part short; all others are done.
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,19 @@ from engine.kernels.cpu.torch_attention import LONGEST_BUCKETED_CHUNK, CpuAttent
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 300
+NO_RULE: dict[str, Any] = {}
+
+
+def rules(num_q_heads: int) -> dict[str, dict[str, Any]]:
+    """What a layer may ask of attention besides scaling, alone and together."""
+    sinks = torch.linspace(-1.5, 2.5, num_q_heads)
+    return {
+        "a window": {"window": 7},
+        "a window beyond some prompts": {"window": 45},
+        "a soft cap": {"softcap": 1.5},
+        "sinks": {"sinks": sinks},
+        "all": {"window": 33, "softcap": 0.7, "sinks": sinks},
+    }
 
 
 class Layout:
@@ -62,8 +76,16 @@ class Layout:
             block_size=block_size,
         )
 
-    def expected(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    def expected(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        rule: dict[str, Any] = NO_RULE,
+    ) -> torch.Tensor:
         """Row by row, in float64."""
+        softcap, window, sinks = rule.get("softcap", 0), rule.get("window", 0), rule.get("sinks")
         batch, out = self.batch, torch.empty_like(query, dtype=torch.float64)
         repeat = query.shape[1] // keys.shape[2]
         for group in range(batch.num_groups):
@@ -72,11 +94,15 @@ class Layout:
                 first, last = batch.cu_seqlens_q[sequence : sequence + 2]
                 own = self.slots(self.own_tables[sequence], int(batch.suffix_lens[sequence]))
                 for row in range(first, last):
-                    seen = prefix + own[: len(own) - (last - first) + (row - first) + 1]
+                    seen = (prefix + own[: len(own) - (last - first) + (row - first) + 1])[-window:]
                     key = keys.flatten(0, 1)[seen].double().repeat_interleave(repeat, 1)
                     value = values.flatten(0, 1)[seen].double().repeat_interleave(repeat, 1)
-                    weight = (torch.einsum("hd,thd->ht", query[row].double(), key) * scale).softmax(-1)
-                    out[row] = torch.einsum("ht,thd->hd", weight, value)
+                    scores = torch.einsum("hd,thd->ht", query[row].double(), key) * scale
+                    if softcap:
+                        scores = softcap * torch.tanh(scores / softcap)
+                    if sinks is not None:
+                        scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
+                    out[row] = torch.einsum("ht,thd->hd", scores.softmax(-1)[:, : len(seen)], value)
         return out
 
     def slots(self, table: list[int], length: int) -> list[int]:
@@ -128,6 +154,19 @@ def test_every_row_attends_to_its_prefix_and_its_own_past(
     out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.3)
     assert out.shape == query.shape
     assert (out - layout.expected(query, keys, values, 0.3)).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("rule", rules(1))
+@pytest.mark.parametrize("name", ["prefix at block ends", "long chunk below a prefix", "everything"])
+def test_windows_caps_and_sinks_are_computed(name: str, rule: str) -> None:
+    generator = torch.Generator().manual_seed(len(rule))
+    layout = Layout(BATCHES[name], torch.randperm(NUM_BLOCKS, generator=generator).tolist())
+    keys, values = (torch.randn(NUM_BLOCKS, BLOCK_SIZE, 2, 16, generator=generator) for _ in range(2))
+    query = torch.randn(6, layout.batch.num_rows, 16, generator=generator).transpose(0, 1)
+    backend = CpuAttention(num_q_heads=6, num_kv_heads=2, head_dim=16, dtype=torch.float32)
+    asked = rules(6)[rule]
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.3, **asked)
+    assert (out - layout.expected(query, keys, values, 0.3, asked)).abs().max() < 5e-6
 
 
 def test_bfloat16_stays_within_its_rounding() -> None:
@@ -212,6 +251,30 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
     folders: dict[str, Path],
 ) -> None:
     """Blocks are scattered; those of nobody, and slots beyond an end, hold values that would swamp any answer."""
+    check_native(name, dtype, most_error, heads, head_dim, folders[units], NO_RULE)
+
+
+@pytest.mark.parametrize("rule", rules(1))
+@pytest.mark.parametrize(
+    ("dtype", "most_error", "units"),
+    [(torch.float32, 6e-6, "best"), *((torch.bfloat16, 2e-2, units) for units in UNITS)],
+)
+@pytest.mark.parametrize("name", ["at sub-block ends", "beyond a chunk of scores", "everything"])
+def test_native_windows_caps_and_sinks_are_computed(
+    name: str, dtype: torch.dtype, most_error: float, units: str, rule: str, folders: dict[str, Path]
+) -> None:
+    check_native(name, dtype, most_error, (6, 2), 64, folders[units], rules(6)[rule])
+
+
+def check_native(
+    name: str,
+    dtype: torch.dtype,
+    most_error: float,
+    heads: tuple[int, int],
+    head_dim: int,
+    folder: Path,
+    rule: dict[str, Any],
+) -> None:
     generator = torch.Generator().manual_seed(len(name))
     num_q_heads, num_kv_heads = heads
     block_ids = torch.randperm(NUM_NATIVE_BLOCKS, generator=generator).tolist()
@@ -222,7 +285,7 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
         head_dim=head_dim,
         dtype=dtype,
         block_size=NATIVE_BLOCK_SIZE,
-        folder=folders[units],
+        folder=folder,
     )
     work = kernels.prepare(layout.batch)
     shape = (NUM_NATIVE_BLOCKS, NATIVE_BLOCK_SIZE, num_kv_heads, head_dim)
@@ -234,9 +297,9 @@ def test_native_rows_attend_to_their_prefix_and_their_own_past(
     # A strided query, as the fused projection gives it.
     qkv = torch.randn(layout.batch.num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype)
     query = qkv.view(layout.batch.num_rows, -1, head_dim)[:, :num_q_heads]
-    out = kernels.attend(query, k_cache, v_cache, work, scale=0.2)
+    out = kernels.attend(query, k_cache, v_cache, work, scale=0.2, **rule)
     assert out.shape == query.shape
-    assert (out.double() - layout.expected(query, keys, values, 0.2)).abs().max() < most_error
+    assert (out.double() - layout.expected(query, keys, values, 0.2, rule)).abs().max() < most_error
 
 
 @pytest.mark.parametrize("units", UNITS)

@@ -17,6 +17,7 @@ EPSILON, SCALE = 1e-5, 0.2
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
     made = NativeBackend(
+        has_layers=True,
         num_q_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=DIM,

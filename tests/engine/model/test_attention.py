@@ -17,14 +17,14 @@ from engine.model.attention import AttentionBackend, make_attention
 SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=32, dtype=torch.float32)
 
 
-def make(name: str, *, block_size: int = 32, device: str = "cpu", is_swiglu: bool = True) -> AttentionBackend:
+def make(name: str, *, block_size: int = 32, device: str = "cpu", has_layers: bool = True) -> AttentionBackend:
     return make_attention(
         name,  # type: ignore[arg-type]
         num_q_heads=2,
         kv_shape=SHAPE,
         block_size=block_size,
         device=torch.device(device),
-        is_swiglu=is_swiglu,
+        has_layers=has_layers,
     )
 
 
@@ -37,7 +37,6 @@ def test_auto_is_native_where_it_compiles() -> None:
     ("settings", "reason"),
     [
         ({"block_size": 16}, "block_size 16 is not a multiple of 32"),
-        ({"is_swiglu": False}, r"needs layers of silu\(gate\) \* up without biases"),
     ],
 )
 def test_what_native_does_not_cover_is_torchs_and_said(
@@ -48,6 +47,12 @@ def test_what_native_does_not_cover_is_torchs_and_said(
     assert caplog.messages[0].startswith("torch computes the layers, and the night takes about twice as long: ")
     with pytest.raises(ConfigError, match=f"attention 'native': {reason}"):
         make("native", **settings)  # type: ignore[arg-type]
+
+
+def test_native_attention_serves_layers_that_are_not_its_own() -> None:
+    backend = make("auto", has_layers=False)
+    assert backend.name == "native"
+    assert backend.make_layers(iter(())) is None
 
 
 def test_without_a_compiler_the_line_says_what_it_costs_and_which_package_mends_it(

@@ -11,36 +11,54 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
-from engine.model.layers import attend
+from engine.model.stock_attention import attend
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class RecordingBackend:
-    """Gives queries back, and notes the scale."""
+    """Gives queries back, and notes what was asked for."""
 
     def write_kv(self, *_: object) -> None:
         pass
 
-    def attend(self, query: torch.Tensor, *_: object, scale: float) -> torch.Tensor:
-        self.scale = scale
+    def attend(self, query: torch.Tensor, *_: object, **asked: object) -> torch.Tensor:
+        self.asked = asked
         return query
 
 
-def call(**keywords: object) -> float:
-    """Calls layer 3's attention as a model of 64 positions would; returns the scale that was used."""
+PLAIN = {"scale": 0.25, "softcap": 0.0, "window": 0, "sinks": None}
+
+
+def call(num_value_dims: int = 8, is_causal_module: bool = True, **keywords: object) -> dict[str, object]:
+    """Calls layer 3's attention as a model of 64 positions would; returns what the backend was asked for."""
     backend = RecordingBackend()
-    module = SimpleNamespace(layer_idx=3, config=SimpleNamespace(max_position_embeddings=64))
-    step = SimpleNamespace(backend=backend, work=None, cache=SimpleNamespace(keys=[None] * 4, values=[None] * 4))
-    query = torch.ones(1, 2, 5, 8)
+    config = SimpleNamespace(max_position_embeddings=64)
+    module = SimpleNamespace(layer_idx=3, config=config, is_causal=is_causal_module)
+    caches = [torch.empty(1, 16, 2, 8)] * 4
+    step = SimpleNamespace(backend=backend, work=None, cache=SimpleNamespace(keys=caches, values=caches))
+    query, value = torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, num_value_dims)
     given = {"attention_mask": None, "scaling": 0.25} | keywords
-    out, _ = attend(module, query, query, query, attention_step=step, **given)  # type: ignore[arg-type]
+    out, _ = attend(module, query, query, value, attention_step=step, **given)  # type: ignore[arg-type]
     assert out.shape == (1, 5, 2, 8)
-    return backend.scale
+    return backend.asked
 
 
-def test_scaling_is_used() -> None:
-    assert call(scaling=0.7) == 0.7
+SINKS = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "asked"),
+    [
+        ({"scaling": 0.7}, {"scale": 0.7}),
+        ({"scaling": None}, {"scale": 8**-0.5}),
+        ({"sliding_window": 63}, {"window": 63}),
+        ({"softcap": 30.0}, {"softcap": 30.0}),
+        ({"s_aux": SINKS}, {"sinks": SINKS}),
+    ],
+)
+def test_what_changes_the_result_reaches_the_backend(keywords: dict[str, object], asked: dict[str, object]) -> None:
+    assert call(**keywords) == PLAIN | asked  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -56,15 +74,12 @@ def test_scaling_is_used() -> None:
     ],
 )
 def test_neutral_values_are_accepted(keywords: dict[str, object]) -> None:
-    assert call(**keywords) == 0.25
+    assert call(**keywords) == PLAIN  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("keywords", "reason"),
     [
-        ({"sliding_window": 63}, "sliding_window=63"),
-        ({"softcap": 30.0}, r"softcap=30\.0"),
-        ({"s_aux": torch.zeros(2)}, r"s_aux=<tensor of shape \(2,\)>"),
         ({"position_bias": torch.zeros(2, 5, 5)}, r"position_bias=<tensor of shape \(2, 5, 5\)>"),
         ({"dropout": 0.1}, r"dropout=0\.1"),
         ({"is_causal": False}, "is_causal=False"),
@@ -75,7 +90,17 @@ def test_neutral_values_are_accepted(keywords: dict[str, object]) -> None:
 )
 def test_everything_else_is_refused_by_layer_and_keyword(keywords: dict[str, object], reason: str) -> None:
     with pytest.raises(ModelError, match=f"layer 3: attention with {reason} is not supported"):
-        call(**keywords)
+        call(**keywords)  # type: ignore[arg-type]
+
+
+def test_a_module_that_is_not_causal_is_refused() -> None:
+    with pytest.raises(ModelError, match="layer 3: attention with is_causal=False is not supported"):
+        call(is_causal_module=False)
+
+
+def test_layers_of_another_kv_shape_are_refused() -> None:
+    with pytest.raises(ModelError, match="layer 3: values of 2 heads of 6 dimensions, the model keeps 2 of 8"):
+        call(num_value_dims=6)
 
 
 @pytest.fixture(params=FAMILIES)
@@ -94,12 +119,11 @@ def test_what_the_supported_families_pass_is_accepted(model: PreTrainedModel, at
     generate(model, attention)
 
 
-@pytest.mark.parametrize("attention", ["torch", "native"])
-def test_a_layer_that_slides_is_refused(tiny_checkpoint: Callable[[str], Path], attention: str) -> None:
+def test_a_native_layer_that_is_not_causal_is_refused(tiny_checkpoint: Callable[[str], Path]) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint("qwen3"), dtype=torch.float32)
-    model.model.layers[1].self_attn.sliding_window = 2
-    with pytest.raises(ModelError, match="layer 1: attention with sliding_window=2 is not supported"):
-        generate(model, attention)
+    model.model.layers[1].self_attn.is_causal = False
+    with pytest.raises(ModelError, match="layer 1: attention with is_causal=False is not supported"):
+        generate(model, "native")
 
 
 def test_a_weight_that_no_operation_reads_is_refused(tiny_llama: Path) -> None:

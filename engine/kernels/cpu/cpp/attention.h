@@ -26,6 +26,14 @@ struct alignas(64) Workspace {
   float top[ROWS];
   float sum[ROWS];
   float rescale[ROWS];  // what the output has to be multiplied with before more is added
+  int lowest[ROWS];     // the first token of a part that each row sees, where there is a window
+};
+
+// What a layer's attention does besides scaling its scores. 0 and null stand for nothing.
+struct AttentionRule {
+  float softcap;       // c: scores become c tanh(score / c)
+  int window;          // tokens that a row sees, its own included
+  const float* sinks;  // [num_q_heads], a score without a value: it takes its share of the weights
 };
 
 // Rows of a set share what is loaded of keys and values, and their sums stay in registers.
@@ -226,13 +234,27 @@ inline float exponentiate(const float* scores, bf16* weights, int count, int wid
 }
 #endif
 
+// scores[j] = tanh(scores[j] scale), relative error about 5e-7: near 0 by its series, as 1 - e would cancel there.
+inline void cap_scores(float* scores, int count, float scale) {
+#pragma omp simd
+  for (int j = 0; j < count; j++) {
+    const float x = scores[j] * scale, s = x * x, e = exp2_negative(-2 * LOG2E * std::fabs(x));
+    const float series = 1 + s * (-3.33333333e-1f + s * (1.33333333e-1f + s * (-5.3968254e-2f + s * 2.1869489e-2f)));
+    scores[j] = s < 0.0625f ? x * series : std::copysign((1 - e) / (1 + e), x);
+  }
+}
+
+constexpr float HIDDEN = -3e38f;  // the score of a token that a row does not see
+
 // Attention of up to ROWS rows to KV tokens, on top of what the workspace holds. Row r sees the first
-// `visible + r / group` tokens where `causal`, else the first `visible`. Where the KV `is_cold`, in no cache, memory is what
-// takes the time: it is fetched ahead.
+// `visible + r / group` tokens where `causal`, else the first `visible`; with a window, from its `lowest` on. Where the KV
+// `is_cold`, in no cache, memory is what takes the time: it is fetched ahead.
 template <typename T>
 struct Attend {
   int num_kv_heads, group, dim, block_size;
-  float scale;  // with log2(e) in it
+  float scale;      // with log2(e) in it, unless capped
+  float cap_scale;  // scores are capped: of what tanh takes; 0: they are not
+  bool has_window;
   Units units;
 
   int64_t sub_block(const int32_t* table, int head, int token) const {
@@ -249,7 +271,9 @@ struct Attend {
            bool causal, bool is_cold) const {
     const int num_tokens = visible + (causal ? (num_rows - 1) / group : 0);
     const T* parts[CHUNK / SUB];
-    for (int first = 0; first < num_tokens; first += CHUNK) {
+    int begin = 0;  // what no row sees is not read, in whole sub-blocks
+    if (has_window) begin = std::max(0, *std::min_element(w.lowest, w.lowest + num_rows)) / SUB * SUB;
+    for (int first = begin; first < num_tokens; first += CHUNK) {
       const int count = std::min(CHUNK, num_tokens - first);
       const int num_subs = (count + SUB - 1) / SUB;
       for (int s = 0; is_cold && s < num_subs; s++) fetch(keys + sub_block(table, head, first + s * SUB));
@@ -262,6 +286,9 @@ struct Attend {
       int seen[ROWS];
       for (int r = 0; r < num_rows; r++)
         seen[r] = std::max(0, std::min(count, visible + (causal ? r / group : 0) - first));
+      for (int r = 0; cap_scale && r < num_rows; r++) cap_scores(w.scores + r * CHUNK, seen[r], cap_scale);
+      for (int r = 0; has_window && r < num_rows; r++)
+        for (int j = 0; j < std::min(seen[r], w.lowest[r] - first); j++) w.scores[r * CHUNK + j] = HIDDEN;
       scores_to_weights(w, num_rows, seen, num_subs * SUB);
       if constexpr (std::is_same_v<T, bf16>) {
 #ifdef HAS_AMX
@@ -359,13 +386,14 @@ enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_
 
 template <typename T>
 void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T* values, int num_q_heads,
-            int num_kv_heads, int dim, int block_size, float scale, const int64_t* shared, int64_t num_shared,
-            const int64_t* own, int64_t num_own, const int32_t* prefix_blocks, const int32_t* own_blocks,
-            float* state) {
+            int num_kv_heads, int dim, int block_size, float scale, const AttentionRule& rule, const int64_t* shared,
+            int64_t num_shared, const int64_t* own, int64_t num_own, const int32_t* prefix_blocks,
+            const int32_t* own_blocks, const int32_t* own_seen, float* state) {
   const int group = num_q_heads / num_kv_heads;
   const int state_size = dim + 2;
   const Units units = std::is_same_v<T, bf16> && dim % 32 == 0 ? units_here() : Units::plain;
-  const Attend<T> part{num_kv_heads, group, dim, block_size, scale * LOG2E, units};
+  const Attend<T> part{num_kv_heads, group, dim, block_size, (rule.softcap ? rule.softcap : scale) * LOG2E,
+                       rule.softcap ? scale / rule.softcap : 0, rule.window > 0, units};
 #pragma omp parallel
   {
     Workspace<T>& w = workspace<T>();
@@ -378,6 +406,8 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]), rows = count * group;
       pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, group, dim, units);
       start_rows(w, rows, dim, units);
+      for (int r = 0; part.has_window && r < rows; r++)
+        w.lowest[r] = int(item[SHARED_LENGTH]) + own_seen[item[SHARED_ROW] + r / group] - rule.window;
       part.run(w, rows, keys, values, prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false,
                true);
       for (int r = 0; r < rows; r++) {
@@ -398,11 +428,14 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
         w.top[r] = from[0], w.sum[r] = from[1];
         std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
       }
-      if (item[OWN_PREFIX_LENGTH])
-        part.run(w, rows, keys, values, prefix_blocks + item[OWN_PREFIX_TABLE], head, int(item[OWN_PREFIX_LENGTH]),
-                 false, count == 1);
-      part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, int(item[OWN_VISIBLE]), true, count == 1);
+      const int prefix = int(item[OWN_PREFIX_LENGTH]), visible = int(item[OWN_VISIBLE]);
+      for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] = prefix + visible + r / group - rule.window;
+      if (prefix)
+        part.run(w, rows, keys, values, prefix_blocks + item[OWN_PREFIX_TABLE], head, prefix, false, count == 1);
+      for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] -= prefix;
+      part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, visible, true, count == 1);
       for (int r = 0; r < rows; r++) {
+        if (rule.sinks) w.sum[r] += std::exp2(rule.sinks[head * group + r % group] * LOG2E - w.top[r]);
         T* to = out + ((item[OWN_ROW] + r / group) * num_q_heads + head * group + r % group) * dim;
         const float* from = w.out + r * dim;
         const float share = 1.0f / w.sum[r];

@@ -9,7 +9,7 @@
 struct LayerWeights {
   const bf16 *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *mlp_norm, *gate_up, *down;
   int64_t hidden_size, intermediate_size;
-  int32_t num_q_heads, num_kv_heads, dim, block_size;
+  int32_t num_q_heads, num_kv_heads, dim, block_size, window;
   float epsilon, scale;
 };
 
@@ -18,7 +18,7 @@ struct LayerWeights {
 struct LayerStep {
   const float *cos, *sin;
   const int64_t *slots, *shared, *own;
-  const int32_t *prefix_blocks, *own_blocks;
+  const int32_t *prefix_blocks, *own_blocks, *own_seen;
   float* state;
   int64_t num_rows, num_shared, num_own;
   bf16 *normed, *qkv, *attended, *gated;
@@ -61,7 +61,8 @@ void run(Operation operation, const LayerWeights& w, const LayerStep& s, LayerRo
       break;
     case Operation::attend:
       attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale,
-             s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks, s.state);
+             AttentionRule{0, w.window, nullptr}, s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks,
+             s.own_seen, s.state);
       break;
     case Operation::select_rows:
       rows = {s.attended, hidden, s.num_rows};

@@ -45,10 +45,13 @@ extern "C" void compute_layers_bf16(const LayerWeights* weights, int64_t num_lay
 #define EXPORT(T, suffix)                                                                                             \
   extern "C" void attend_##suffix(const T* query, int64_t query_stride, T* out, const T* keys, const T* values,       \
                                   int num_q_heads, int num_kv_heads, int dim, int block_size, float scale,            \
-                                  const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,     \
-                                  const int32_t* prefix_blocks, const int32_t* own_blocks, float* state) {            \
-    attend(query, query_stride, out, keys, values, num_q_heads, num_kv_heads, dim, block_size, scale, shared,         \
-           num_shared, own, num_own, prefix_blocks, own_blocks, state);                                               \
+                                  float softcap, int window, const float* sinks, const int64_t* shared,               \
+                                  int64_t num_shared, const int64_t* own, int64_t num_own,                            \
+                                  const int32_t* prefix_blocks, const int32_t* own_blocks, const int32_t* own_seen,   \
+                                  float* state) {                                                                     \
+    attend(query, query_stride, out, keys, values, num_q_heads, num_kv_heads, dim, block_size, scale,                 \
+           AttentionRule{softcap, window, sinks}, shared, num_shared, own, num_own, prefix_blocks, own_blocks,        \
+           own_seen, state);                                                                                          \
   }                                                                                                                   \
   extern "C" void rms_norm_##suffix(const T* x, const T* weight, T* out, int64_t num_rows, int64_t size,              \
                                     float epsilon) {                                                                  \

@@ -1,0 +1,98 @@
+"""One step's attention cut into pieces of work for the CPU kernels."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kernels import cdiv
+from engine.kernels.attention_batch import AttentionBatch
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeWork:
+    """One step's attention, prepared once and used by every layer. Items are what one thread does for one KV head.
+
+    Attributes:
+        slots: int64 ``[T]``, where each row's key and value are written.
+        shared: int64 ``[n, 4]``: first row, number of rows, start in prefix_blocks, prefix tokens; rows of several
+            sequences of a group against their prefix, which is read once for all of them.
+        own: int64 ``[m, 7]``: first row, number of rows, start in own_blocks, own tokens that the first row sees,
+            start in prefix_blocks, prefix tokens to attend to as well (0 where `shared` did), whether `shared` did.
+        prefix_blocks, own_blocks: int32 block tables.
+        own_seen: int32 ``[T]``, own tokens that each row sees; where a window begins follows from it.
+        state: float32 scratch of the backend, what `shared` hands to `own`.
+    """
+
+    slots: Ints
+    shared: Ints
+    own: Ints
+    prefix_blocks: npt.NDArray[np.int32]
+    own_blocks: npt.NDArray[np.int32]
+    own_seen: npt.NDArray[np.int32]
+    state: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+def cut_rows(batch: AttentionBatch, tile_tokens: int) -> NativeWork:
+    """Cuts a step's rows into items of at most tile_tokens rows.
+
+    Rows of short sequences of one group meet in tiles for their prefix; a sequence with enough rows to fill tiles
+    attends to prefix and own KV in one go.
+    """
+    num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
+    group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
+    prefix_len = batch.prefix_lens[group_of].astype(np.int64)
+    is_short = (num_rows < tile_tokens) & (prefix_len > 0)
+    # Alone with its prefix, a short sequence shares it with nobody.
+    num_short = np.bincount(group_of, weights=is_short, minlength=batch.num_groups)
+    is_short &= num_short[group_of] > 1
+    own_sequence, own_offset, own_count = _cut(num_rows, tile_tokens)
+    first_visible = batch.suffix_lens.astype(np.int64) - num_rows + 1
+    first_seen = first_visible - batch.cu_seqlens_q[:-1]
+    own = np.stack(
+        [
+            batch.cu_seqlens_q[own_sequence] + own_offset,
+            own_count,
+            batch.suffix_block_starts[own_sequence],
+            first_visible[own_sequence] + own_offset,
+            batch.prefix_block_starts[group_of[own_sequence]],
+            np.where(is_short, 0, prefix_len)[own_sequence],
+            is_short[own_sequence],
+        ],
+        axis=1,
+        dtype=np.int64,
+    )
+    cost = own[:, 1] * (own[:, 3] + own[:, 5])
+    return NativeWork(
+        slots=np.ascontiguousarray(batch.slot_mapping),
+        shared=_shared_items(batch, is_short, group_of, tile_tokens),
+        own=np.ascontiguousarray(own[np.argsort(-cost, kind="stable")]),
+        prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
+        own_blocks=np.ascontiguousarray(batch.suffix_block_table),
+        own_seen=np.arange(batch.num_rows, dtype=np.int32) + np.repeat(first_seen, num_rows).astype(np.int32),
+    )
+
+
+def _shared_items(batch: AttentionBatch, is_short: npt.NDArray[np.bool_], group_of: Ints, tile_tokens: int) -> Ints:
+    """Runs of neighbouring short sequences of a group, cut into tiles."""
+    is_next_same = is_short[1:] & is_short[:-1] & (group_of[1:] == group_of[:-1])
+    starts = is_short & ~np.concatenate([[False], is_next_same])
+    ends = is_short & ~np.concatenate([is_next_same, [False]])
+    first = batch.cu_seqlens_q[:-1][starts].astype(np.int64)
+    run_rows = batch.cu_seqlens_q[1:][ends] - first
+    run, offset, count = _cut(run_rows, tile_tokens)
+    group = group_of[starts][run]
+    items = [first[run] + offset, count, batch.prefix_block_starts[group], batch.prefix_lens[group]]
+    shared = np.stack(items, axis=1, dtype=np.int64)
+    return np.ascontiguousarray(shared[np.argsort(-shared[:, 1] * shared[:, 3], kind="stable")])
+
+
+def _cut(lengths: Ints, most: int) -> tuple[Ints, Ints, Ints]:
+    """Ranges cut into pieces of at most `most`: each piece's range, offset in it, and length."""
+    num_pieces = cdiv(lengths, most)
+    owner = np.repeat(np.arange(len(lengths)), num_pieces)
+    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * most
+    return owner, offset, np.minimum(lengths[owner] - offset, most)

@@ -1,0 +1,102 @@
+"""Our attention below transformers' own layers: what a layer asks for is computed, or refused by name.
+
+A model passes keywords to its attention function. Those that change the result are computed by the backends; every
+other one must have a value that changes nothing.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from engine.errors import ModelError
+from engine.model.attention import AttentionStep, window_of
+
+ATTENTION_NAME = "batchloom"
+
+_IGNORED = frozenset(["position_ids"])
+"""The rotation has used the positions before attention is called."""
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "dropout": (None, 0.0),
+    "use_cache": (None, False),
+    "output_attentions": (None, False),
+    "output_router_logits": (None, False),
+}
+"""Values of a keyword that change nothing. Of all other keywords only None does."""
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    attention_step: AttentionStep,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **keywords: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: causal attention over the step's KV.
+
+    Args:
+        module: the layer's attention.
+        query: ``[1, num_q_heads, T, head_dim]``.
+        key, value: ``[1, num_kv_heads, T, head_dim]``.
+        attention_mask: None: who sees what is in the `AttentionBatch`.
+        scaling: of the scores; None: 1 / sqrt(head_dim).
+        sliding_window: positions that a row sees, its own included; None: all.
+        softcap: c: scores become c * tanh(score / c); None: they stay.
+        s_aux: ``[num_q_heads]``, attention sinks.
+        is_causal: None: as the module says.
+        keywords: whatever else the model passes.
+    Raises:
+        ModelError: the model asks for something that is not computed.
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    asked = keywords | {"attention_mask": attention_mask}
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        asked["is_causal"] = False
+    for name, found in asked.items():
+        if found is not None and name not in _IGNORED:
+            _refuse_unless_neutral(layer, name, found)
+    cache = attention_step.cache
+    k_cache, v_cache = cache.keys[layer], cache.values[layer]
+    for name, heads in (("keys", key), ("values", value)):
+        if heads.shape[1::2] != k_cache.shape[2:]:
+            raise ModelError(
+                f"layer {layer}: {name} of {heads.shape[1]} heads of {heads.shape[3]} dimensions, the model keeps "
+                f"{k_cache.shape[2]} of {k_cache.shape[3]}: layers that differ in KV are not supported"
+            )
+    backend, work = attention_step.backend, attention_step.work
+    backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_cache, v_cache, work)
+    out = backend.attend(
+        query[0].transpose(0, 1),
+        k_cache,
+        v_cache,
+        work,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap or 0.0,
+        window=window_of(sliding_window, module.config),
+        sinks=s_aux,
+    )
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, attend)
+# No mask function is registered under this name. So transformers makes no mask, and does not look for packed sequences
+# in the positions, which would make the host wait for the device in each step.
+
+
+def _refuse_unless_neutral(layer: int, name: str, found: object) -> None:
+    if isinstance(found, torch.Tensor):
+        shape = tuple(found.shape)
+        raise ModelError(f"layer {layer}: attention with {name}=<tensor of shape {shape}> is not supported")
+    if found not in _NEUTRAL.get(name, ()):
+        raise ModelError(f"layer {layer}: attention with {name}={found!r} is not supported")
