@@ -16,8 +16,8 @@ from pydantic import Field
 from engine.config import EngineConfig
 from engine.model.checkpoint import resolve_checkpoint
 from flows.explain_page import publish_forecast
-from flows.nightly import Source, read_and_plan
-from flows.settings import EngineSettings, PlanSettings
+from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
+from flows.workload_run import Source, read_and_plan
 from tasks.database.connection import connect
 from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
@@ -43,6 +43,7 @@ def explain(
     full: bool = False,
     engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
     planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
+    attach: Attachments = (),
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[Forecast]:
     """Say what the nightly flow would do with the same parameters, and how long it would take on a device.
@@ -59,6 +60,7 @@ def explain(
         full: explain every row, not only what is new or changed.
         engine: how the model computes.
         planning: how prompts are grouped, and how much work is one unit.
+        attach: NAME=PATH of what SQL of workloads may read beside the database: a folder, a DuckDB or SQLite file.
         lock_timeout_seconds: how long to wait while another process has the database open.
 
     Returns:
@@ -80,7 +82,7 @@ def explain(
         num_engines=team.num_engines,
         method=planning.method,
     )
-    source = Source.find(database, model, team.engine, planning, full)
+    source = Source.find(database, model, team.engine, planning, full, find_attachments(attach))
     jobs = [load_workload(name) for name in workloads]
     forecasts = [explain_workload(source, workload, job) for workload in jobs]
     for forecast in forecasts:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -83,6 +84,19 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
 
 def _num_bytes(size: str) -> int | Literal["auto"]:
     return "auto" if size == "auto" else int(TypeAdapter(ByteSize).validate_python(size))
+
+
+Attachments = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*=.+$")], ...]
+"""What SQL of workloads may read beside the database, each as NAME=PATH."""
+
+
+def find_attachments(given: Attachments) -> dict[str, str]:
+    """Name to absolute path; raises `ConfigError` for a name that is taken or a path where nothing is."""
+    if not given:
+        return {}
+    from tasks.database.attach import parse_attachments
+
+    return parse_attachments(dict(item.split("=", 1) for item in given), Path())
 
 
 class PlanSettings(Settings):

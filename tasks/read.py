@@ -15,9 +15,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.database.connection import connect, fill_identifiers
+from tasks.database.connection import connect, fill_identifiers, restrict_sql
 from tasks.database.schema import check_requests, check_schema, list_relations
-from tasks.storage.artifact import ArtifactRef, write_parquet
+from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.external_sort import limit_bytes, sort_batches
 from tasks.storage.spill_file import SpillFile
 from tasks.workloads.workload import Workload
@@ -70,6 +70,7 @@ def read_requests(
     run_folder: str | Path,
     *,
     full: bool = False,
+    attach: Mapping[str, str] | None = None,
     lock_timeout_seconds: float = 30.0,
     memory_limit: str = MEMORY_LIMIT,
 ) -> ReadResult:
@@ -83,11 +84,12 @@ def read_requests(
     Args:
         model_digest: of the checkpoint; another model means another answer.
         full: select rows that are answered, too.
+        attach: what the query may read beside the database; see `tasks.database.connection.restrict_sql`.
         memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connection.connect`.
 
     Raises:
         DatabaseError: no database, locked, or a table or column is missing, or the priority is no whole
-            number; the message says which.
+            number, or the query reads a file that it may not; the message says which.
         ArtifactError: the run folder cannot be written.
     """
     started = time.perf_counter()
@@ -95,8 +97,8 @@ def read_requests(
     with connect(
         database, read_only=True, lock_timeout_seconds=lock_timeout_seconds, memory_limit=memory_limit
     ) as connection:
-        connection.execute(statement("settings/set_temp_directory"), {"folder": str(run_folder)})
         connection.execute(statement("settings/set_joins_as_written"))
+        restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
@@ -196,9 +198,16 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, spill: Spil
 
 
 @task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def read(database: str, workload: Workload, model_digest: str, run_folder: str, full: bool = False) -> ReadResult:
+def read(
+    database: str,
+    workload: Workload,
+    model_digest: str,
+    run_folder: str,
+    full: bool = False,
+    attach: Mapping[str, str] | None = None,
+) -> ReadResult:
     """See `read_requests`. As a step of a flow it waits for a lock itself, and any other error would come again."""
-    return read_requests(database, workload, model_digest, run_folder, full=full)
+    return read_requests(database, workload, model_digest, run_folder, full=full, attach=attach)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.database.connection import connect, fill_identifiers
+from tasks.database.connection import connect, fill_identifiers, restrict_sql
 from tasks.database.schema import create_schema
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord, RunSummary
-from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.storage.artifact import ArtifactRef, open_parquet, runs_folder
 from tasks.workloads.workload import Workload
 
 STAGES = ("read", "tokenize", "plan", "infer")
@@ -75,13 +75,19 @@ def write_answers(
         DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
     """
     started = time.perf_counter()
-    for ref in (requests, tokens, *parts, *steps):
-        if ref is not None:
-            open_parquet(ref).close()
+    refs = [ref for ref in (requests, tokens, *parts, *steps) if ref is not None]
+    for ref in refs:
+        open_parquet(ref).close()
+    attach, is_foreign = run.config.get("attach", {}), False
     with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection:
+        restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs], is_attaching=False)
+        if attach:
+            from tasks.database.attach import reads_attachments
+
+            is_foreign = reads_attachments(connection, workload)
         connection.begin()
         try:
-            create_schema(connection, workload)
+            create_schema(connection, workload, is_foreign=is_foreign)
             _replace_answers(connection, workload, run, requests, tokens, parts)
             counts = _replace_run(connection, workload, run, requests, steps, started)
             connection.commit()

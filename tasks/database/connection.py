@@ -1,11 +1,8 @@
-"""DuckDB files: wait for their lock, tell their errors and a full disk in a line, quote identifiers."""
+"""DuckDB files: wait for their lock, quote identifiers, say where SQL may reach."""
 
-import errno
-import os
 import re
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +10,9 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
+from tasks.database.messages import describe_full_disk, explain
 
 LOCK_MESSAGE = "Could not set lock on file"
-DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
 
 
@@ -77,10 +74,54 @@ def connect(
             connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
         yield connection
     except duckdb.Error as error:
-        full = describe_free_space(path) if any(os.strerror(number) in str(error) for number in DISK_FULL) else ""
-        raise DatabaseError(f"{path}: {explain(error)}{full}") from error
+        raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
     finally:
         connection.close()
+
+
+def restrict_sql(
+    connection: duckdb.DuckDBPyConnection,
+    folders: Iterable[Path],
+    attach: Mapping[str, str],
+    *,
+    paths: Iterable[str] = (),
+    temp_directory: str | Path | None = None,
+    is_attaching: bool = True,
+) -> None:
+    """From here on SQL reads the database and what is named here: no other file, no network, no variable of Python.
+
+    The restriction belongs to the database as this process has it open: other connections of the process to the same
+    file have it too, until all of them are closed.
+
+    Args:
+        folders: of batchloom's own files.
+        attach: name to absolute path of a folder that SQL may read, or of a DuckDB or SQLite file.
+        paths: further files of batchloom's own.
+        temp_directory: for what exceeds DuckDB's memory limit; None leaves DuckDB's own, beside the database.
+        is_attaching: False: folders may be read, but nothing is put under the names.
+    Raises:
+        DatabaseError: a path in `attach` is not there or cannot be attached, or a connection of this process is
+            restricted to other folders.
+    """
+    allowed = [f"{path}/" for path in (*map(str, folders), *attach.values()) if not Path(path).is_file()]
+    (has_access, reachable), *_ = connection.execute(statement("settings/external_access")).fetchall()
+    if not has_access:
+        if not set(allowed) <= set(reachable):
+            raise DatabaseError(
+                f"no right to reach {', '.join(allowed)}: close the other connections of this process to the database"
+            )
+        return
+    if attach and is_attaching:
+        from tasks.database.attach import attach_all
+
+        attach_all(connection, attach)
+    if temp_directory is not None:
+        connection.execute(statement("settings/set_temp_directory"), {"folder": str(temp_directory)})
+    connection.execute(statement("settings/set_allowed_directories"), {"folders": allowed})
+    connection.execute(statement("settings/set_allowed_paths"), {"paths": list(paths)})
+    connection.execute(statement("settings/close_external_access"))
+    connection.execute(statement("settings/set_allowed_configs"))
+    connection.execute(statement("settings/lock_configuration"))
 
 
 def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: float) -> duckdb.DuckDBPyConnection:
@@ -104,32 +145,3 @@ def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: fl
                 raise DatabaseError(f"{path} is locked by {who}; waited {lock_timeout_seconds:g} s") from error
         time.sleep(min(wait_seconds, max(0.0, deadline - time.monotonic())))
         wait_seconds = min(1.0, wait_seconds * 2)
-
-
-def explain(error: duckdb.Error) -> str:
-    """DuckDB's message in one line: what is missing and where, without the excerpt of the statement."""
-    message = str(error)
-    # A common table expression that has the name of the missing table it reads is taken for a reference to itself.
-    if match := re.search(r'Table with name (.+?) does not exist|Circular reference to CTE "(.+?)"', message):
-        return f"no table or view {match.group(1) or match.group(2)!r}"
-    if match := re.search(r'Table "(.+?)" does not have a column named "(.+?)"', message):
-        return f"table {match.group(1)!r} has no column {match.group(2)!r}"
-    if match := re.search(r'Referenced column "(.+?)" (?:was )?not found', message):
-        found = re.search(r"Candidate bindings: (.+)", message)
-        return f"no column {match.group(1)!r}" + (f"; there are {found.group(1)}" if found else "")
-    return message.strip().splitlines()[0]
-
-
-def describe_write_error(path: str | Path, error: OSError) -> str:
-    """Why a file cannot be written, in a line."""
-    reason = error.strerror or str(error)
-    return f"{path} cannot be written: {reason}{describe_free_space(path) if error.errno in DISK_FULL else ''}"
-
-
-def describe_free_space(path: str | Path) -> str:
-    """``; 4,096 bytes free in /data``, to end a message with; empty where the folder does not say."""
-    folder = Path(path).absolute().parent
-    try:
-        return f"; {shutil.disk_usage(folder).free:,} bytes free in {folder}"
-    except OSError:
-        return ""

@@ -8,7 +8,8 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.connection import explain, fill_identifiers
+from tasks.database.connection import fill_identifiers, quote_identifier
+from tasks.database.messages import explain
 from tasks.workloads.workload import Workload
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
@@ -48,7 +49,7 @@ def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, da
     Raises:
         DatabaseError: it does not; or the query is anything but one select without parameters.
     """
-    returned = _list_request_columns(connection, workload, database)
+    returned = list_request_columns(connection, workload, database)
     types = {name.lower(): type_ for name, type_ in returned.items()}
     where = f"{database}: the query of workload {workload.name!r} returns"
     for column in (*workload.columns, *filter(None, [workload.priority])):
@@ -59,8 +60,14 @@ def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, da
         raise DatabaseError(f"{where} column {workload.priority!r} as {type_}; {expected}")
 
 
-def _list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> dict[str, str]:
-    """Name of each column that the query returns, and its type."""
+def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> dict[str, str]:
+    """Name of each column that the query returns, and its type.
+
+    Args:
+        database: what messages call it.
+    Raises:
+        DatabaseError: the query does not run here.
+    """
     try:
         query = connection.execute(statement("read/request_columns"), {"requests_sql": workload.requests_sql})
     except duckdb.Error as error:
@@ -68,13 +75,20 @@ def _list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workl
     return {column[0]: str(column[1]) for column in query.description or ()}
 
 
-def create_schema(connection: duckdb.DuckDBPyConnection, workload: Workload | None = None) -> None:
+def create_schema(
+    connection: duckdb.DuckDBPyConnection, workload: Workload | None = None, *, is_foreign: bool = False
+) -> None:
     """Make what a workload's run writes to, or all of ``schema.sql`` where none is named.
 
     A workload whose output table ``schema.sql`` holds gets all of it; any other gets ``runs``, ``steps``,
     ``run_summary``, its own table, and the views ``latest_<table>`` and ``failed_<table>``. Tables that are there stay
     as they are (inputs may be views), but outputs get the columns that an earlier version did not have; views are
     renewed. DuckDB's errors pass through; `connect` translates them.
+
+    Args:
+        workload: whose tables are made.
+        is_foreign: its query reads what is not attached here, nor where an analyst opens the database. Then its
+            latest view does not leave out answers that nobody asks for any more.
     """
     existing = list_relations(connection)
     for name, upgrades in _list_upgrades(workload).items():
@@ -89,13 +103,16 @@ def create_schema(connection: duckdb.DuckDBPyConnection, workload: Workload | No
     if workload is None or is_shipped:
         return
     table = workload.output.table
-    _list_request_columns(connection, workload, table)
+    requests_sql = f"select * exclude (error) from {quote_identifier(table)}"
+    if not is_foreign:
+        list_request_columns(connection, workload, table)
+        requests_sql = workload.requests_sql
     if table.lower() not in existing:
         connection.execute(_create_answers(workload))
     latest = fill_identifiers(
         statement("schema/create_latest_view"), view=f"latest_{table}", table=table, keys=workload.key
     ).split("<requests>")
-    connection.execute(workload.requests_sql.join(latest))
+    connection.execute(requests_sql.join(latest))
     connection.execute(
         fill_identifiers(
             statement("schema/create_failed_view"), view=f"failed_{table}", latest=f"latest_{table}", keys=workload.key

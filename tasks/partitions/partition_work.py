@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from engine.errors import ArtifactError, WorkerError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from tasks.database.connection import describe_write_error
+from tasks.database.messages import describe_write_error
 from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA, step_batch
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import list_whole, write_parquet

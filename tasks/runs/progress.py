@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
-from tasks.database.connection import describe_write_error
+from tasks.database.messages import describe_write_error
 from tasks.runs.run_record import artifact_key
 from tasks.storage.plan_file import PlanSummary
 from tasks.workloads.workload import Workload

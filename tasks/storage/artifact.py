@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.errors import ArtifactError
-from tasks.database.connection import describe_write_error
+from tasks.database.messages import describe_write_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

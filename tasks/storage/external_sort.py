@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from engine.errors import ArtifactError
 from sql import statement
-from tasks.database.connection import explain, fill_identifiers
+from tasks.database.connection import fill_identifiers
+from tasks.database.messages import explain
 from tasks.storage.plan_file import token_arrays
 from tasks.storage.spill_file import SpillFile
 

@@ -9,9 +9,10 @@ from prefect import flow
 
 from engine.config import EngineConfig
 from engine.planning.plan import SharingStats
-from flows.nightly import FEWEST_TOKENS_TO_PREDICT, Night, Source, predict_night
+from flows.prediction import predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
+from flows.workload_run import FEWEST_TOKENS_TO_PREDICT, Night, Source
 from tasks.forecast.prediction import spread
 from tasks.read import read_answer_length
 from tasks.report import write_report

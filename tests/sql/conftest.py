@@ -75,6 +75,7 @@ class Night:
         *,
         model_digest: str = "model-1",
         full: bool = False,
+        attach: dict[str, str] | None = None,
         too_long: Callable[[Row], bool] = lambda row: False,
         num_parts: int = 2,
         **record: Any,
@@ -89,10 +90,10 @@ class Night:
             model="tiny",
             model_digest=model_digest,
             started_at=datetime.now(UTC).isoformat(),
-            **({"status": "completed"} | record),
+            **({"status": "completed", "config": {"attach": attach or {}}} | record),
         )
         folder = Path(runs.Run.create(self.path, run).folder)
-        read = read_requests(self.path, chosen, model_digest, folder, full=full)
+        read = read_requests(self.path, chosen, model_digest, folder, full=full, attach=attach)
         with open_parquet(read.requests) as file:
             rows = file.read().to_pylist()
         errors = {row["row_id"]: row["error"] or ("prompt too long" if too_long(row) else None) for row in rows}

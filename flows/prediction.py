@@ -1,0 +1,31 @@
+"""What a workload's run is expected to take, before its model is loaded."""
+
+import logging
+
+from flows.workload_run import Night
+from tasks.forecast.prediction import predict_run
+from tasks.read import AnswerLength
+from tasks.runs.run import Run
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import PlanSummary
+from tasks.workloads.workload import Workload
+
+LOGGER = logging.getLogger("batchloom")
+
+
+def predict_night(
+    night: Night, workload: Workload, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength
+) -> None:
+    """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without.
+
+    Args:
+        run: gets the prediction as a note.
+        plan: the plan artifact, summarised in `summary`.
+        answer: how long an answer is taken to be.
+    """
+    team = night.workers.count(night.engine)
+    state = predict_run(plan, summary, workload, answer, night.source.checkpoint, team, return_state=True)
+    if state.is_completed():
+        run.note(config={**run.record.config, "prediction": state.result()})
+    else:
+        LOGGER.warning("%s: the run is not predicted: %s", workload.name, state.message)

@@ -1,0 +1,7 @@
+-- purpose: the rows of a PARQUET file under the name of the file; read anew each time
+-- grain:   a view
+-- inputs:  the file, whose path as a text literal stands where <path> is
+-- identifiers: {name}, {file}
+-- parameters: none
+
+create or replace view {name}.{file} as from read_parquet(<path>)

@@ -1,0 +1,8 @@
+-- purpose: where SQL may reach at the moment
+-- grain:   one row
+-- inputs:  none
+-- parameters: none
+
+select
+    current_setting('enable_external_access') as has_external_access,
+    current_setting('allowed_directories') as allowed_directories

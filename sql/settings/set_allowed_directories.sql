@@ -1,0 +1,6 @@
+-- purpose: folders that SQL may read and write even where it may reach no other file
+-- grain:   a setting of the database, as long as this process has it open
+-- inputs:  none
+-- parameters: $folders (absolute paths)
+
+set allowed_directories = $folders

@@ -1,0 +1,94 @@
+"""What SQL may read beside the database: other DuckDB and SQLite files and folders of tables, under names."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+
+from engine.errors import ConfigError, DatabaseError
+from sql import statement
+from tasks.database.connection import fill_identifiers
+from tasks.database.messages import explain
+from tasks.database.schema import list_request_columns
+from tasks.workloads.workload import Workload
+
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+"""Suffix of a file that DuckDB reads without an extension, to its format."""
+
+EXTENSIONS = {".xlsx": "excel", ".avro": "avro"}
+"""Suffix of a file to DuckDB's extension that reads it."""
+
+SQLITE_HEADER = b"SQLite format 3\0"
+TAKEN_NAMES = frozenset(("main", "temp", "system", "memory"))
+
+
+def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
+    """Name to absolute path.
+
+    Args:
+        given: name to a path of a file or folder.
+        base: the folder that relative paths start from.
+    Raises:
+        ConfigError: a name is none, or nothing is at the path; the message says which.
+    """
+    found = {}
+    for name, path in given.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or name.lower() in TAKEN_NAMES:
+            raise ConfigError(f"attach: {name!r} is not a free name of letters, digits and '_'")
+        whole = (base / Path(path).expanduser()).resolve()
+        if not whole.exists():
+            raise ConfigError(f"attach: {name}: nothing is at {whole}")
+        found[name] = str(whole)
+    return found
+
+
+def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str]) -> None:
+    """Put each file and folder under its name, to be read only.
+
+    A DuckDB or SQLite file is attached. Of a folder, each table file becomes the view ``name.<file without suffix>``,
+    and SQL may read any file below it by path.
+
+    Args:
+        attach: name to absolute path.
+    Raises:
+        DatabaseError: a file is no database, or DuckDB lacks the extension that reads it.
+    """
+    connection.execute(statement("settings/forbid_install"))
+    for name, path in attach.items():
+        try:
+            if Path(path).is_dir():
+                _attach_folder(connection, name, Path(path))
+            else:
+                _attach_file(connection, name, Path(path))
+        except (duckdb.Error, OSError) as error:
+            why = explain(error) if isinstance(error, duckdb.Error) else str(error)
+            raise DatabaseError(f"attach: {name}: {path}: {why}") from error
+
+
+def _attach_file(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
+    with path.open("rb") as file:
+        is_sqlite = file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
+    text = statement("attach/sqlite_file" if is_sqlite else "attach/duckdb_file")
+    connection.execute(fill_identifiers(text, name=name), {"path": str(path)})
+
+
+def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
+    connection.execute(fill_identifiers(statement("attach/folder"), name=name))
+    for path in sorted(folder.iterdir()):
+        suffix = path.suffix.lower()
+        if suffix in EXTENSIONS:
+            connection.execute(f"load {EXTENSIONS[suffix]}")
+        elif suffix in FORMATS and path.is_file():
+            text = fill_identifiers(statement(f"attach/{FORMATS[suffix]}_view"), name=name, file=path.stem)
+            literal = "'" + str(path).replace("'", "''") + "'"
+            connection.execute(text.replace("<path>", literal))
+
+
+def reads_attachments(connection: duckdb.DuckDBPyConnection, workload: Workload) -> bool:
+    """Whether the query runs only where more is attached than in this connection, which is in no transaction."""
+    try:
+        list_request_columns(connection, workload, workload.output.table)
+    except DatabaseError:
+        return True
+    return False

@@ -1,0 +1,68 @@
+"""What DuckDB and the disk fail with, in a line."""
+
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+
+import duckdb
+
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+NO_ACCESS = re.compile(r'Cannot access \w+ "(.+?)" - file system operations are disabled')
+
+
+def explain(error: duckdb.Error) -> str:
+    """DuckDB's message in one line: what is missing and where, without the excerpt of the statement."""
+    message = str(error)
+    # A common table expression that has the name of the missing table it reads is taken for a reference to itself.
+    if match := re.search(r'Table with name (.+?) does not exist|Circular reference to CTE "(.+?)"', message):
+        return f"no table or view {match.group(1) or match.group(2)!r}"
+    if match := re.search(r'Table "(.+?)" does not have a column named "(.+?)"', message):
+        return f"table {match.group(1)!r} has no column {match.group(2)!r}"
+    if match := re.search(r'Referenced column "(.+?)" (?:was )?not found', message):
+        found = re.search(r"Candidate bindings: (.+)", message)
+        return f"no column {match.group(1)!r}" + (f"; there are {found.group(1)}" if found else "")
+    if "extension" in message or "disabled by configuration" in message:
+        return _explain_reach(message)
+    return message.strip().splitlines()[0]
+
+
+def _explain_reach(message: str) -> str:
+    """DuckDB's message in one line, where it is about a file out of reach or an extension that is not there.
+
+    For a file, the line ends with what would allow it.
+    """
+    if match := re.search(r"install the required extension '(\w+)|Extension \"(\w+)\" is an existing", message):
+        return f"DuckDB's extension {match.group(1) or match.group(2)!r} is not loaded here; install it in DuckDB first"
+    match = NO_ACCESS.search(message)
+    if match is None:
+        return message.strip().splitlines()[0]
+    path = match.group(1)
+    if "://" in path:
+        return f"no right to read {path} (SQL of a workload reaches no network: copy the data into a folder, attach it)"
+    folder = Path(path).absolute().parent
+    name = re.sub(r"\W", "_", folder.name) or "files"
+    lines = f'[attach] and {name} = "{folder}"'
+    return f"no right to read {path} (to allow it, add {lines} to the night file, or --attach {name}={folder})"
+
+
+def describe_write_error(path: str | Path, error: OSError) -> str:
+    """Why a file cannot be written, in a line."""
+    reason = error.strerror or str(error)
+    return f"{path} cannot be written: {reason}{describe_free_space(path) if error.errno in DISK_FULL else ''}"
+
+
+def describe_free_space(path: str | Path) -> str:
+    """``; 4,096 bytes free in /data``, to end a message with; empty where the folder does not say."""
+    folder = Path(path).absolute().parent
+    try:
+        return f"; {shutil.disk_usage(folder).free:,} bytes free in {folder}"
+    except OSError:
+        return ""
+
+
+def describe_full_disk(path: str | Path, error: duckdb.Error) -> str:
+    """The free space, to end a message with, where the error is a full disk; empty otherwise."""
+    is_full = any(os.strerror(number) in str(error) for number in DISK_FULL)
+    return describe_free_space(path) if is_full else ""

@@ -1,0 +1,187 @@
+"""SQL of a workload reads its database, and of other files and the network only what the night attaches."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from engine.errors import ConfigError, DatabaseError
+from tasks.database.attach import parse_attachments
+from tasks.database.connection import connect, restrict_sql
+from tasks.read import read_requests
+from tasks.workloads.workload import Workload, load_workload
+
+WORKLOAD = """
+name = "notes"
+mode = "generate"
+requests_sql = "select.sql"
+key = ["note_id"]
+[prompt]
+template = "Sum up: {text}"
+[output]
+table = "note_sums"
+answer_column = "sum"
+"""
+
+
+def make_folder(night: Any) -> Path:
+    """Of a run; SQL may read it."""
+    folder = Path(f"{night.path}.runs") / "run"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def make_workload(tmp_path: Path) -> Any:
+    def make(sql: str) -> Workload:
+        (tmp_path / "select.sql").write_text(sql)
+        (tmp_path / "notes.toml").write_text(WORKLOAD)
+        return load_workload(tmp_path / "notes.toml")
+
+    return make
+
+
+@pytest.fixture
+def exports(tmp_path: Path) -> Path:
+    """A folder of tables, each with a row, and a folder beside it that nobody attaches."""
+    for name in ("exports", "private"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.csv").write_text(f"note_id,text\n1,{name}\n")
+    with duckdb.connect() as connection:
+        connection.execute(f"copy (select '2' as note_id, 'bread' as text) to '{tmp_path}/exports/o''clock.parquet'")
+    (tmp_path / "exports" / "link.csv").symlink_to(tmp_path / "private" / "notes.csv")
+    return tmp_path / "exports"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select '1' as note_id, content as text from read_text('/etc/hostname')",
+        "select '1' as note_id, content as text from read_blob('{private}')",
+        "select note_id, text from '{private}'",
+        "select note_id, text from read_csv('{exports}/../private/notes.csv')",
+        "select file as note_id, file as text from glob('/etc/*')",
+    ],
+)
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_no_file_is_read_that_is_not_attached(
+    night: Any, make_workload: Any, exports: Path, query: str, is_attached: bool
+) -> None:
+    private = exports.parent / "private" / "notes.csv"
+    workload = make_workload(query.format(private=private, exports=exports))
+    attach = {"exports": str(exports)} if is_attached else {}
+    with pytest.raises(DatabaseError, match=r"no right to read .*to allow it, add .*workload 'notes' reads") as caught:
+        read_requests(night.path, workload, "model", make_folder(night), attach=attach)
+    assert "add [attach] and " in str(caught.value)
+    assert "--attach " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_lines_of_the_message_allow_it(night: Any, make_workload: Any, exports: Path) -> None:
+    workload = make_workload(f"select note_id, text from read_csv('{exports}/notes.csv')")
+    with pytest.raises(DatabaseError) as caught:
+        read_requests(night.path, workload, "model", make_folder(night))
+    name, _, folder = str(caught.value).rpartition("--attach ")[2].partition(")")[0].partition("=")
+    found = read_requests(
+        night.path, workload, "model", make_folder(night), attach=parse_attachments({name: folder}, Path("/nowhere"))
+    )
+    assert found.num_selected == 1
+
+
+@pytest.mark.parametrize("url", ["https://example.org/notes.csv", "s3://bucket/notes.parquet"])
+def test_the_network_is_not_reached(night: Any, make_workload: Any, url: str) -> None:
+    workload = make_workload(f"select note_id, text from '{url}'")
+    with pytest.raises(DatabaseError, match=r"no right to read .*reaches no network"):
+        read_requests(night.path, workload, "model", make_folder(night))
+
+
+def test_variables_of_the_process_are_not_tables(night: Any, make_workload: Any) -> None:
+    import pyarrow as pa
+
+    secrets = pa.table({"note_id": ["1"], "text": ["secret"]})
+    assert secrets.num_rows == 1
+    with pytest.raises(DatabaseError, match="no table or view 'secrets'"):
+        read_requests(night.path, make_workload("select note_id, text from secrets"), "model", make_folder(night))
+
+
+def test_attached_files_are_tables(night: Any, make_workload: Any, exports: Path) -> None:
+    other = exports.parent / "crm.duckdb"
+    with duckdb.connect(str(other)) as connection:
+        connection.execute("create table people as select '3' as note_id, 'Ann' as text")
+    workload = make_workload(
+        'select note_id::text as note_id, text from exports.notes union all from exports."o\'clock" '
+        f"union all from crm.people union all select '4', text from read_csv('{exports}/notes.csv')"
+    )
+    attach = parse_attachments({"exports": "exports", "crm": "crm.duckdb"}, exports.parent)
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        return {"answer": row["text"].upper(), "finish_reason": "eos"}
+
+    run = night.prepare(workload, answer, attach=attach)
+    run.write()
+    assert night.sql("select note_id, sum from latest_note_sums order by all") == [
+        ("1", "EXPORTS"), ("2", "BREAD"), ("3", "ANN"), ("4", "EXPORTS"),
+    ]  # fmt: skip
+    assert night.prepare(workload, answer, attach=attach).read.num_already_done == 4
+
+
+def test_sqlite_needs_its_extension(night: Any, make_workload: Any, tmp_path: Path) -> None:
+    path = tmp_path / "crm.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table people (note_id text, text text)")
+        connection.execute("insert into people values ('1', 'Ann')")
+    connection.close()
+    with duckdb.connect() as plain:
+        (is_installed,) = plain.execute(
+            "select installed from duckdb_extensions() where extension_name like 'sqlite%'"
+        ).fetchall()[0]
+    workload = make_workload("select note_id, text from crm.people")
+    if is_installed:
+        found = read_requests(night.path, workload, "model", make_folder(night), attach={"crm": str(path)})
+        assert found.num_selected == 1
+        return
+    with pytest.raises(
+        DatabaseError, match=r"attach: crm: .*extension 'sqlite_scanner' is not loaded here; install it"
+    ):
+        read_requests(night.path, workload, "model", make_folder(night), attach={"crm": str(path)})
+
+
+def test_a_broken_attachment_is_named(night: Any, make_workload: Any, tmp_path: Path) -> None:
+    (tmp_path / "crm.duckdb").write_text("not a database" * 1000)
+    with pytest.raises(DatabaseError, match=r"attach: crm: .*crm.duckdb: "):
+        read_requests(
+            night.path,
+            make_workload("select 1"),
+            "model",
+            make_folder(night),
+            attach={"crm": str(tmp_path / "crm.duckdb")},
+        )
+    for name, path, message in (
+        ("main", ".", "'main' is not a free name"),
+        ("a b", ".", "'a b' is not a free name"),
+        ("crm", "none", "crm: nothing is at "),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_attachments({name: path}, tmp_path)
+
+
+def test_no_setting_is_changed_back(night: Any) -> None:
+    with connect(night.path) as connection:
+        restrict_sql(connection, [], {})
+        for setting in ("enable_external_access = true", "allowed_directories = ['/']", "threads = 2"):
+            with pytest.raises(duckdb.Error, match="locked"):
+                connection.execute(f"set {setting}")
+
+
+def test_a_connection_of_this_process_shares_the_restriction(night: Any, tmp_path: Path) -> None:
+    with duckdb.connect(str(night.path)):
+        for _ in range(2):
+            with connect(night.path, read_only=True) as connection:
+                restrict_sql(connection, [tmp_path], {})
+        with (
+            connect(night.path, read_only=True) as connection,
+            pytest.raises(DatabaseError, match="close the other connections"),
+        ):
+            restrict_sql(connection, [Path("/etc")], {})
