@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import fused, layer_kernels, merge, triton_attention
+from engine.kernels.triton import draw_kernel, fused, layer_kernels, merge, triton_attention
 from engine.kernels.triton.tuned import Launch
 
 TARGETS = {
@@ -144,4 +144,13 @@ def compile_swiglu(architecture: str, *, size: int = 14336, element: str = "bf16
     return compile_kernel(
         layer_kernels._swiglu_kernel, architecture, dtypes={"gate_up": f"*{element}", "out": f"*{element}"},
         constants={"SIZE": size, "N": layer_kernels.SWIGLU_COLUMNS}, num_warps=4, num_stages=2, options={},
+    )  # fmt: skip
+
+
+def compile_draw(architecture: str) -> Any:
+    """The kernel that draws a token from a row of logits."""
+    return compile_kernel(
+        draw_kernel._draw_kernel, architecture,
+        dtypes={"logits": "*fp32", "settings": "*fp64", "out": "*i64", "vocab_size": "i32"},
+        constants={"BLOCK": draw_kernel.BLOCK}, num_warps=8, num_stages=2, options={},
     )  # fmt: skip

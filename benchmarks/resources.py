@@ -25,6 +25,7 @@ from benchmarks.cross_compile import (
     TARGETS,
     compile_add_rms_norm,
     compile_attention,
+    compile_draw,
     compile_merge,
     compile_rotate_and_write_kv,
     compile_swiglu,
@@ -172,6 +173,7 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
         yield resources_of("add_rms_norm", architecture, compile_add_rms_norm(architecture))
         yield resources_of("rotate_and_write_kv", architecture, compile_rotate_and_write_kv(architecture))
         yield resources_of("swiglu", architecture, compile_swiglu(architecture))
+        yield resources_of("draw", architecture, compile_draw(architecture))
         return
     decode, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
     for name, launch, variant in (

@@ -17,6 +17,7 @@ from benchmarks.attention import gated
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.attention_step import Case, Step, check_cases
+from benchmarks.kernels.gpu import device_time
 from benchmarks.measuring.correctness import NEAR_TIE
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.peers.judge_engine import JudgeEngine
@@ -24,7 +25,9 @@ from benchmarks.peers.protocol import LoadSettings
 from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fused import FusedAttention
 from engine.kernels.triton.work_list import RowField
 from engine.request import Request
@@ -41,6 +44,7 @@ def run(stage: StageRun) -> None:
     for case in (TINY_CASE,) if stage.is_tiny else check_cases():
         stage.measure(f"tiles: {case.name}", partial(_tiles, case, stage.run.device))
     stage.measure("merges", partial(_merges, stage))
+    stage.measure("draws", partial(_draws, stage))
     for shape in ("tiny",) if stage.is_tiny else ("tiny", "medium"):
         with tempfile.TemporaryDirectory() as folder:
             write_checkpoint(Path(folder), SHAPES[shape])
@@ -100,6 +104,28 @@ def _merges(stage: StageRun) -> dict[str, float]:
             raise WrongAnswerError(f"merge {merge} leaves counters behind")
         worst = max(worst, error)
     return {"num_merges": num_merges, "num_repeats": num_repeats, "largest_error": worst}
+
+
+def _draws(stage: StageRun) -> dict[str, float | str]:
+    """Random draws by each kind of setting: those that sort every row, and the time that ours take.
+
+    Raises:
+        WrongAnswerError: rows differ, more than rounding at the border between two tokens explains.
+    """
+    device = stage.run.device
+    num_rows, vocab_size = (4, 1500) if stage.is_tiny else (512, 128_256)
+    generator = torch.Generator(device).manual_seed(5)
+    logits = 3 * torch.randn(num_rows, vocab_size, generator=generator, device=device)
+    found: dict[str, float | str] = {"num_rows": num_rows, "vocab_size": vocab_size}
+    for name, top_k, top_p in (("temperature", vocab_size, 1.0), ("top-k", 50, 1.0), ("top-p", vocab_size, 0.9)):
+        settings = torch.tensor([[0.7, top_k, top_p, 0.0]], dtype=torch.float64, device=device).repeat(num_rows, 1)
+        settings[:, 3] = torch.rand(num_rows, generator=generator, device=device)
+        num_wrong = int((draw_tokens(logits, settings) != draw_tokens_ref(logits, settings)).sum())
+        if num_wrong > num_rows // 100:
+            raise WrongAnswerError(f"{name}: {num_wrong} of {num_rows} draws are other tokens")
+        timed = None if stage.is_tiny else device_time(partial(draw_tokens, logits, settings))
+        found[f"{name}, us"] = "not timed" if timed is None else timed.us
+    return found
 
 
 def _random_groups(rng: np.random.Generator, prefix_lens: Sequence[int]) -> list[GroupSize]:

@@ -9,9 +9,11 @@ from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.device.transfers import to_device
+from engine.execution.random_stream import uniform_numbers
 from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.sequence import Sequence
@@ -20,9 +22,6 @@ Labels = tuple[tuple[int, ...], ...]
 
 ROWS_AT_ONCE = 256
 """Rows that go through the output layer together: a bound on the memory of logits."""
-
-_DRAWN_AT_ONCE = 64
-"""Rows that are drawn together: they are sorted in float64, a bound on that memory."""
 
 
 def sample(hidden: torch.Tensor, model: Model, requests: Sequences[Request], positions: Sequences[int]) -> torch.Tensor:
@@ -45,37 +44,21 @@ def sample(hidden: torch.Tensor, model: Model, requests: Sequences[Request], pos
     for first in range(0, len(greedy), ROWS_AT_ONCE):
         index = to_device(np.array(greedy[first : first + ROWS_AT_ONCE], dtype=np.int64), hidden.device)
         chosen.index_copy_(0, index, model.most_likely(hidden.index_select(0, index)))
-    for first in range(0, len(drawn), _DRAWN_AT_ONCE):
-        rows = drawn[first : first + _DRAWN_AT_ONCE]
+    for first in range(0, len(drawn), ROWS_AT_ONCE):
+        rows = drawn[first : first + ROWS_AT_ONCE]
         index = to_device(np.array(rows, dtype=np.int64), hidden.device)
-        logits = model.logits(hidden.index_select(0, index))
-        settings = np.array([_settings(requests[row], positions[row], logits.shape[-1]) for row in rows])
-        chosen.index_copy_(0, index, _draw(logits, to_device(settings, logits.device)))
+        settings = _settings([requests[row] for row in rows], [positions[row] for row in rows], model.vocab_size)
+        chosen.index_copy_(0, index, model.draw(hidden.index_select(0, index), to_device(settings, hidden.device)))
     return chosen
 
 
-def _settings(request: Request, position: int, vocab_size: int) -> tuple[float, float, float, float]:
-    """What a draw needs besides its logits; the number comes from the host, so that devices do not differ in it."""
-    return request.temperature, request.top_k or vocab_size, request.top_p, _uniform(request.seed, position)
-
-
-def _draw(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """Inverse of the cumulative distribution over tokens by falling probability; settings as `_settings` gives them."""
-    temperature, top_k, top_p, uniform = (settings[:, column : column + 1] for column in range(4))
-    scaled, order = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    probabilities = scaled.masked_fill(rank >= top_k, -torch.inf).softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    is_cut = (before >= top_p) & (rank > 0)
-    cumulative = probabilities.masked_fill(is_cut, 0.0).cumsum(dim=-1)
-    place = (cumulative <= uniform * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-    drawn: torch.Tensor = order.gather(1, place).squeeze(1)
-    return drawn
-
-
-def _uniform(seed: int, position: int) -> float:
-    """The position-th number in [0, 1) of a seed's stream; counter-based, so any position can be drawn first."""
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
+def _settings(requests: Sequences[Request], positions: Sequences[int], vocab_size: int) -> npt.NDArray[np.float64]:
+    """What draws need besides logits; the numbers come from the host, so that devices do not differ in them."""
+    temperature, top_k, top_p, seeds = zip(
+        *((request.temperature, request.top_k or vocab_size, request.top_p, request.seed) for request in requests),
+        strict=True,
+    )
+    return np.stack([temperature, top_k, top_p, uniform_numbers(seeds, positions)], axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

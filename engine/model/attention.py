@@ -43,6 +43,9 @@ class AttentionBackend(Protocol):
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> OutputLayer | None:
         """The backend's own output layer; None where it has none for this shape."""
 
+    def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+        """As `engine.kernels.draw.draw_tokens` says."""
+
     def prepare(self, batch: AttentionBatch) -> Any:
         """What all layers of this step need, made once."""
 

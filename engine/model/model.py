@@ -18,6 +18,7 @@ from engine.device.transfers import to_device
 from engine.errors import ModelError
 from engine.kernels.cpu.native_build import find_compiler
 from engine.kernels.decoder_layer import LayerWeights, OutputLayer
+from engine.kernels.draw import draw_tokens
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend, AttentionStep
 from engine.model.checkpoint import check_supported, no_progress_bars, resolve_checkpoint
@@ -47,6 +48,7 @@ class Model:
         check_supported(config)
         self._base = language_model.base_model
         self._output_layer: OutputLayer = TorchOutputLayer(language_model.get_output_embeddings())
+        self._draw_tokens = draw_tokens
         self.device = device
         self.dtype: torch.dtype = language_model.dtype
         self.vocab_size = int(config.vocab_size)
@@ -104,6 +106,7 @@ class Model:
         Raises:
             ModelError: a layer has a parameter that the backend's layers do not compute with.
         """
+        self._draw_tokens = backend.draw_tokens
         layers = backend.make_layers(self._take_layers())
         if layers is None:
             return
@@ -221,6 +224,11 @@ class Model:
     def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, hidden]`` -> int64 ``[R]``: the token of the largest logit, the first of equals."""
         return self._output_layer.most_likely(hidden)
+
+    @torch.inference_mode()
+    def draw(self, hidden: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+        """``[R, hidden]``, settings as `engine.kernels.draw.draw_tokens` has them -> int64 ``[R]``: a random token."""
+        return self._draw_tokens(self.logits(hidden), settings)
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

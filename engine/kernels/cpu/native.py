@@ -75,6 +75,7 @@ class NativeKernels:
             getattr(library, f"{name}_{suffix}") for name in KERNELS
         )
         self._project, self._largest_column = library.project_bf16, library.largest_column_bf16
+        self.draw = library.draw_tokens
         self.compute_layers = library.compute_layers_bf16
         self.has_products = dtype == torch.bfloat16 and bool(library.has_products())
         self._state = torch.empty(0)

@@ -19,6 +19,7 @@ from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.sequence_attention import attend_by_sequence
 from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.draw import draw_tokens
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -98,6 +99,8 @@ class CpuAttention:
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """The model's own output layer stays."""
+
+    draw_tokens = staticmethod(draw_tokens)
 
     def prepare(self, batch: AttentionBatch) -> CpuWork:
         """Turns a step's description into slices, indices and masks. Called once a step."""

@@ -12,6 +12,7 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerByLayer, LayerWeights
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
+from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.gpu_layers import GpuLayer
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
@@ -141,6 +142,8 @@ class TritonAttention(ABC):
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """The model's own output layer stays."""
         return
+
+    draw_tokens = staticmethod(draw_tokens)
 
     def make_scratch(self, capacity: WorkCapacity) -> AttentionScratch:
         return AttentionScratch(capacity, num_q_heads=self.num_q_heads, head_dim=self.head_dim, device=self.device)

@@ -1,19 +1,28 @@
 """Draws follow the distribution that temperature, top-k and top-p leave, and depend on nothing but their own row."""
 
+import numpy as np
 import pytest
 import torch
 
 from engine import Request
+from engine.execution.random_stream import uniform_numbers
 from engine.execution.sampler import sample
+from engine.kernels.draw import draw_tokens
 
 VOCAB = 12
 
 
 class Identity:
-    """An output layer for hidden states that are logits already."""
+    """A model for hidden states that are logits already."""
+
+    def __init__(self, vocab_size: int = VOCAB) -> None:
+        self.vocab_size = vocab_size
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
+
+    def draw(self, hidden: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+        return draw_tokens(hidden, settings)
 
     def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.argmax(dim=-1)
@@ -26,7 +35,7 @@ def request(**parameters: float) -> Request:
 def draws(logits: torch.Tensor, count: int, **parameters: float) -> torch.Tensor:
     """How often each token was drawn, over `count` seeds."""
     requests = [request(seed=seed, **parameters) for seed in range(count)]
-    tokens = sample(logits.expand(count, -1), Identity(), requests, [0] * count)
+    tokens = sample(logits.expand(count, -1), Identity(logits.shape[-1]), requests, [0] * count)
     return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
 
@@ -67,5 +76,16 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
 
 def test_positions_draw_from_one_stream_each_its_own_number() -> None:
     logits = torch.zeros(64, 1000)
-    tokens = sample(logits, Identity(), [request(seed=5, temperature=1.0)] * 64, list(range(64)))
+    tokens = sample(logits, Identity(1000), [request(seed=5, temperature=1.0)] * 64, list(range(64)))
     assert len(set(tokens.tolist())) > 55
+
+
+def test_random_numbers_are_numpy_s_own() -> None:
+    rng = np.random.default_rng(3)
+    seeds = [0, 1, 2**64 - 1, *map(int, rng.integers(0, 2**63, 200))]
+    positions = [0, 7, 2**31, *map(int, rng.integers(0, 100_000, 200))]
+    expected = [
+        np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+    assert uniform_numbers(seeds, positions).tolist() == expected

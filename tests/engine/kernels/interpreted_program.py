@@ -17,12 +17,15 @@ import torch
 
 from benchmarks.kernels.attention_batches import make_batch
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
+from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 from tests.engine.kernels.interpreted_cases import CASES, GUARD, MIXED, Case, Inputs, decode, make_backend, make_inputs
 from tests.engine.kernels.interpreted_layers import RUNS
+from tests.engine.kernels.random_rows import is_a_close_call, make_rows
 from tests.engine.kernels.twins import write_kv_ref
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -251,7 +254,26 @@ def run_refusals() -> tuple[list[str], float]:
     return problems, 0.0
 
 
-SPECIAL = {"refill": run_refill, "far addresses": run_far_addresses, "refusals": run_refusals} | RUNS
+def run_draws() -> tuple[list[str], float]:
+    """Random draws, against those that sort; more tokens than a program holds at once, and fewer."""
+    problems = []
+    for vocab_size, has_ties in ((31, True), (1025, False)):
+        logits, settings = make_rows(1, 12, vocab_size, has_ties=has_ties)
+        expected, found = draw_tokens_ref(logits, settings), draw_tokens(logits, settings)
+        problems += [
+            f"of {vocab_size} tokens row {row} drew {found[row]}, expected {expected[row]}: {settings[row].tolist()}"
+            for row in (expected != found).nonzero().flatten().tolist()
+            if not is_a_close_call(logits[row], settings[row], int(found[row]))
+        ]
+    return problems, 0.0
+
+
+SPECIAL = {
+    "refill": run_refill,
+    "far addresses": run_far_addresses,
+    "refusals": run_refusals,
+    "draws": run_draws,
+} | RUNS
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 // Compiled once per machine by engine/kernels/cpu/native_build.py. bf16 products run on AMX tiles where the CPU has them, else
 // on AVX-512's vectors of bf16 pairs, else in plain loops that compilers vectorise.
 
+#include "draw.h"
 #include "layer.h"
 
 extern "C" bool has_products() { return units_here() != Units::plain; }
@@ -40,6 +41,12 @@ extern "C" void compute_layers_bf16(const LayerWeights* weights, int64_t num_lay
   (void)weights, (void)num_layers, (void)operations, (void)num_operations, (void)step, (void)hidden, (void)keys;
   (void)values, (void)output_rows, (void)num_output_rows;
 #endif
+}
+
+// logits: [num_rows, size]; out: a token for each row.
+extern "C" void draw_tokens(const float* logits, const DrawSettings* settings, int64_t* out, int64_t num_rows,
+                            int64_t size) {
+  draw(logits, settings, out, num_rows, size);
 }
 
 #define EXPORT(T, suffix)                                                                                             \
