@@ -18,6 +18,7 @@ from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
+from engine.model.checkpoint import resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prefix_groups
@@ -31,6 +32,7 @@ from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from engine.disaggregation.prefill_client import PrefillClient
+    from engine.pooling.pooler import Pooler
 
 
 class Engine:
@@ -44,7 +46,7 @@ class Engine:
     Args:
         model: loaded; its layers may be replaced by native ones.
         config: how to compute.
-        checkpoint: what a second process is to load; None where the model was given as an object.
+        checkpoint: what a second process loads, and whose pooling is read; None where the model was given as an object.
     """
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
@@ -52,6 +54,7 @@ class Engine:
         self._model = model
         self._checkpoint = checkpoint
         self._prefill_client: PrefillClient | None = None
+        self._poolers: dict[Mode, Pooler] = {}
         self._runs_ahead = can_run_ahead(config, model.device)
         self._runner = StepRunner(model, config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
@@ -111,6 +114,15 @@ class Engine:
         """
         return self._answer_all(requests, "score", None)
 
+    def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
+        """Answers requests that all are of mode "embed", or "classify"; results in input order.
+
+        Raises:
+            RequestError: a request is impossible; raised before any work starts.
+            ModelError: the checkpoint has no such answers, or pools other tokens than the last.
+        """
+        return self._answer_all(requests, mode, None)
+
     def run_plan(
         self,
         requests: Sequence[Request],
@@ -125,12 +137,13 @@ class Engine:
         once, a request that preemption "kill" ends.
 
         Args:
-            requests: both modes may be mixed.
+            requests: modes may be mixed.
             groups: their members' request_indices point into `requests`; each request is in one group.
             decode: needed where a request has stop strings.
             on_step: called after each step.
         """
         limits, can_decode = self._limits, decode is not None
+        sampler = self._make_sampler({request.mode for request in requests if request.is_pooled}, decode)
         impossible = {
             index: reason
             for index, request in enumerate(requests)
@@ -156,7 +169,7 @@ class Engine:
             self._model.compile_layers()
         metrics = StepMetrics(scheduler)
         late: list[Answered] = []
-        with closing(self._run(scheduler, TokenSampler(self._model, decode))) as steps:
+        with closing(self._run(scheduler, sampler)) as steps:
             for step, answered in steps:
                 record = metrics.record(step, answered)
                 if on_step is not None:
@@ -199,6 +212,17 @@ class Engine:
             block_size=self._cache.block_size,
             num_kv_blocks=self._cache.num_blocks,
         )
+
+    def _make_sampler(self, pooled_modes: set[Mode], decode: Decoder | None) -> TokenSampler:
+        if not pooled_modes:
+            return TokenSampler(self._model, decode)
+        from engine.execution.pooled_output import PoolingSampler  # few runs have such requests
+        from engine.pooling.pooler import causal_pooler
+
+        folder = None if self._checkpoint is None else resolve_checkpoint(self._checkpoint)
+        for mode in pooled_modes - self._poolers.keys():
+            self._poolers[mode] = causal_pooler(folder, mode, self._model.device)
+        return PoolingSampler(self._model, decode, self._poolers)
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model

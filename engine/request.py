@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import RequestError, UnknownParameterError
 
-Mode = Literal["generate", "score"]
-FinishReason = Literal["eos", "stop", "length", "scored", "error"]
+Mode = Literal["generate", "score", "embed", "classify"]
+FinishReason = Literal["eos", "stop", "length", "scored", "embedded", "error"]
+
+POOLED_MODES = ("embed", "classify")
+"""Modes that are answered by the hidden states of the prompt; nothing is decoded, and no label is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,7 +24,8 @@ class Request:
     Args:
         request_id: the caller's name for it; unique within one call.
         token_ids: the prompt, at least one token; any integer sequence, kept as int32 ``[num_tokens]``.
-        mode: "generate" decodes new tokens; "score" gives each label's log-probability.
+        mode: "generate" decodes new tokens; "score" gives each label's log-probability; "embed" gives the prompt's
+            embedding; "classify" gives the log-probability of each class that the checkpoint has a head for.
         max_new_tokens: generate only; at least 1.
         temperature: 0 is greedy; above 0 the logits are divided by it before sampling.
         top_k: keep the k most probable tokens; 0 keeps all.
@@ -33,6 +37,11 @@ class Request:
         priority: larger ones start first under the order "priority"; any whole number. It never changes an answer.
         expected_output_tokens: generate only; how long the answer will probably be, max_new_tokens at most; None
             expects that. It never changes an answer, only the order of requests and the KV memory set aside for them.
+
+        dimensions: embed only; how many of the embedding's first numbers are wanted; None wants all.
+        normalize: embed only; divide what is wanted by its length.
+        pair_separator: embed and classify; token id that ends the first text of a pair, for encoders that are told by
+            token types which text a token is of; None where there is one text.
 
     Raises:
         UnknownParameterError: for a keyword that is none of these.
@@ -52,6 +61,9 @@ class Request:
     labels: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
     expected_output_tokens: int | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+    pair_separator: int | None = None
 
     def __new__(cls, **parameters: Any) -> "Request":
         known = [f.name for f in fields(cls)]
@@ -80,10 +92,12 @@ class Request:
         object.__setattr__(self, "token_ids", token_ids)
         object.__setattr__(self, "labels", tuple(tuple(int(t) for t in label) for label in self.labels))
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        if self.mode not in ("generate", "score"):
-            refuse(f"mode must be 'generate' or 'score', got {self.mode!r}")
-        if self.mode == "generate" and self.labels:
+        if self.mode not in get_args(Mode):
+            refuse(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, got {self.mode!r}")
+        if self.mode != "score" and self.labels:
             refuse("labels belong to mode 'score'")
+        if self.dimensions is not None and (self.mode != "embed" or self.dimensions < 1):
+            refuse(f"dimensions belong to mode 'embed' and are at least 1, got {self.dimensions} in mode {self.mode!r}")
         if self.mode == "generate" and self.max_new_tokens < 1:
             refuse(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.mode == "score" and (len(self.labels) < 2 or not all(self.labels)):
@@ -107,8 +121,15 @@ class Request:
             refuse(f"stop must hold non-empty strings, got {self.stop}")
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether the answer is made of the prompt's hidden states."""
+        return self.mode in POOLED_MODES
+
+    @property
     def answer_key(self) -> tuple[object, ...]:
         """Two requests with the same prompt and the same key have the same answer."""
+        if self.is_pooled:
+            return (self.mode, self.dimensions, self.normalize, self.pair_separator)
         if self.mode == "score":
             return (self.mode, self.labels)
         draws = (self.temperature, self.top_k, self.top_p, self.seed) if self.temperature > 0 else ()
@@ -120,8 +141,10 @@ class Completion:
     """The answer to one request.
 
     Attributes:
-        token_ids: generated tokens, the end-of-sequence token included; empty in mode "score".
-        label_logprobs: score only; one natural-log probability per label, normalised over the labels.
+        token_ids: generated tokens, the end-of-sequence token included; empty in other modes than "generate".
+        label_logprobs: score and classify; one natural-log probability per label or class. They are normalised over the
+            labels, but for a head of one class or of classes that do not exclude each other.
+        embedding: embed only; float32 ``[n]``. Not compared.
         num_cached_tokens: prompt tokens that were not computed for this request (shared prefix or identical prompt).
         compute_ms: its part of the steps' time, by the tokens computed for it; 0 where another request with the same
             prompt paid. All completions' parts add up to the time of all steps. Not compared.
@@ -132,6 +155,7 @@ class Completion:
     finish_reason: FinishReason
     token_ids: Sequence[int] = ()
     label_logprobs: Sequence[float] = ()
+    embedding: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

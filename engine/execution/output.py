@@ -113,6 +113,11 @@ def complete(answered: Answered, requests: Sequences[Request], compute_ms: float
             f"KV memory ran out when {sequence.num_output_tokens} tokens of the answer had been generated, "
             "and preemption 'kill' ends the request admitted last"
         )
+    elif sequence.vector is not None:
+        from engine.execution.pooled_output import complete_pooled  # few runs have any
+
+        yield from complete_pooled(sequence, requests, compute_ms)
+        return
     elif reason == "scored":
         scores = sequence.label_scores
         logprobs = tuple((scores - np.logaddexp.reduce(scores)).tolist())

@@ -65,7 +65,7 @@ class OutputReserve:
     def _expected_tokens(self, request: Request) -> int:
         estimate = request.expected_output_tokens
         tally = self._tally(request)
-        if request.mode == "score" or tally.num_answers < _ANSWERS_FOR_AN_ESTIMATE:
+        if request.mode != "generate" or tally.num_answers < _ANSWERS_FOR_AN_ESTIMATE:
             return request.max_new_tokens if estimate is None else estimate
         return math.ceil((estimate or 1) * tally.num_tokens / tally.num_expected_tokens)
 

@@ -71,4 +71,4 @@ class BlockCache:
 
 def _num_lasting_tokens(sequence: Sequence) -> int:
     """Known own tokens that stay what they are: a label's tokens are replaced by those of the next."""
-    return sequence.num_suffix if sequence.request.mode == "score" else sequence.length
+    return sequence.length if sequence.request.mode == "generate" else sequence.num_suffix

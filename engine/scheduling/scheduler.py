@@ -132,7 +132,7 @@ class Scheduler:
         if len(step.sampled) == len(step.outputs):
             return
         for sequence, _, _, _ in step.outputs:
-            if sequence.request.mode == "score" and sequence.num_uncomputed == 0:
+            if sequence.request.mode != "generate" and sequence.num_uncomputed == 0:
                 label = sequence.next_label
                 if label >= 0:
                     sequence.start_label(label)

@@ -31,6 +31,7 @@ class Sequence:
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores, tail_sums: of each label, the logit of its first token and the natural-log probability of the
             others, as far as they are scored.
+        vector: what a pooled answer is made of; None until it is computed.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Sequence:
         "prefix_length",
         "request",
         "tail_sums",
+        "vector",
     )
 
     def __init__(self, *, request: Request, owners: tuple[int, ...], node: PrefixNode | None) -> None:
@@ -70,6 +72,7 @@ class Sequence:
         self.label = -1
         self.first_scores = np.zeros(len(request.labels))
         self.tail_sums = np.zeros(len(request.labels))
+        self.vector: npt.NDArray[np.float32] | None = None
         if node is not None:
             node.num_unfinished += 1
 
@@ -163,7 +166,7 @@ class Sequence:
         """Drops the own KV. Generated tokens are kept and computed again; a label being scored starts again."""
         self.free_blocks(pool)
         self.num_computed = 0
-        if self.request.mode == "score":
+        if self.request.mode != "generate":
             self.length = self.num_suffix
 
 
@@ -183,14 +186,14 @@ class ScheduledGroup:
 
 def most_extra_tokens(request: Request) -> int:
     """Own tokens after the prompt whose KV may be needed: all but the last of the answer, or of the longest label."""
-    if request.mode == "score":
-        return max(map(len, request.labels)) - 1
+    if request.mode != "generate":
+        return max(map(len, request.labels), default=1) - 1
     return request.max_new_tokens - 1
 
 
 def most_tokens(request: Request) -> int:
     """Tokens of a request's prompt with its answer, or with its longest label."""
-    return len(request.token_ids) + most_extra_tokens(request) + 1
+    return len(request.token_ids) + most_extra_tokens(request) + (not request.is_pooled)
 
 
 def most_blocks(request: Request, block_size: int) -> int:
@@ -201,6 +204,6 @@ def most_blocks(request: Request, block_size: int) -> int:
 def expected_extra_tokens(request: Request) -> int:
     """As `most_extra_tokens`, of an answer as long as the request's estimate of it."""
     most = most_extra_tokens(request)
-    if request.mode == "score" or request.expected_output_tokens is None:
+    if request.mode != "generate" or request.expected_output_tokens is None:
         return most
     return min(request.expected_output_tokens - 1, most)

@@ -1,0 +1,232 @@
+"""A stock transformers encoder that computes texts of different lengths one behind the other, without padding.
+
+Positions restart with each text, and attention is computed for all texts of one length at once: neighbours of equal
+length are a batch without any copy (Prepacking, section 3: independent masks and restarting positions in one batch).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+from engine.device.transfers import to_device
+from engine.encoding.families import ENCODERS, first_position
+from engine.errors import ModelError
+from engine.model.checkpoint import no_progress_bars
+from engine.pooling.class_labels import ClassLabels
+from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool
+from engine.pooling.sentence_files import read_sentence_files
+from engine.request import Mode
+
+ATTENTION_NAME = "batchloom_encoder"
+
+WINDOW_ROWS = 256
+"""Query rows of a layer with a window that are computed together, with the keys that they see."""
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "dropout": (None, 0.0),
+    "is_causal": (None, False),
+    "softcap": (None, 0.0),
+    "use_cache": (None, False),
+    "output_attentions": (None, False),
+    "deterministic": (None, True, False),
+}
+"""Values of a keyword that change nothing. Of all other keywords only None does."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRuns:
+    """The texts of a step.
+
+    Args:
+        runs: (number of texts, tokens of each), for neighbours of equal length.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> "TextRuns":
+        """Neighbours of equal length joined."""
+        return cls(tuple((len(list(same)), length) for length, same in groupby(lengths)))
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    text_runs: TextRuns,
+    sliding_window: int | None = None,
+    **keywords: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: each text attends to itself, in both directions.
+
+    Args:
+        module: the layer's attention.
+        query: ``[1, num_q_heads, T, head_dim]``.
+        key, value: ``[1, num_kv_heads, T, head_dim]``.
+        attention_mask: None: who sees whom is in `text_runs`.
+        scaling: of the scores.
+        text_runs: which rows are of which text.
+        sliding_window: tokens see those less than so far away, on both sides; None: all.
+        keywords: whatever else the model passes.
+    Raises:
+        ModelError: the model asks for something that is not computed.
+    """
+    for name, given in (keywords | {"attention_mask": attention_mask}).items():
+        if isinstance(given, torch.Tensor) and name != "position_ids":
+            raise ModelError(f"attention with {name}=<tensor of shape {tuple(given.shape)}> is not supported")
+        if given is not None and name != "position_ids" and given not in _NEUTRAL.get(name, ()):
+            raise ModelError(f"attention with {name}={given!r} is not supported")
+    out = torch.empty_like(query[0].transpose(0, 1))
+    first = 0
+    for num_texts, length in text_runs.runs:
+        rows = slice(first, first + num_texts * length)
+        q, k, v = (
+            states[0, :, rows].view(-1, num_texts, length, states.shape[-1]).transpose(0, 1)
+            for states in (query, key, value)
+        )
+        found = _attend_windowed(q, k, v, scaling, sliding_window) if sliding_window else _attend(q, k, v, scaling)
+        out[rows] = found.transpose(1, 2).flatten(0, 1)
+        first = rows.stop
+    return out.unsqueeze(0), None
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    is_grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=is_grouped)
+
+
+def _attend_windowed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int
+) -> torch.Tensor:
+    """``[n, heads, length, head_dim]``, block by block of query rows."""
+    length = query.shape[2]
+    if length <= window:
+        return _attend(query, key, value, scale)
+    blocks = []
+    for start in range(0, length, WINDOW_ROWS):
+        end = min(start + WINDOW_ROWS, length)
+        first, last = max(0, start - window + 1), min(length, end + window - 1)
+        places = torch.arange(first, last, device=query.device)
+        mask = (places[start - first : end - first, None] - places).abs() < window
+        blocks.append(_attend(query[:, :, start:end], key[:, :, first:last], value[:, :, first:last], scale, mask))
+    return torch.cat(blocks, dim=2)
+
+
+AttentionInterface.register(ATTENTION_NAME, attend)
+# No mask function is registered under this name, so transformers makes no mask.
+
+
+class Encoder:
+    """A loaded encoder on one device.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        device, dtype: of the weights.
+
+    Args:
+        model: the encoder, or its `...ForSequenceClassification`; switched to this attention.
+        folder: the checkpoint's.
+    Raises:
+        ModelError: the encoder is of a kind that is not computed.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel, folder: Path) -> None:
+        self._model = model.eval()
+        self._base = model.base_model
+        self._folder = folder
+        self._first_position = first_position(model.config)
+        self._takes_types = getattr(model.config, "type_vocab_size", 0) > 1
+        self._poolers: dict[Mode, Pooler] = {}
+        self.vocab_size = int(model.config.vocab_size)
+        self.device, self.dtype = model.device, model.dtype
+        model.set_attn_implementation(ATTENTION_NAME)
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: torch.dtype, device: torch.device) -> "Encoder":
+        """Reads a checkpoint straight onto the device, its classification head with it where it has one.
+
+        Args:
+            folder: of the checkpoint.
+            dtype: of weights and computation.
+            device: where the weights go.
+        Raises:
+            ModelError: not readable, or of an architecture that has not been shown to be computed exactly.
+        """
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (ValueError, OSError) as error:
+            raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
+        if config.model_type not in ENCODERS or getattr(config, "is_decoder", False):
+            raise ModelError(f"architecture {config.model_type!r} is not an encoder that is supported")
+        has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+        kind = AutoModelForSequenceClassification if has_head else AutoModel
+        try:
+            with no_progress_bars(), device:
+                model = kind.from_pretrained(
+                    folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+                )
+        except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
+            raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+        return cls(model, folder)
+
+    def find_pooler(self, mode: Mode) -> Pooler:
+        """What makes an answer of a text's hidden states; `ModelError` where the checkpoint has no such thing."""
+        if mode not in self._poolers:
+            if mode == "classify":
+                self._poolers[mode] = EncoderClassPooler(self._model, ClassLabels.read(self._folder))
+            else:
+                self._poolers[mode] = EmbeddingPooler(read_sentence_files(self._folder), self.device)
+        return self._poolers[mode]
+
+    @torch.inference_mode()
+    def forward(self, texts: Sequence[np.ndarray[Any, np.dtype[np.int32]]], separator: int | None) -> torch.Tensor:
+        """Last hidden states of the texts' tokens, ``[T, hidden]``.
+
+        Args:
+            texts: int32 token ids of each, special tokens included; fastest where equal lengths are neighbours.
+            separator: see `engine.Request.pair_separator`.
+        """
+        lengths = [len(text) for text in texts]
+        positions = np.concatenate([np.arange(length) for length in lengths]) + self._first_position
+        numbers = to_device(np.stack([np.concatenate(texts).astype(np.int64), positions]), self.device)
+        inputs: dict[str, Any] = {"input_ids": numbers[:1], "position_ids": numbers[1:]}
+        if self._takes_types and separator is not None:
+            types = np.concatenate([np.cumsum(text == separator) - (text == separator) > 0 for text in texts])
+            inputs["token_type_ids"] = to_device(types.astype(np.int64), self.device).unsqueeze(0)
+        hidden: torch.Tensor = self._base(**inputs, text_runs=TextRuns.of(lengths)).last_hidden_state[0]
+        return hidden
+
+
+class EncoderClassPooler:
+    """The classification head of an encoder, as its family has it.
+
+    Args:
+        model: the `...ForSequenceClassification`.
+        labels: of its classes.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel, labels: ClassLabels) -> None:
+        self._head: Callable[[Any, torch.Tensor], torch.Tensor] = ENCODERS[model.config.model_type].classify
+        self._model = model
+        self._pooling = getattr(model.config, "classifier_pooling", "cls")
+        self._is_exclusive = labels.is_exclusive
+
+    @torch.inference_mode()
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        pooled = pool(hidden, lengths, self._pooling).to(hidden.dtype)
+        return class_logprobs(self._head(self._model, pooled).float(), is_exclusive=self._is_exclusive)

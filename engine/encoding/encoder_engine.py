@@ -1,0 +1,223 @@
+"""The engine for encoders: texts packed into steps by their tokens, longest first, each computed once."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
+from engine.device.transfers import to_device
+from engine.encoding.encoder import Encoder
+from engine.encoding.families import first_position
+from engine.errors import RequestError
+from engine.execution.step_record import StepRecord
+from engine.model.checkpoint import resolve_checkpoint
+from engine.planning.plan import PrefixGroup
+from engine.planning.planner import plan_prefix_groups
+from engine.pooling.pooled_rows import Vector, pooled_answer
+from engine.pooling.sentence_files import read_json
+from engine.request import Completion, Mode, Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A distinct text and how to answer it.
+
+    Args:
+        request: stands for all its owners.
+        owners: indices of the requests that get this answer.
+    """
+
+    request: Request
+    owners: tuple[int, ...]
+
+    @property
+    def kind(self) -> tuple[Mode, int]:
+        """Texts of one kind may be computed together."""
+        separator = self.request.pair_separator
+        return self.request.mode, -1 if separator is None else separator
+
+
+class EncoderEngine:
+    """One encoder on one device, with the calls of `engine.engine.Engine` that make sense for it.
+
+    Made by `EncoderEngine.load`. Not thread-safe: one call at a time.
+
+    Args:
+        encoder: loaded.
+        config: how to compute; what concerns KV memory, decoding and sharing says nothing here.
+        max_positions: longest text that the checkpoint's positions allow, in tokens.
+    """
+
+    def __init__(self, encoder: Encoder, config: EngineConfig, max_positions: int) -> None:
+        self.config = config
+        self._encoder = encoder
+        self._max_positions = max_positions
+
+    @classmethod
+    def load(cls, model: str | Path, config: EngineConfig | None = None) -> "EncoderEngine":
+        """Loads a checkpoint.
+
+        Args:
+            model: checkpoint folder or hub id.
+            config: defaults to `EngineConfig()`.
+        Raises:
+            ModelError: not readable, or not an encoder that is computed exactly.
+        """
+        config = config or EngineConfig()
+        folder = resolve_checkpoint(model)
+        device = resolve_device(config.device)
+        use_device(device)
+        use_threads(config.num_threads)
+        encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device)
+        return cls(encoder, config, read_max_positions(folder))
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest text, in tokens."""
+        limit = self.config.max_model_len
+        return self._max_positions if limit == "auto" else min(limit, self._max_positions)
+
+    def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
+        """Answers requests that all are of mode "embed", or "classify"; results in input order.
+
+        Raises:
+            RequestError: a request is impossible; raised before any work starts.
+            ModelError: the checkpoint has no such answers, or its pooling is not supported.
+        """
+        for request in requests:
+            reason = self._why_impossible(request)
+            if request.mode != mode:
+                reason = f"mode is {request.mode!r}, expected {mode!r} here"
+            if reason is not None:
+                raise RequestError(f"request {request.request_id!r}: {reason}")
+        groups = plan_prefix_groups([request.token_ids for request in requests])
+        answers = {answer.request_id: answer for answer in self.run_plan(requests, groups)}
+        return [answers[request.request_id] for request in requests]
+
+    def run_plan(
+        self,
+        requests: Sequence[Request],
+        groups: Sequence[PrefixGroup],
+        *,
+        decode: object = None,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> Iterator[Completion]:
+        """Answers requests; completions come step by step, the longest texts first.
+
+        An impossible request yields a completion with an error, before the work on the others starts.
+
+        Args:
+            requests: of modes that the checkpoint answers.
+            groups: their members say which requests have the same text; a prefix is not shared.
+            decode: not used: there is nothing to decode.
+            on_step: called after each step.
+        """
+        use_device(self._encoder.device)
+        reasons = [self._why_impossible(request) for request in requests]
+        for request, reason in zip(requests, reasons, strict=True):
+            if reason is not None:
+                num_tokens = len(request.token_ids)
+                yield Completion(
+                    request_id=request.request_id, finish_reason="error", num_prompt_tokens=num_tokens, error=reason
+                )
+        texts = [text for text in _distinct_texts(requests, groups) if reasons[text.owners[0]] is None]
+        texts.sort(key=lambda text: (text.kind, len(text.request.token_ids)), reverse=True)
+        num_left = sum(len(text.owners) for text in texts)
+        for number, step in enumerate(_pack(texts, self.config.max_num_batched_tokens)):
+            started = time.perf_counter()
+            vectors = self._compute(step)
+            duration_ms = (time.perf_counter() - started) * 1e3
+            num_tokens = sum(len(text.request.token_ids) for text in step)
+            num_left -= sum(len(text.owners) for text in step)
+            if on_step is not None:
+                on_step(_record(number, step, num_tokens, num_left, duration_ms))
+            for text, vector in zip(step, vectors, strict=True):
+                yield from _complete(text, vector, requests, duration_ms * len(text.request.token_ids) / num_tokens)
+
+    def _compute(self, texts: Sequence[_Text]) -> Vector:
+        """Pooled vectors ``[n, k]`` of texts of one kind."""
+        request, token_ids = texts[0].request, [text.request.token_ids for text in texts]
+        hidden = self._encoder.forward(token_ids, request.pair_separator)
+        lengths = to_device(np.array([len(text) for text in token_ids]), hidden.device)
+        vectors: Vector = self._encoder.find_pooler(request.mode)(hidden, lengths).cpu().numpy()
+        return vectors
+
+    def _why_impossible(self, request: Request) -> str | None:
+        if not request.is_pooled:
+            return f"mode is {request.mode!r}, and an encoder answers 'embed' and 'classify'"
+        largest, num_tokens = int(request.token_ids.max()), len(request.token_ids)
+        if largest >= self._encoder.vocab_size:
+            return f"token id {largest} is not below the vocabulary size {self._encoder.vocab_size}"
+        if num_tokens > self.max_model_len:
+            return f"the prompt has {num_tokens} tokens, which exceeds the context of {self.max_model_len}"
+        return None
+
+
+def read_max_positions(folder: Path) -> int:
+    """Longest text in tokens that an encoder's positions allow."""
+    config = read_json(folder / "config.json")
+    return int(config["max_position_embeddings"]) - first_position(config)
+
+
+def _distinct_texts(requests: Sequence[Request], groups: Sequence[PrefixGroup]) -> list[_Text]:
+    """Each distinct text once for each way of answering it."""
+    texts = []
+    for group in groups:
+        for member in group.members:
+            owners: dict[tuple[object, ...], list[int]] = {}
+            for index in member.request_indices:
+                owners.setdefault(requests[index].answer_key, []).append(index)
+            texts += [_Text(requests[indices[0]], tuple(indices)) for indices in owners.values()]
+    return texts
+
+
+def _pack(texts: Sequence[_Text], max_tokens: int) -> Iterator[list[_Text]]:
+    """Neighbours of one kind that have at most so many tokens together; a longer text is a step alone."""
+    step: list[_Text] = []
+    num_tokens = 0
+    for text in texts:
+        num_more = len(text.request.token_ids)
+        if step and (num_tokens + num_more > max_tokens or text.kind != step[0].kind):
+            yield step
+            step, num_tokens = [], 0
+        step.append(text)
+        num_tokens += num_more
+    if step:
+        yield step
+
+
+def _complete(text: _Text, vector: Vector, requests: Sequence[Request], compute_ms: float) -> Iterator[Completion]:
+    """The completion of each owner of a text; the first one pays."""
+    answer, num_tokens = pooled_answer(text.request, vector), len(text.request.token_ids)
+    for place, owner in enumerate(text.owners):
+        yield Completion(
+            request_id=requests[owner].request_id,
+            finish_reason="embedded" if text.request.mode == "embed" else "scored",
+            num_prompt_tokens=num_tokens,
+            num_cached_tokens=num_tokens if place else 0,
+            compute_ms=0.0 if place else compute_ms,
+            **answer,
+        )
+
+
+def _record(number: int, step: Sequence[_Text], num_tokens: int, num_waiting: int, duration_ms: float) -> StepRecord:
+    return StepRecord(
+        step=number,
+        num_decode_tokens=0,
+        num_suffix_tokens=num_tokens,
+        num_prefix_tokens=0,
+        num_kv_blocks_used=0,
+        num_prefix_kv_blocks=0,
+        num_request_kv_blocks=0,
+        num_cached_kv_blocks=0,
+        num_kv_blocks_total=0,
+        num_running_requests=0,
+        num_waiting_requests=num_waiting,
+        num_finished_requests=sum(len(text.owners) for text in step),
+        num_preempted_requests=0,
+        duration_ms=duration_ms,
+    )

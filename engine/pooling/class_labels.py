@@ -1,0 +1,34 @@
+"""The classes that a checkpoint has a classification head for, as its config.json names them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import ModelError
+from engine.pooling.sentence_files import read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassLabels:
+    """What the head of a `...ForSequenceClassification` checkpoint tells apart.
+
+    Attributes:
+        names: of the classes, in the order of the head's outputs; a single one where the output is one score.
+        is_exclusive: a text is of one class, so the probabilities add up to 1; else each class is judged alone.
+    """
+
+    names: tuple[str, ...]
+    is_exclusive: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "ClassLabels":
+        """The classes of a checkpoint; raises `ModelError` where it has no classification head."""
+        config = read_json(folder / "config.json")
+        if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+            raise ModelError(
+                f"{folder}: the checkpoint has no classification head; its architectures are "
+                f"{config.get('architectures')}, and one that ends with ForSequenceClassification is needed"
+            )
+        named = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+        names = tuple(str(named[key]) for key in sorted(named, key=int))
+        is_exclusive = len(names) > 1 and config.get("problem_type") != "multi_label_classification"
+        return cls(names=names, is_exclusive=is_exclusive)

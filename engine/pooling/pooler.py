@@ -1,0 +1,163 @@
+"""Last hidden states of texts, one behind the other without padding, to a float32 row for each text."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from engine.errors import ModelError
+from engine.pooling.class_labels import ClassLabels
+from engine.pooling.sentence_files import SentenceFiles, read_sentence_files
+from engine.request import Mode
+
+
+class Pooler(Protocol):
+    """One vector for each text."""
+
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Pools the tokens of each text.
+
+        Args:
+            hidden: ``[T, hidden]``, last hidden states.
+            lengths: int64 ``[n]``, tokens of each text; they add up to T.
+        Returns:
+            float32 ``[n, k]``, embeddings before they are cut and normalised; or float64 ``[n, k]``, log-probabilities.
+        """
+
+
+class EmbeddingPooler:
+    """Embeddings, computed in float32 as the checkpoint's sentence-transformers files say; not cut, not normalised.
+
+    Args:
+        files: poolings and layers.
+        device: of the hidden states.
+    Raises:
+        ModelError: the weights of a layer cannot be read.
+    """
+
+    def __init__(self, files: SentenceFiles, device: torch.device) -> None:
+        self._poolings = files.poolings
+        self._layers: list[tuple[torch.Tensor, torch.Tensor | None, nn.Module]] = []
+        for dense in files.dense:
+            tensors = read_tensors(dense.weights, device)
+            activation = getattr(nn, dense.activation)()
+            self._layers.append((tensors["linear.weight"], tensors.get("linear.bias"), activation))
+
+    @torch.inference_mode()
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        vectors = torch.cat([pool(hidden, lengths, pooling) for pooling in self._poolings], dim=1)
+        for weight, bias, activation in self._layers:
+            vectors = activation(functional.linear(vectors, weight, bias))
+        return vectors
+
+
+class LastToken:
+    """The last token's hidden state as it is."""
+
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return pool(hidden, lengths, "lasttoken")
+
+
+class CausalClassPooler:
+    """Classes of a causal model's `ForSequenceClassification`: a linear layer on the last token.
+
+    Args:
+        folder: the checkpoint's.
+        device: of the hidden states.
+    Raises:
+        ModelError: the checkpoint holds no such layer.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._is_exclusive = ClassLabels.read(folder).is_exclusive
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors = read_tensors(file, device, only="score.weight")
+            if tensors:
+                self._weight = tensors["score.weight"]
+                return
+        raise ModelError(f"{folder} holds no score.weight, the layer that gives a score to each class")
+
+    @torch.inference_mode()
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        logits = functional.linear(pool(hidden, lengths, "lasttoken"), self._weight)
+        return class_logprobs(logits, is_exclusive=self._is_exclusive)
+
+
+def class_logprobs(logits: torch.Tensor, *, is_exclusive: bool) -> torch.Tensor:
+    """float64 log-probabilities of classes, of each row's one class or of each class alone: ``[n, k]``."""
+    return logits.double().log_softmax(dim=1) if is_exclusive else functional.logsigmoid(logits.double())
+
+
+def causal_pooler(folder: Path | None, mode: Mode, device: torch.device) -> Pooler:
+    """What a causal model's last hidden state becomes; only each prompt's last row is there to be pooled.
+
+    Args:
+        folder: the checkpoint's; None where there is none: then the last token itself is the embedding.
+        mode: "embed" or "classify".
+        device: of the hidden states.
+    Raises:
+        ModelError: the checkpoint's pooling reads other tokens than the last, or it has no layer for classes.
+    """
+    if folder is None:
+        if mode == "classify":
+            raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
+        return LastToken()
+    if mode == "classify":
+        return CausalClassPooler(folder, device)
+    files = read_sentence_files(folder)
+    check_causal_pooling(files, folder)
+    return EmbeddingPooler(files, device)
+
+
+def check_causal_pooling(files: SentenceFiles, folder: Path) -> None:
+    """Refuses a pooling that the tokens of a shared prefix would have a part in."""
+    if files.poolings != ("lasttoken",):
+        raise ModelError(
+            f"{folder}: pooling {' and '.join(files.poolings)} of a causal model is not supported, only lasttoken"
+        )
+
+
+def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Tensor:
+    """One float32 vector for each text, ``[n, hidden]``.
+
+    Args:
+        hidden: ``[T, hidden]``.
+        lengths: int64 ``[n]``, each at least 1.
+        pooling: of `engine.pooling.sentence_files.POOLINGS`.
+    """
+    if pooling in ("cls", "lasttoken"):
+        ends = lengths.cumsum(0)
+        return hidden.index_select(0, ends - 1 if pooling == "lasttoken" else ends - lengths).float()
+    states, counts = hidden.float(), lengths.unsqueeze(1).float()
+    if pooling == "max":
+        return torch.segment_reduce(states, "max", lengths=lengths)
+    if pooling == "mean":
+        return torch.segment_reduce(states, "sum", lengths=lengths) / counts
+    if pooling == "mean_sqrt_len_tokens":
+        return torch.segment_reduce(states, "sum", lengths=lengths) / counts.sqrt()
+    starts = lengths.cumsum(0) - lengths
+    places = torch.arange(1, len(states) + 1, device=states.device) - torch.repeat_interleave(starts, lengths)
+    weighted = torch.segment_reduce(states * places.unsqueeze(1).float(), "sum", lengths=lengths)
+    return weighted / (counts * (counts + 1) / 2)
+
+
+def read_tensors(file: Path, device: torch.device, only: str | None = None) -> dict[str, torch.Tensor]:
+    """Tensors of a safetensors file in float32.
+
+    Args:
+        file: its path.
+        device: where they go.
+        only: name of the one tensor to read; by default all are.
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            names = [name for name in tensors.keys() if only in (None, name)]  # noqa: SIM118 - not a mapping
+            return {name: tensors.get_tensor(name).to(device=device, dtype=torch.float32) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error

@@ -1,0 +1,174 @@
+"""What a checkpoint's sentence-transformers files say: how tokens become one vector, and what texts begin with.
+
+The files: modules.json, which lists the modules; a folder with config.json for each; config_sentence_transformers.json
+for prompts; sentence_bert_config.json for the longest text. All may be missing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError
+
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""Poolings in the order in which several are joined, as sentence-transformers names them."""
+
+_OLD_NAMES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+_ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
+"""Classes of torch.nn that a Dense module may name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseFiles:
+    """A linear layer behind the pooling.
+
+    Attributes:
+        weights: safetensors file with linear.weight ``[out, in]`` and, maybe, linear.bias.
+        activation: class name in torch.nn.
+        num_outputs: length of what it makes.
+    """
+
+    weights: Path
+    activation: str
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceFiles:
+    """Made by `read_sentence_files`.
+
+    Attributes:
+        poolings: of `POOLINGS`; several are joined to one vector.
+        dense: layers behind the pooling, in order.
+        is_normalized: vectors are divided by their length in the end.
+        num_dimensions: length of an embedding, before any cut.
+        default_dimensions: length that embeddings are cut to unless a caller says otherwise; None for no cut.
+        prompts: name to the text that is put in front of a text.
+        default_prompt: name of the prompt where a caller names none; None for no prompt.
+        pools_prompt: the prompt's tokens are pooled, too.
+        max_tokens: longest text in tokens, special tokens included; None where the model's context is the limit.
+    """
+
+    poolings: tuple[str, ...]
+    dense: tuple[DenseFiles, ...]
+    is_normalized: bool
+    num_dimensions: int
+    default_dimensions: int | None
+    prompts: Mapping[str, str]
+    default_prompt: str | None
+    pools_prompt: bool
+    max_tokens: int | None
+
+
+def read_sentence_files(folder: Path) -> SentenceFiles:
+    """How a checkpoint makes embeddings.
+
+    Without modules.json a text's embedding is what sentence-transformers takes then: the mean of the tokens of an
+    encoder, the last token of a causal model, not normalised.
+
+    Args:
+        folder: the checkpoint's.
+    Raises:
+        ModelError: a file cannot be read, or names a module or a setting that is not computed here.
+    """
+    config = read_json(folder / "config.json")
+    modules = _list_modules(folder)
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
+        raise ModelError(
+            f"{folder / 'modules.json'}: the modules are {', '.join(kinds)}; supported are Transformer, Pooling and "
+            "then any of Dense and Normalize"
+        )
+    if "Normalize" in kinds[:-1]:
+        raise ModelError(f"{folder / 'modules.json'}: Normalize is supported as the last module")
+    pooling = _read_if_there(modules[1][1] / "config.json") if modules[1][1] != folder else {}
+    dense = tuple(_read_dense(place) for kind, place in modules if kind == "Dense")
+    poolings = _find_poolings(pooling, config, modules[1][1])
+    texts = _read_if_there(folder / "sentence_bert_config.json")
+    if texts.get("do_lower_case"):
+        raise ModelError(f"{folder / 'sentence_bert_config.json'}: do_lower_case is not supported")
+    settings = _read_if_there(folder / "config_sentence_transformers.json")
+    hidden_size = int(config.get("hidden_size", config.get("dim", 0)))
+    return SentenceFiles(
+        poolings=poolings,
+        dense=dense,
+        is_normalized=kinds[-1] == "Normalize",
+        num_dimensions=dense[-1].num_outputs if dense else hidden_size * len(poolings),
+        default_dimensions=settings.get("truncate_dim"),
+        prompts=settings.get("prompts") or {},
+        default_prompt=settings.get("default_prompt_name"),
+        pools_prompt=bool(pooling.get("include_prompt", True)),
+        max_tokens=texts.get("max_seq_length"),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object of a JSON file; `ModelError` where there is none."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} must hold an object, got {type(values).__name__}")
+    return values
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _list_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Class name and folder of each module, in order."""
+    path = folder / "modules.json"
+    if not path.exists():
+        return [("Transformer", folder), ("Pooling", folder)]
+    try:
+        listed = json.loads(path.read_bytes())
+        modules = [(module["type"].rpartition(".")[2], folder / module["path"]) for module in listed]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read: {error!r}") from error
+    if modules and modules[0][1] != folder:
+        raise ModelError(f"{path}: the Transformer module is in {modules[0][1].name!r}; supported is the folder itself")
+    return modules
+
+
+def _find_poolings(pooling: Mapping[str, Any], config: Mapping[str, Any], place: Path) -> tuple[str, ...]:
+    if "pooling_mode" in pooling:
+        named = pooling["pooling_mode"]
+        found = (named,) if isinstance(named, str) else tuple(named)
+    else:
+        found = tuple(name for key, name in _OLD_NAMES.items() if pooling.get(key))
+    if not pooling:
+        is_causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ())
+        found = ("lasttoken",) if is_causal else ("mean",)
+    unknown = [name for name in found if name not in POOLINGS]
+    if unknown or not found:
+        raise ModelError(f"{place / 'config.json'}: pooling must be of {', '.join(POOLINGS)}, got {list(found)}")
+    return found
+
+
+def _read_dense(place: Path) -> DenseFiles:
+    config = read_json(place / "config.json")
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    name = activation.rpartition(".")[2]
+    if not activation.startswith("torch.nn.") or name not in _ACTIVATIONS:
+        raise ModelError(f"{place / 'config.json'}: activation_function {activation!r} is not supported")
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
+            raise ModelError(f"{place / 'config.json'}: {key} {config[key]!r} is not supported")
+    if config.get("use_residual"):
+        raise ModelError(f"{place / 'config.json'}: use_residual is not supported")
+    weights = place / "model.safetensors"
+    if not weights.is_file():
+        raise ModelError(f"{place} holds no model.safetensors")
+    return DenseFiles(weights=weights, activation=name, num_outputs=int(config["out_features"]))

@@ -1,0 +1,135 @@
+"""Causal models' embeddings and class scores, in float32, against sentence-transformers and transformers."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from engine import Engine, EngineConfig, Request, plan_prefix_groups
+from engine.errors import ModelError
+from tests.tiny_encoders import save_modules
+
+TOLERANCE = 2e-5
+SCHEDULES = {
+    "ample": {},
+    "chunks": {"max_num_batched_tokens": 13},
+    "no sharing": {"sharing": "none"},
+    "a cache of blocks": {"sharing": "lru", "block_size": 4},
+    "padded": {"prefill": "whole", "packing": "padded"},
+    "little memory": {"kv_memory_bytes": 1 << 17, "preemption": "swap"},
+}
+
+
+def prompts() -> list[list[int]]:
+    """An instruction in front of each, uneven lengths, a duplicate, a prompt that begins another."""
+    rng = random.Random(5)
+    instruction = [rng.randrange(3, 500) for _ in range(21)]
+    made = [instruction + [rng.randrange(3, 500) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
+    return [*made, made[0], [*made[1], 7], [9]]
+
+
+def load(folder: Path, **settings: object) -> Engine:
+    return Engine.load(
+        folder, EngineConfig(**{"dtype": "float32", "device": "cpu", "kv_memory_bytes": 1 << 24, **settings})
+    )
+
+
+def embed(engine: Engine, **settings: object) -> np.ndarray:
+    requests = [Request(request_id=str(i), token_ids=p, mode="embed", **settings) for i, p in enumerate(prompts())]
+    return np.stack([completion.embedding for completion in engine.pool(requests)])
+
+
+@pytest.fixture(scope="module")
+def embedding_checkpoint(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 as its embedding models are saved: without the language model's prefix, pooled by the last token."""
+    folder = tmp_path_factory.mktemp("causal") / "model"
+    source = tiny_checkpoint("qwen3")
+    shutil.copytree(source, folder)
+    transformers.AutoModel.from_pretrained(source, dtype=torch.float32).save_pretrained(folder)
+    return save_modules(folder, "pooling_mode_lasttoken")
+
+
+@pytest.fixture(scope="module")
+def stock_states(embedding_checkpoint: Path) -> np.ndarray:
+    model = transformers.AutoModel.from_pretrained(embedding_checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        states = [model(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts()]
+    return torch.stack(states).numpy()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_embeddings_are_the_last_hidden_states(
+    embedding_checkpoint: Path, stock_states: np.ndarray, schedule: str
+) -> None:
+    found = embed(load(embedding_checkpoint, **SCHEDULES[schedule]), normalize=False)
+    assert np.abs(found - stock_states).max() < TOLERANCE * np.abs(stock_states).max()
+
+
+def test_embeddings_match_sentence_transformers(embedding_checkpoint: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["Instruct: find it\nQuery: night", "Instruct: find it\nQuery: the house and the watchman", "x"]
+    model = SentenceTransformer(str(embedding_checkpoint), device="cpu", model_kwargs={"dtype": "float32"})
+    encoded = model.tokenizer(texts)["input_ids"]
+    requests = [Request(request_id=str(i), token_ids=p, mode="embed") for i, p in enumerate(encoded)]
+    found = np.stack([completion.embedding for completion in load(embedding_checkpoint).pool(requests)])
+    assert np.abs(found - model.encode(texts)).max() < TOLERANCE
+    assert np.allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
+
+
+def test_all_modes_of_one_run(embedding_checkpoint: Path, stock_states: np.ndarray) -> None:
+    engine, given = load(embedding_checkpoint), prompts()
+    requests = [
+        Request(request_id=f"{mode}{i}", token_ids=prompt, **settings)
+        for mode, settings in (
+            ("embed", {"mode": "embed", "dimensions": 8}),
+            ("score", {"mode": "score", "labels": ((5,), (6, 7))}),
+            ("generate", {"max_new_tokens": 3}),
+        )
+        for i, prompt in enumerate(given)
+    ]
+    groups = plan_prefix_groups([request.token_ids for request in requests])
+    together = {answer.request_id: answer for answer in engine.run_plan(requests, groups)}
+    for i, state in enumerate(stock_states):
+        cut = state[:8] / np.linalg.norm(state[:8])
+        assert np.abs(together[f"embed{i}"].embedding - cut).max() < TOLERANCE
+    alone = engine.score([request for request in requests if request.mode == "score"])
+    for answer in alone:
+        assert together[answer.request_id].label_logprobs == pytest.approx(answer.label_logprobs, abs=1e-5)
+    assert [together[a.request_id].token_ids for a in engine.generate(requests[-len(given) :])] == [
+        a.token_ids for a in engine.generate(requests[-len(given) :])
+    ]
+    assert {answer.finish_reason for answer in together.values()} >= {"embedded", "scored", "length"}
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+def test_a_classification_head(num_classes: int, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    source = tiny_checkpoint("qwen2")
+    shutil.copytree(source, tmp_path / "model")
+    torch.manual_seed(1)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        source, dtype=torch.float32, num_labels=num_classes, pad_token_id=0
+    )
+    model.save_pretrained(tmp_path / "model")
+    requests = [Request(request_id=str(i), token_ids=p, mode="classify") for i, p in enumerate(prompts())]
+    for completion, prompt in zip(load(tmp_path / "model").pool(requests, "classify"), prompts(), strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt])).logits[0].double()
+        expected = logits.log_softmax(0) if num_classes > 1 else torch.nn.functional.logsigmoid(logits)
+        assert np.abs(np.array(completion.label_logprobs) - expected.numpy()).max() < 1e-4
+
+
+def test_what_is_not_computed_is_refused(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint("llama"), folder)
+    request = Request(request_id="a", token_ids=[5], mode="classify")
+    with pytest.raises(ModelError, match="no classification head"):
+        load(folder).pool([request], "classify")
+    save_modules(folder, "pooling_mode_mean_tokens")
+    with pytest.raises(ModelError, match="pooling mean of a causal model"):
+        load(folder).pool([Request(request_id="a", token_ids=[5], mode="embed")])

@@ -1,0 +1,74 @@
+"""What a checkpoint's sentence-transformers files say, in the forms of their releases, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ModelError
+from engine.pooling.class_labels import ClassLabels
+from engine.pooling.sentence_files import read_sentence_files
+from tests.tiny_encoders import save_modules
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path, "config.json", {"model_type": "bert", "hidden_size": 24, "architectures": ["BertModel"]})
+
+
+def write(folder: Path, name: str, values: object) -> Path:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+def test_all_files(folder: Path) -> None:
+    save_modules(folder, "pooling_mode_cls_token", dense=8, prompts={"query": "search: "}, default_prompt_name="query")
+    write(folder, "sentence_bert_config.json", {"max_seq_length": 33, "do_lower_case": False})
+    files = read_sentence_files(folder)
+    assert (files.poolings, files.num_dimensions, files.is_normalized) == (("cls",), 8, True)
+    assert (files.prompts, files.default_prompt, files.max_tokens) == ({"query": "search: "}, "query", 33)
+    assert files.dense[0].activation == "Tanh"
+
+
+def test_newer_names_and_several_poolings(folder: Path) -> None:
+    save_modules(folder, "pooling_mode_cls_token", normalize=False, truncate_dim=4)
+    write(folder, "1_Pooling/config.json", {"pooling_mode": ["cls", "max"], "include_prompt": False})
+    files = read_sentence_files(folder)
+    assert (files.poolings, files.num_dimensions, files.default_dimensions) == (("cls", "max"), 48, 4)
+    assert (files.is_normalized, files.pools_prompt) == (False, False)
+
+
+def test_no_files(folder: Path) -> None:
+    assert read_sentence_files(folder).poolings == ("mean",)
+    write(folder, "config.json", {"hidden_size": 24, "architectures": ["Qwen3ForCausalLM"]})
+    assert read_sentence_files(folder).poolings == ("lasttoken",)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("modules.json", [{"type": "a.Transformer", "path": ""}, {"type": "a.CNN", "path": "1"}], "Transformer, CNN"),
+        ("modules.json", {"type": 3}, "cannot be read"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "got \\['median'\\]"),
+        ("2_Dense/config.json", {"activation_function": "os.system", "out_features": 8}, "'os.system'"),
+        ("2_Dense/config.json", {"use_residual": True, "out_features": 8}, "use_residual"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
+        ("config_sentence_transformers.json", [], "must hold an object"),
+    ],
+)
+def test_what_is_not_computed_is_refused(folder: Path, name: str, values: object, reason: str) -> None:
+    save_modules(folder, "pooling_mode_cls_token", dense=8)
+    write(folder, name, values)
+    with pytest.raises(ModelError, match=reason):
+        read_sentence_files(folder)
+
+
+def test_classes(folder: Path) -> None:
+    with pytest.raises(ModelError, match="no classification head"):
+        ClassLabels.read(folder)
+    config = {"architectures": ["BertForSequenceClassification"], "id2label": {"1": "b", "0": "a", "10": "c"}}
+    assert ClassLabels.read(write(folder, "config.json", config)).names == ("a", "b", "c")
+    assert ClassLabels.read(folder).is_exclusive
+    write(folder, "config.json", {**config, "problem_type": "multi_label_classification"})
+    assert not ClassLabels.read(folder).is_exclusive
