@@ -55,3 +55,7 @@ class WorkerError(BatchloomError, RuntimeError):
 
 class FailureRateError(BatchloomError, RuntimeError):
     """So many rows fail that the rows are hardly the reason."""
+
+
+class QualityError(BatchloomError, RuntimeError):
+    """A metric of the answers misses what was asked of it."""

@@ -30,10 +30,11 @@ EXIT_TERMINATED = 143
 COMMANDS = {
     "nightly": "Answer the rows of a database that have no answer yet, with a language model, into its tables.",
     "explain": "Say what the nightly flow would do and how long it would take, without loading the model.",
+    "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
     "report": "Write the page of a run: one HTML file that needs nothing else.",
     "demo": "Run the nightly flow on a database of its own, and show what came out.",
 }
-FLAGS = {"nightly": {}, "explain": {"json": "print JSON instead of a page"}}
+FLAGS = {"nightly": {}, "explain": {"json": "print JSON instead of a page"}, "evaluate": {}}
 """The commands that are flows, and what each takes beside the flow's parameters."""
 
 
@@ -57,8 +58,8 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
 
 
 def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
-    """Run `nightly` or `explain` with the options in `arguments` (the process's own if None); returns the exit code."""
-    name, is_nightly = flow.name, flow.name == "nightly"
+    """Run a flow of `FLAGS` with the options in `arguments` (the process's own if None); returns the exit code."""
+    name, is_nightly, is_explain = flow.name, flow.name == "nightly", flow.name == "explain"
     try:
         options = parse_options(flow, sys.argv[1:] if arguments is None else arguments, COMMANDS[name], FLAGS[name])
     except ConfigError as error:
@@ -69,7 +70,7 @@ def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with plain_log(sys.stdout if is_nightly else sys.stderr), quiet_prefect():
+        with plain_log(sys.stderr if is_explain else sys.stdout), quiet_prefect():
             result = flow(**options)
     except (BatchloomError, OSError) as error:
         return _fail(name, " ".join(str(error).split()), EXIT_FAILED)
@@ -78,7 +79,7 @@ def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
         return _fail(name, "stopped" + rest * is_nightly, EXIT_INTERRUPTED)
     if is_json:
         print(json.dumps([asdict(forecast) for forecast in result], indent=1))
-    elif not is_nightly:
+    elif is_explain:
         from rich.console import Console
 
         from flows.explain_page import show_forecast

@@ -14,6 +14,7 @@ import duckdb
 from engine.errors import ArtifactError, DatabaseError
 from sql import statement
 from tasks.database.connection import fill_identifiers
+from tasks.database.schema import list_relations
 from tasks.storage.artifact import ArtifactRef, open_parquet
 
 NUM_STEP_BINS = 240
@@ -46,6 +47,10 @@ class RunFacts:
     share_degrees: Sequence[Row] = ()  # as the next, empty where the plan is no longer there
     prefix_lengths: Sequence[Row] = ()
     errors: Sequence[Row] = ()
+    evaluation: Row | None = None  # as the next three, only where the run's answers were compared with gold rows
+    metrics: Sequence[Row] = ()  # report/evaluation_metrics
+    calibration: Sequence[Row] = ()  # report/evaluation_calibration
+    confusion: Sequence[Row] = ()  # report/evaluation_confusion
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     prediction: Mapping[str, float]
@@ -88,6 +93,7 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
         versions={name: str(found) for name, found in versions.items()},
         prediction=prediction if isinstance(prediction, dict) else {},
         **_read_plan(connection, plan),
+        **_read_evaluation(connection, run.run_id),
         # Without the workload's own key, the one column that every output table has to tell rows apart.
         **_read_answers(connection, {"run_id": run.run_id}, key if isinstance(key, list) and key else ["content_key"]),
     )
@@ -125,6 +131,17 @@ def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) 
         "share_degrees": _read(connection, "share_degrees", file),
         "prefix_lengths": _read(connection, "prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
     }
+
+
+def _read_evaluation(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:
+    """How good the run's answers are, where that was evaluated."""
+    if "evaluations" not in list_relations(connection):
+        return {}
+    for evaluation in _read(connection, "evaluation", {"run_id": run_id}):
+        this = {"evaluation_id": evaluation.evaluation_id}
+        names = ("metrics", "calibration", "confusion")
+        return {"evaluation": evaluation} | {name: _read(connection, f"evaluation_{name}", this) for name in names}
+    return {}
 
 
 def _read(

@@ -15,6 +15,7 @@ from sql import statement
 from tasks.report_page.facts import RunFacts
 from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.pictures import draw_pictures, find_lengths, find_savings, find_stages, tenth
+from tasks.report_page.quality import by_column, draw_quality, interval
 from tasks.report_page.quantity import UNKNOWN, between, count, percent, seconds
 
 # Control characters are no part of HTML, and lone surrogates no part of UTF-8.
@@ -24,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 def render_report(facts: RunFacts) -> str:
     """The page of a run as HTML; pure. Text from the database is inert, and the page may load and send nothing."""
     style, script = _read("page.css"), _read("page.js")
-    functions = (between, count, percent, seconds, statement, tenth)
+    functions = (between, by_column, count, interval, percent, seconds, statement, tenth)
     page = _template().render(
         {function.__name__: function for function in functions},
         style=Markup(style),
@@ -33,7 +34,7 @@ def render_report(facts: RunFacts) -> str:
         facts=facts,
         tiles=key_figures(facts),
         findings=find_remarkable(facts),
-        pictures=draw_pictures(facts),
+        pictures=draw_pictures(facts) | draw_quality(facts),
         stages=find_stages(facts),
         savings=find_savings(facts),
         lengths=find_lengths(facts),

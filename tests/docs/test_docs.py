@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import COMMANDS, main
+from flows.evaluate import evaluate
 from flows.explain import explain
 from flows.nightly import nightly
 from tasks.database.connection import connect
@@ -51,7 +52,7 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert target in targets, f"{name_of(page)}: make {target}"
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
-    for flow in (nightly, explain):
+    for flow in (nightly, explain, evaluate):
         assert main(flow, ["--help-all"]) == 0
         known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
         for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow.name}([^\n`]*)", text):

@@ -1,0 +1,79 @@
+"""Compare answers with gold rows: `batchloom evaluate --database X --workload W --gold TABLE --min accuracy=0.9`.
+
+DuckDB answers + gold rows --evaluate--> evaluated rows, metrics, views --report--> page of the run
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from prefect import flow
+from pydantic import Field
+
+from engine.errors import QualityError
+from flows.evaluation_page import publish_evaluation, render_evaluation
+from flows.report import report_run
+from tasks.database.connection import connect
+from tasks.evaluate import evaluate as evaluate_workload
+from tasks.evaluation.evaluation import Evaluation
+from tasks.evaluation.threshold import Threshold, find_failures
+from tasks.workloads.workload import load_workload
+
+LOGGER = logging.getLogger("batchloom")
+LOGGER.setLevel(logging.INFO)  # else the metrics would not reach Prefect's log
+
+
+@flow(name="evaluate", flow_run_name="evaluate-{database.stem}-{workload}", retries=0, persist_result=False)
+def evaluate(
+    database: Path,
+    workload: str,
+    gold: str | None = None,
+    run: str | None = None,
+    against: str | None = None,
+    min: tuple[str, ...] = (),
+    max: tuple[str, ...] = (),
+    k: Annotated[int, Field(ge=1)] = 10,
+    lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
+) -> Evaluation:
+    """Say how good the answers of a workload are, against gold rows or another run, with confidence intervals.
+
+    Every compared row and every metric is kept in the database, see docs/evaluation.md, and the page of the run whose
+    answers they are shows them.
+
+    Args:
+        database: DuckDB file with the answers and the gold rows.
+        workload: a shipped one by name, another by the path of its TOML file.
+        gold: table or view with the columns of the workload's key and expected values, named as the answers' columns.
+        run: the run whose answers are compared; the newest answer of each row if not given.
+        against: another run, for the agreement of the two.
+        min: METRIC=VALUE, COLUMN.METRIC=VALUE or COLUMN.METRIC.LABEL=VALUE; fails where the metric is below.
+        max: the same for what should be small, such as ece; fails where the metric is above.
+        k: length of the ranked lists that nDCG looks at.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+
+    Returns:
+        what was compared and all metrics.
+    Raises:
+        QualityError: a metric is below its min or above its max; all are in the database all the same.
+        BatchloomError: a parameter names nothing usable; the message says what and where.
+    """
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass  # a wrong path ends here, before anything is made beside it
+    thresholds = [Threshold.parse(text, is_least=True) for text in min]
+    thresholds += [Threshold.parse(text, is_least=False) for text in max]
+    evaluation = evaluate_workload(str(database), load_workload(workload), gold, run, against, k)
+    LOGGER.info("%s", render_evaluation(evaluation))
+    publish_evaluation(evaluation)
+    if evaluation.run_id is not None:
+        report_run(database, evaluation.run_id, None)
+    failures = find_failures(thresholds, evaluation.metrics)
+    if failures:
+        raise QualityError("; ".join(failures))
+    return evaluation
+
+
+if __name__ == "__main__":
+    from flows.cli import main
+
+    sys.exit(main(evaluate))

@@ -1,0 +1,11 @@
+-- purpose: a key that holds a null, or that more than one row has
+-- grain:   at most one row
+-- inputs:  expected_rows
+-- parameters: none
+
+select request_key, count(*) as num_rows
+from expected_rows
+group by request_key
+having count(*) > 1 or len(list_filter(request_key, lambda part: part is null)) > 0
+order by request_key
+limit 1

@@ -1,0 +1,8 @@
+-- purpose: how many rows there are
+-- grain:   one row
+-- inputs:  a table
+-- identifiers: {table}
+-- parameters: none
+
+select count(*) as num_rows
+from {table}

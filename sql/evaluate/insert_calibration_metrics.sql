@@ -1,0 +1,46 @@
+-- purpose: expected calibration error: how far confidence and share of right answers are apart, in ten bins of equal
+--          width weighted by their rows
+-- grain:   one row a column with confidences
+-- inputs:  evaluated_rows, macro weight_of
+-- parameters: $evaluation_id, $num_replicates
+
+insert into evaluation_metrics by name
+with binned as (
+    select column_name, hash(request_key) as draw, confidence, is_right, least(floor(confidence * 10), 9) as tenth
+    from evaluated_rows
+    where
+        evaluation_id = $evaluation_id
+        and reference = 'gold'
+        and confidence is not null
+        and is_right is not null
+),
+
+bins as (
+    select
+        binned.column_name,
+        replicates.range as replicate,
+        binned.tenth,
+        sum(weight_of(binned.draw, replicates.range)) as weight,
+        sum(weight_of(binned.draw, replicates.range) * (binned.is_right::integer - binned.confidence)) as gap
+    from binned
+    cross join range(0, $num_replicates + 1) as replicates
+    group by all
+),
+
+errors as (
+    select column_name, replicate, sum(abs(gap)) / nullif(sum(weight), 0) as value, sum(weight) as num_rows
+    from bins
+    group by all
+)
+
+select
+    $evaluation_id as evaluation_id,
+    'gold' as reference,
+    column_name,
+    'ece' as metric,
+    any_value(value) filter (replicate = 0) as value,
+    quantile_cont(value, 0.025) filter (replicate > 0) as low,
+    quantile_cont(value, 0.975) filter (replicate > 0) as high,
+    any_value(num_rows) filter (replicate = 0) as num_rows
+from errors
+group by column_name

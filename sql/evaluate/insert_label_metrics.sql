@@ -1,0 +1,145 @@
+-- purpose: precision, recall and F1 of each label, their macro mean, and Cohen's kappa; a row without an answer counts
+--          for recall and kappa. Of two runs kappa alone.
+-- grain:   one row a reference, column, label (null for all) and metric
+-- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
+-- parameters: $evaluation_id, $num_replicates
+
+insert into evaluation_metrics by name
+with compared as (
+    select reference, column_name, hash(request_key) as draw, expected, answer
+    from evaluated_rows
+    where evaluation_id = $evaluation_id and kind = 'label' and status <> 'unanswered'
+),
+
+cells as (
+    select
+        compared.reference,
+        compared.column_name,
+        replicates.range as replicate,
+        compared.expected,
+        compared.answer,
+        sum(weight_of(compared.draw, replicates.range)) as weight
+    from compared
+    cross join range(0, $num_replicates + 1) as replicates
+    group by all
+),
+
+sides as (
+    select
+        reference,
+        column_name,
+        replicate,
+        expected as label,
+        weight as num_expected,
+        0 as num_answered,
+        0 as num_right
+    from cells
+    union all
+    select reference, column_name, replicate, answer, 0, weight, 0
+    from cells
+    union all
+    select reference, column_name, replicate, answer, 0, 0, weight
+    from cells
+    where answer = expected
+),
+
+sums as (
+    select
+        reference,
+        column_name,
+        replicate,
+        label,
+        sum(num_expected) as num_expected,
+        sum(num_answered) as num_answered,
+        sum(num_right) as num_right
+    from sides
+    group by all
+),
+
+counts as (
+    select *, 2 * num_right / nullif(num_expected + num_answered, 0) as f1
+    from sums
+),
+
+totals as (
+    select
+        reference,
+        column_name,
+        replicate,
+        sum(num_expected) as num_rows,
+        sum(num_right) / nullif(sum(num_expected), 0) as share_right,
+        sum(num_expected * num_answered) / nullif(sum(num_expected) ** 2, 0) as share_by_chance,
+        avg(f1) filter (label is not null) as macro_f1
+    from counts
+    group by all
+),
+
+resampled as (
+    select
+        reference,
+        column_name,
+        replicate,
+        label,
+        'f1' as metric,
+        f1 as value,
+        num_expected + num_answered - num_right as num_rows
+    from counts
+    where label is not null
+    union all
+    select reference, column_name, replicate, null, 'macro_f1', macro_f1, num_rows
+    from totals
+    union all
+    select
+        reference,
+        column_name,
+        replicate,
+        null,
+        'kappa',
+        (share_right - share_by_chance) / nullif(1 - share_by_chance, 0),
+        num_rows
+    from totals
+),
+
+bootstrapped as (
+    select
+        reference,
+        column_name,
+        label,
+        metric,
+        any_value(value) filter (replicate = 0) as value,
+        quantile_cont(value, 0.025) filter (replicate > 0) as low,
+        quantile_cont(value, 0.975) filter (replicate > 0) as high,
+        any_value(num_rows) filter (replicate = 0) as num_rows
+    from resampled
+    group by all
+),
+
+shares as (
+    select reference, column_name, label, 'precision' as metric, num_right, num_answered as num_rows
+    from counts
+    where replicate = 0 and label is not null and num_answered > 0
+    union all
+    select reference, column_name, label, 'recall', num_right, num_expected
+    from counts
+    where replicate = 0 and label is not null and num_expected > 0
+),
+
+final as (
+    select reference, column_name, label, metric, value, low, high, num_rows
+    from bootstrapped
+    union all
+    select
+        reference,
+        column_name,
+        label,
+        metric,
+        num_right / num_rows,
+        wilson_low(num_right, num_rows),
+        wilson_high(num_right, num_rows),
+        num_rows
+    from shares
+)
+
+select $evaluation_id as evaluation_id, *
+from final
+where (reference = 'gold' or metric = 'kappa') and value is not null

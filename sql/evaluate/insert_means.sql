@@ -1,0 +1,73 @@
+-- purpose: metrics that are means over rows
+-- grain:   one row a reference, column and measure
+-- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
+-- parameters: $evaluation_id, $num_replicates
+
+insert into evaluation_metrics by name
+with entries as (
+    select reference, column_name, hash(request_key) as draw, unnest(map_entries(measures)) as measure
+    from evaluated_rows
+    where evaluation_id = $evaluation_id
+),
+
+measured as (
+    select reference, column_name, draw, measure.key as metric, measure.value as value
+    from entries
+),
+
+points as (
+    select
+        reference,
+        column_name,
+        metric,
+        avg(value) as value,
+        sum(value) as total,
+        count(*) as num_rows,
+        bool_and(value in (0, 1)) as is_share
+    from measured
+    group by all
+),
+
+resampled as (
+    select
+        measured.reference,
+        measured.column_name,
+        measured.metric,
+        replicates.range as replicate,
+        sum(weight_of(measured.draw, replicates.range) * measured.value)
+        / nullif(sum(weight_of(measured.draw, replicates.range)), 0) as value
+    from measured
+    inner join points
+        on points.reference = measured.reference
+        and points.column_name = measured.column_name
+        and points.metric = measured.metric
+        and not points.is_share
+    cross join range(1, $num_replicates + 1) as replicates
+    group by all
+),
+
+intervals as (
+    select
+        reference,
+        column_name,
+        metric,
+        quantile_cont(value, 0.025) as low,
+        quantile_cont(value, 0.975) as high
+    from resampled
+    group by all
+)
+
+select
+    $evaluation_id as evaluation_id,
+    points.reference,
+    points.column_name,
+    points.metric,
+    points.value,
+    case when points.is_share then wilson_low(points.total, points.num_rows) else intervals.low end as low,
+    case when points.is_share then wilson_high(points.total, points.num_rows) else intervals.high end as high,
+    points.num_rows
+from points
+left join intervals
+    on intervals.reference = points.reference
+    and intervals.column_name = points.column_name
+    and intervals.metric = points.metric

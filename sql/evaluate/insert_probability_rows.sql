@@ -1,0 +1,32 @@
+-- purpose: a column of probabilities beside what happened
+-- grain:   one row an expected value
+-- inputs:  pairs
+-- parameters: $evaluation_id, $column, $first_label (the event is that this label was expected; null: true was)
+
+insert into evaluated_rows by name
+with events as (
+    select
+        request_key,
+        status,
+        answer::double as probability,
+        coalesce(given = $first_label, try_cast(given as boolean)) as is_right
+    from pairs
+    where given is not null
+)
+
+select
+    $evaluation_id as evaluation_id,
+    'gold' as reference,
+    $column as column_name,
+    'probability' as kind,
+    request_key,
+    status,
+    is_right::varchar as expected,
+    probability::varchar as answer,
+    is_right,
+    probability as confidence,
+    case
+        when probability is null then map {'coverage': 0.0::double}
+        else map {'coverage': 1.0::double, 'brier_score': (probability - is_right::integer) ** 2}
+    end as measures
+from events

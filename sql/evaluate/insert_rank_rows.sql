@@ -1,0 +1,59 @@
+-- purpose: ranked lists against graded relevance; what gold does not name is not relevant, as in trec_eval
+-- grain:   one row a group that gold has a relevant row of
+-- inputs:  pairs
+-- parameters: $evaluation_id, $column, $group (place in the key of the column within which rows are ranked),
+--          $first_label (relevant is what this label was expected of; null: given is the grade), $k
+
+insert into evaluated_rows by name
+with graded as (
+    select
+        request_key[$group] as group_key,
+        status,
+        answer as rank,
+        coalesce((given = $first_label)::integer, try_cast(given as double)) as relevance
+    from pairs
+    where given is not null
+),
+
+ordered as (
+    select *, row_number() over (partition by group_key order by relevance desc) as best_rank
+    from graded
+),
+
+grouped as (
+    select
+        group_key,
+        case
+            when bool_or(status = 'ok') then 'ok'
+            when bool_or(status = 'error') then 'error'
+            else 'unanswered'
+        end as status,
+        avg((status = 'ok')::integer) as coverage,
+        coalesce(sum(relevance / log2(rank + 1)) filter (rank <= $k), 0) as gain,
+        sum(relevance / log2(best_rank + 1)) filter (best_rank <= $k) as best_gain,
+        min(rank) filter (relevance > 0) as first_rank
+    from ordered
+    group by group_key
+)
+
+select
+    $evaluation_id as evaluation_id,
+    'gold' as reference,
+    $column as column_name,
+    'rank' as kind,
+    [group_key] as request_key,
+    status,
+    null as expected,
+    first_rank::varchar as answer,
+    null as is_right,
+    null as confidence,
+    case
+        when status = 'unanswered' then map {'coverage': 0.0::double}
+        else map {
+            'coverage': coverage,
+            'ndcg@' || $k::varchar: gain / best_gain,
+            'mrr': coalesce(1 / first_rank, 0)::double
+        }
+    end as measures
+from grouped
+where best_gain > 0

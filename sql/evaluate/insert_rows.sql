@@ -1,0 +1,79 @@
+-- purpose: the compared values of a column of labels, texts, numbers or other values
+-- grain:   one row an expected value
+-- inputs:  pairs
+-- parameters: $evaluation_id, $reference, $column, $kind, $right (what the share of right answers is called),
+--          $is_nullable (null is an expected value, too)
+
+insert into evaluated_rows by name
+with texts as (
+    select
+        request_key,
+        status,
+        confidence,
+        given,
+        decode(encode(expected::varchar), 'replace') as expected,
+        decode(encode(answer::varchar), 'replace') as answer
+    from pairs
+    where given is not null or $is_nullable
+),
+
+compared as (
+    select
+        *,
+        status = 'ok' and case $kind
+            when 'number' then try_cast(given as double) is not distinct from try_cast(answer as double)
+            when 'text' then trim(expected) is not distinct from trim(answer)
+            else expected is not distinct from answer
+        end as is_right,
+        list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{N}]+')) as expected_words,
+        list_histogram(regexp_extract_all(lower(coalesce(answer, '')), '[\p{L}\p{N}]+')) as answer_words
+    from texts
+),
+
+measured as (
+    select
+        *,
+        coalesce(list_sum(map_values(expected_words)), 0) + coalesce(list_sum(map_values(answer_words)), 0) as num_words,
+        coalesce(
+            list_sum(
+                list_transform(
+                    map_entries(expected_words),
+                    lambda word: least(word.value, coalesce(answer_words[word.key], 0))
+                )
+            ),
+            0
+        ) as num_common_words
+    from compared
+)
+
+select
+    $evaluation_id as evaluation_id,
+    $reference as reference,
+    $column as column_name,
+    $kind as kind,
+    request_key,
+    status,
+    expected,
+    answer,
+    case when status <> 'unanswered' then is_right end as is_right,
+    confidence,
+    map_from_entries(list_filter(
+        [
+            ('coverage', case when $reference = 'gold' then (status = 'ok')::integer::double end),
+            ($right, case when status <> 'unanswered' then is_right::integer::double end),
+            (
+                'token_f1',
+                case
+                    when $kind <> 'text' or status = 'unanswered' then null
+                    when num_words = 0 or status = 'error' then is_right::integer::double
+                    else 2 * num_common_words / num_words
+                end
+            ),
+            (
+                'mean_absolute_error',
+                case when $kind = 'number' then abs(try_cast(given as double) - try_cast(answer as double)) end
+            )
+        ],
+        lambda measure: measure[2] is not null
+    )) as measures
+from measured

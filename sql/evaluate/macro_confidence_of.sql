@@ -1,0 +1,10 @@
+-- purpose: the probability of the answered label, from what the workload gives: the probability of true, the logarithms
+--          of all labels' probabilities, or the probability of each label by name
+-- grain:   a scalar
+-- inputs:  none
+-- parameters: none
+
+create or replace temp macro confidence_of(answer, probability) as null::double,
+(answer varchar, probability double) as case when answer = 'true' then probability else 1 - probability end,
+(answer varchar, probability double[]) as exp(list_max(probability)),
+(answer varchar, probability map(varchar, double)) as probability[answer]

@@ -1,0 +1,8 @@
+-- purpose: how many gold rows were asked, and the first of them
+-- grain:   one row
+-- inputs:  expected_rows, answers
+-- parameters: none
+
+select min(expected_rows.request_key) as first_key, count(answers.request_key) as num_matches
+from expected_rows
+left join answers on answers.request_key = expected_rows.request_key

@@ -1,0 +1,9 @@
+-- purpose: share of right answers by how sure the model was
+-- grain:   one row a column and tenth of confidence that holds a row
+-- inputs:  evaluation_calibration
+-- parameters: $evaluation_id
+
+select column_name, tenth, num_rows, mean_confidence, share_right, low, high
+from evaluation_calibration
+where evaluation_id = $evaluation_id
+order by column_name, tenth

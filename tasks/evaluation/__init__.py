@@ -1,0 +1,1 @@
+"""How good answers are: gold rows, metrics with intervals, what is asked of them."""

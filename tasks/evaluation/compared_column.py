@@ -1,0 +1,151 @@
+"""Which columns of the answers are compared with which columns of gold, and as what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import DatabaseError
+from tasks.workloads.workload import RESERVED_COLUMNS, Workload
+
+Kind = Literal["label", "text", "number", "value", "probability", "rank"]
+
+NUMBER_TYPES = frozenset(
+    ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT")
+) | {"FLOAT", "DOUBLE"}
+
+RELEVANCE = "relevance"
+"""Column of gold with the grade of a row, 0 and above, where the workload ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedColumn:
+    """A column of the answers with its expected values.
+
+    Attributes:
+        name: of the answers' column.
+        expected: the column of gold.
+        kind: what the values are: "label" one of few names, "text" words, "number", "value" anything else that is equal
+            or not, "probability" of an event, "rank" within a group.
+        probability: the answers' column that says how sure the model was; empty where there is none.
+        labels: what a gold label may be; empty for any.
+        first_label: of a probability or a rank that is compared with labels: the one that counts; None where gold holds
+            truth values, or grades.
+    """
+
+    name: str
+    expected: str
+    kind: Kind
+    probability: str = ""
+    labels: tuple[str, ...] = ()
+    first_label: str | None = None
+
+
+def match_columns(
+    workload: Workload, gold: str, gold_types: Mapping[str, str], answer_types: Mapping[str, str]
+) -> list[ComparedColumn]:
+    """What to compare, by the names of gold's columns.
+
+    Args:
+        workload: whose answers are evaluated.
+        gold: what messages call the table of gold rows.
+        gold_types: its columns and their types.
+        answer_types: those of the workload's view of newest answers.
+    Raises:
+        DatabaseError: gold lacks a column of the key, or has one that is not answered, or nothing but the key.
+    """
+    key = [name.lower() for name in workload.key]
+    gold_columns = {name.lower(): name for name in gold_types}
+    for name in workload.key:
+        if name.lower() not in gold_columns:
+            raise DatabaseError(
+                f"gold table {gold!r} has no column {name!r} of the key; it has {', '.join(gold_types)}"
+            )
+    answered = {
+        name.lower(): name
+        for name in answer_types
+        if name.lower() not in (*key, *RESERVED_COLUMNS) and not _is_about_another(name, answer_types)
+    }
+    ranks = answered.pop("rank", None) if workload.output.rank_within else None
+    known = [*answered.values(), *([RELEVANCE] if ranks else [])]
+    found = []
+    for name, spelled in gold_columns.items():
+        if name in answered:
+            found.append(_compare(workload, answered[name], spelled, gold_types[spelled], answer_types))
+        elif name not in key and not (ranks and name == RELEVANCE):
+            raise DatabaseError(
+                f"gold table {gold!r} has a column {spelled!r}, which workload {workload.name!r} does not answer; "
+                f"it answers {', '.join(known)}"
+            )
+    found += _compare_labels(workload, gold_columns, ranks)
+    if not found:
+        raise DatabaseError(f"gold table {gold!r} has no column to compare; the answers have {', '.join(known)}")
+    return found
+
+
+def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[ComparedColumn]:
+    """The answers' columns in which two runs can agree: all but probabilities and ranks.
+
+    Args:
+        answer_types: columns and types of the workload's view of newest answers.
+    """
+    key = [name.lower() for name in workload.key]
+    skipped = {*key, *RESERVED_COLUMNS, *(("rank", "score") if workload.labels else ())}
+    return [
+        _compare(workload, name, name, "", answer_types)
+        for name in answer_types
+        if name.lower() not in skipped and not _is_about_another(name, answer_types)
+    ]
+
+
+def _compare_labels(workload: Workload, gold_columns: Mapping[str, str], ranks: str | None) -> list[ComparedColumn]:
+    """What labels and grades of gold say of other columns: of the first label's probability, and of ranks."""
+    found = []
+    labels, label = workload.labels, gold_columns.get("label")
+    first_label = labels[0] if labels and label else None
+    if label and first_label and "score" not in gold_columns:
+        found.append(
+            ComparedColumn(name="score", expected=label, kind="probability", labels=labels, first_label=first_label)
+        )
+    if ranks and RELEVANCE in gold_columns:
+        found.append(ComparedColumn(name=ranks, expected=gold_columns[RELEVANCE], kind="rank"))
+    elif ranks and label and first_label:
+        found.append(ComparedColumn(name=ranks, expected=label, kind="rank", labels=labels, first_label=first_label))
+    return found
+
+
+def _compare(
+    workload: Workload, name: str, expected: str, gold_type: str, answer_types: Mapping[str, str]
+) -> ComparedColumn:
+    if workload.labels and name.lower() == "label":
+        return ComparedColumn(
+            name=name, expected=expected, kind="label", probability="label_logprobs", labels=workload.labels
+        )
+    if workload.labels and name.lower() == "score":
+        return ComparedColumn(name=name, expected=expected, kind="probability")
+    probability = next((other for other in answer_types if other.lower() in _names_of_probabilities(name)), "")
+    return ComparedColumn(
+        name=name,
+        expected=expected,
+        kind=_kind_of(answer_types[name], gold_type, is_chosen=bool(probability)),
+        probability=probability,
+    )
+
+
+def _kind_of(answer_type: str, gold_type: str, *, is_chosen: bool) -> Kind:
+    if answer_type in NUMBER_TYPES or answer_type.startswith("DECIMAL"):
+        return "number" if not answer_type.endswith("]") else "value"
+    if answer_type == "BOOLEAN" or answer_type.startswith("ENUM"):
+        return "label" if not answer_type.endswith("]") else "value"
+    if answer_type == "VARCHAR":
+        return "label" if is_chosen or gold_type.startswith("ENUM") else "text"
+    return "value"
+
+
+def _names_of_probabilities(name: str) -> tuple[str, str]:
+    return f"{name}_probability".lower(), f"{name}_probabilities".lower()
+
+
+def _is_about_another(name: str, answer_types: Mapping[str, str]) -> bool:
+    """Whether a column says how sure the model was of another one."""
+    names = {about for other in answer_types for about in _names_of_probabilities(other)}
+    return name.lower() in names or name.lower() == "label_logprobs"

@@ -1,0 +1,252 @@
+"""Compare answers with gold rows, or two runs with each other, by the statements in ``sql/evaluate/``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import duckdb
+
+from engine.errors import DatabaseError
+from sql import statement
+from tasks.database.connection import connect, fill_identifiers
+from tasks.evaluation.compared_column import ComparedColumn, list_columns, match_columns
+from tasks.workloads.workload import Workload
+
+CREATED = ("evaluations", "evaluated_rows", "evaluation_metrics", "latest_view", "confusion_view", "calibration_view")
+MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of")
+
+MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
+MOST_DRAWS = 5_000_000
+"""Rows times replicates of the bootstrap: above, there are fewer replicates."""
+
+GOLD = "gold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number of an evaluation, as a row of the table ``evaluation_metrics``.
+
+    Attributes:
+        reference: "gold", or the run that was compared with.
+        label: None for the column as a whole.
+        low, high: 95% confidence interval; None where there are too few rows for one.
+        num_rows: that the value is made from.
+    """
+
+    reference: str
+    column_name: str
+    label: str | None
+    metric: str
+    value: float
+    low: float | None
+    high: float | None
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What was compared, and what came out.
+
+    Attributes:
+        gold: the table of expected values; empty where only two runs were compared.
+        answers: "newest", or the run whose answers they are.
+        against: the run that they were compared with; empty for none.
+        run_id: of the newest answer compared.
+        num_gold_rows: of these ok, errors and unanswered are parts.
+    """
+
+    evaluation_id: str
+    workload: str
+    gold: str
+    answers: str
+    against: str
+    run_id: str | None = None
+    num_gold_rows: int = 0
+    num_ok: int = 0
+    num_errors: int = 0
+    num_unanswered: int = 0
+    metrics: Sequence[Metric] = field(default=())
+
+
+def evaluate_answers(
+    database: str | Path,
+    workload: Workload,
+    gold: str | None,
+    *,
+    run_id: str | None = None,
+    against: str | None = None,
+    k: int = 10,
+    lock_timeout_seconds: float = 30.0,
+) -> Evaluation:
+    """Compare the answers of a workload, and keep every comparison and metric in the database, all or nothing.
+
+    Args:
+        gold: table or view with the workload's key and columns named as those of the answers; None for none.
+        run_id: whose answers; None is the newest answer of each row that is still asked for.
+        against: another run, with which the same rows' answers are compared.
+        k: how many of a ranked list count for nDCG.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+    Raises:
+        DatabaseError: no such table, run or answers; gold lacks a column of the key, has one that is not answered, two
+            rows with one key, a value that cannot be an answer, or no key that was asked.
+    """
+    if gold is None and against is None:
+        raise DatabaseError("nothing to compare the answers with: name a gold table, or another run")
+    evaluation = Evaluation(
+        evaluation_id=f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{workload.name}-{token_hex(3)}",
+        workload=workload.name,
+        gold=gold or "",
+        answers=run_id or "newest",
+        against=against or "",
+    )
+    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection:
+        connection.begin()
+        try:
+            comparison = _Comparison(connection, workload, evaluation.evaluation_id)
+            comparison.take_answers("answers", run_id)
+            if gold is not None:
+                comparison.compare_with_gold(gold, k)
+            counts: Mapping[str, Any] = {} if gold is None else comparison.note(evaluation)
+            if against is not None:
+                comparison.compare_with_run(against)
+            if gold is None:
+                counts = comparison.note(evaluation)
+            metrics = comparison.measure()
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+    return Evaluation(
+        **{name: getattr(evaluation, name) for name in ("evaluation_id", "workload", "gold", "answers", "against")},
+        **counts,
+        metrics=metrics,
+    )
+
+
+class _Comparison:
+    """One evaluation on an open connection, which has a transaction."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, workload: Workload, evaluation_id: str) -> None:
+        self._connection, self._workload = connection, workload
+        self._this = {"evaluation_id": evaluation_id}
+        self._table = workload.output.table
+        self._latest = f"latest_{self._table}"
+        self._answer_types = self._types_of(self._latest)
+        if not self._answer_types:
+            raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
+        for name in CREATED:
+            self._execute(f"create_{name}")
+        for name in MACROS:
+            self._execute(f"macro_{name}")
+
+    def take_answers(self, target: str, run_id: str | None) -> None:
+        """Make the temporary table `target` of the answers of a run; None is the newest of each row."""
+        parameters = {"keys": list(self._workload.key), "run_id": run_id, "is_reference": target != "answers"}
+        source = self._latest if run_id is None else self._table
+        self._execute("answers", parameters, target=target, source=source, keys=self._workload.key)
+        if self._count(target) == 0:
+            raise DatabaseError(
+                f"workload {self._workload.name!r} has no answers yet in {self._latest!r}"
+                if run_id is None
+                else f"run {run_id!r} has no answers in table {self._table!r}"
+            )
+
+    def compare_with_gold(self, gold: str, k: int) -> None:
+        """Every expected value beside the answer; raises `DatabaseError` for gold that cannot be used."""
+        gold_types = self._types_of(gold)
+        if not gold_types:
+            raise DatabaseError(f"no table or view {gold!r} with gold rows")
+        columns = match_columns(self._workload, gold, gold_types, self._answer_types)
+        keys = {"keys": list(self._workload.key)}
+        self._execute("expected_rows", keys, source=gold, keys=self._workload.key)
+        self._check_keys(gold)
+        for column in columns:
+            self._pair(column)
+            self._check_values(gold, column)
+            parameters: dict[str, Any] = {"column": column.name}
+            if column.kind in ("probability", "rank"):
+                parameters["first_label"] = column.first_label
+            if column.kind == "probability":
+                self._execute("insert_probability_rows", self._this | parameters)
+            elif column.kind == "rank":
+                group = self._workload.key.index(self._workload.output.rank_within) + 1
+                self._execute("insert_rank_rows", self._this | parameters | {"group": group, "k": k})
+            else:
+                self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
+
+    def compare_with_run(self, run_id: str) -> None:
+        """The answers beside those of another run."""
+        self.take_answers("expected_rows", run_id)
+        for column in list_columns(self._workload, self._answer_types):
+            self._pair(column)
+            self._insert(column, run_id, "agreement")
+
+    def note(self, evaluation: Evaluation) -> dict[str, Any]:
+        """Add the row of ``evaluations``; returns the run id and the counts in it."""
+        names = ("workload", "gold", "answers", "against")
+        row = {name: getattr(evaluation, name) or None for name in names} | {"created_at": datetime.now(UTC)}
+        result = self._execute("insert_evaluation", self._this | row)
+        return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
+
+    def measure(self) -> list[Metric]:
+        """Metrics of all compared rows, with their intervals, kept and returned."""
+        num_rows = self._count("expected_rows")
+        num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
+        for name in ("means", "label_metrics", "calibration_metrics"):
+            self._execute(f"insert_{name}", self._this | {"num_replicates": num_replicates})
+        result = self._execute("metrics", self._this)
+        names = [column[0] for column in result.description or ()]
+        return [Metric(**dict(zip(names, row, strict=True))) for row in result.fetchall()]
+
+    def _pair(self, column: ComparedColumn) -> None:
+        probability = column.probability or "no_probability"
+        self._execute("pairs", expected=column.expected, answer=column.name, probability=probability)
+
+    def _insert(self, column: ComparedColumn, reference: str, right: str) -> None:
+        parameters = {"column": column.name, "kind": column.kind, "reference": reference, "right": right}
+        self._execute("insert_rows", self._this | parameters | {"is_nullable": False})
+
+    def _check_keys(self, gold: str) -> None:
+        if self._count("expected_rows") == 0:
+            raise DatabaseError(f"gold table {gold!r} is empty")
+        for key, num_rows in self._execute("bad_keys").fetchall():
+            named = self._name_key(key)
+            reason = f"{num_rows} rows with {named}; one is expected" if num_rows > 1 else f"a row with {named}"
+            raise DatabaseError(f"gold table {gold!r} has {reason}")
+        keys, num_matches = self._execute("matching_keys").fetchall()[0]
+        if num_matches == 0:
+            raise DatabaseError(
+                f"no row of gold table {gold!r} has an answer of workload {self._workload.name!r}; "
+                f"its first is {self._name_key(keys)}"
+            )
+
+    def _check_values(self, gold: str, column: ComparedColumn) -> None:
+        parameters = {"kind": column.kind, "labels": list(column.labels)}
+        for (given,) in self._execute("bad_values", parameters).fetchall():
+            expected = {
+                "rank": "a grade of relevance, 0 or above",
+                "probability": "true or false",
+                "label": f"one of the labels {', '.join(map(repr, column.labels))}"
+                if column.labels
+                else "such a label",
+            }.get(column.kind, f"a value of type {self._answer_types[column.name]}")
+            raise DatabaseError(f"gold table {gold!r}, column {column.expected!r}: {given[:80]!r} is not {expected}")
+
+    def _name_key(self, key: Sequence[str | None]) -> str:
+        parts = zip(self._workload.key, key, strict=True)
+        return ", ".join(f"{name} {'NULL' if value is None else repr(value[:80])}" for name, value in parts)
+
+    def _types_of(self, relation: str) -> dict[str, str]:
+        return dict(self._execute("column_types", {"relation": relation}).fetchall())
+
+    def _count(self, table: str) -> int:
+        return int(self._execute("count_rows", table=table).fetchall()[0][0])
+
+    def _execute(
+        self, name: str, parameters: Mapping[str, Any] | None = None, **identifiers: str | Sequence[str]
+    ) -> duckdb.DuckDBPyConnection:
+        text = statement(f"evaluate/{name}")
+        return self._connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)

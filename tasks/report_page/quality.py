@@ -1,0 +1,117 @@
+"""Answers against gold rows as pictures: metrics with intervals, reliability, confusion."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from markupsafe import Markup
+
+from tasks.report_page.chart import HEIGHT, NARROW, TOP, WIDE, Chart, Picture, element
+from tasks.report_page.facts import Row, RunFacts
+from tasks.report_page.quantity import count, percent
+
+ROW_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 26.0, 250.0, 210.0
+MOST_LABELS = 12
+"""A column with more labels has its confusion as a table alone."""
+
+CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH = 96.0, 30.0, 170.0
+
+
+def draw_quality(facts: RunFacts) -> dict[str, Picture]:
+    """The pictures by the slug of their figure; none where the answers were not evaluated."""
+    shares = [each for each in facts.metrics if not each.label and 0 <= each.value <= 1]
+    pictures = {"metrics": _draw_metrics(shares)} if shares else {}
+    for number, (_, bins) in enumerate(by_column(facts.calibration), start=1):
+        pictures[f"reliability-{number}"] = _draw_reliability(bins)
+    for number, (_, cells) in enumerate(by_column(facts.confusion), start=1):
+        labels = sorted({label for each in cells for label in (each.expected, each.answer)})
+        if len(labels) <= MOST_LABELS:
+            pictures[f"confusion-{number}"] = _draw_confusion(cells, labels)
+    return pictures
+
+
+def by_column(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows of each column; they come in the order of columns."""
+    return [(column, list(of_column)) for column, of_column in groupby(rows, key=attrgetter("column_name"))]
+
+
+def interval(each: Row) -> str:
+    """0.812 to 0.934, or nothing."""
+    return "" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}"
+
+
+def _draw_metrics(metrics: Sequence[Row]) -> Picture:
+    """A dot a metric with its interval, from 0 to 1."""
+    width = WIDE - NAME_WIDTH - VALUE_WIDTH
+    marks = []
+    for number, each in enumerate(metrics):
+        y = number * ROW_HEIGHT + ROW_HEIGHT / 2
+        text = f"{each.value:.3f}" + (f"  ({interval(each)})" if interval(each) else "")
+        marks += [
+            element("text", f"{each.column_name}: {each.metric}", x=NAME_WIDTH - 12, y=y + 4, class_="name end"),
+            element("line", x1=NAME_WIDTH, x2=NAME_WIDTH + width, y1=y, y2=y, class_="grid"),
+            element("text", text, x=NAME_WIDTH + width + 12, y=y + 4, class_="name"),
+        ]
+        if interval(each):
+            low, high = (NAME_WIDTH + width * value for value in (each.low, each.high))
+            bar = element("rect", x=low, y=y - 4, width=max(high - low, 1.0), height=8.0, rx=4, class_="quiet")
+            marks.append(bar)
+        marks.append(element("circle", cx=NAME_WIDTH + width * each.value, cy=y, r=5, class_="plain"))
+    return Picture(WIDE, len(metrics) * ROW_HEIGHT + 4, Markup("").join(marks))
+
+
+def _draw_reliability(bins: Sequence[Row]) -> Picture:
+    """Share of right answers by confidence; on the diagonal the model is as right as it is sure."""
+    chart = Chart(1.0, 1.0, "confidence", "share right", width=NARROW)
+    marks = []
+    for each in bins:
+        low, high = each.tenth / 10, each.tenth / 10 + 0.1
+        marks.append(chart.bar(low, high, 0.0, each.share_right, "prefix", gap=3))
+    ends = [chart.x.at(0.0), chart.y.at(0.0), chart.x.at(1.0), chart.y.at(1.0)]
+    names = ("x1", "y1", "x2", "y2")
+    marks.append(element("line", **dict(zip(names, ends, strict=True)), class_="limit"))
+    for each in bins:
+        x = chart.x.at(each.tenth / 10 + 0.05)
+        marks.append(element("line", x1=x, x2=x, y1=chart.y.at(each.low), y2=chart.y.at(each.high), class_="axis"))
+        tip = (
+            f"confidence {each.mean_confidence:.2f} in the mean of {count(each.num_rows)} rows: "
+            f"{percent(each.share_right)} right ({percent(each.low)} to {percent(each.high)})"
+        )
+        marks.append(chart.target(each.tenth / 10, each.tenth / 10 + 0.1, tip))
+    return chart.render(marks, [("prefix", "right answers, with their 95% interval")])
+
+
+def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
+    """Expected labels from top to bottom, answered ones from left to right; darker is more of the expected."""
+    expected = sorted({each.expected for each in cells})
+    totals = {label: sum(each.num_rows for each in cells if each.expected == label) for label in expected}
+    marks = [
+        element("text", _short(label), x=LABEL_WIDTH + (n + 0.5) * CELL_WIDTH, y=TOP + 6, class_="tick middle")
+        for n, label in enumerate(labels)
+    ]
+    for row, label in enumerate(expected):
+        y = TOP + 14 + row * CELL_HEIGHT
+        marks.append(element("text", _short(label), x=LABEL_WIDTH - 10, y=y + 20, class_="name end"))
+        for each in cells:
+            if each.expected != label:
+                continue
+            share, x = each.num_rows / totals[label], LABEL_WIDTH + labels.index(each.answer) * CELL_WIDTH
+            kind = "prefix" if each.answer == label else "suffix"
+            tip = f"{label} expected, {each.answer} answered: {count(each.num_rows)} rows, {percent(share)}"
+            box = element(
+                "rect",
+                x=x + 1,
+                y=y,
+                width=CELL_WIDTH - 2,
+                height=CELL_HEIGHT - 2,
+                class_=kind,
+                fill_opacity=0.15 + 0.85 * share,
+                data_tip=tip,
+            )
+            marks += [box, element("text", count(each.num_rows), x=x + CELL_WIDTH / 2, y=y + 19, class_="name middle")]
+    width = max(LABEL_WIDTH + len(labels) * CELL_WIDTH + 8, NARROW)
+    return Picture(width, max(TOP + 20 + len(expected) * CELL_HEIGHT, HEIGHT / 3), Markup("").join(marks))
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 14 else f"{label[:13]}\N{HORIZONTAL ELLIPSIS}"

@@ -1,0 +1,54 @@
+"""The evaluate flow on a real night: exit codes, what is kept, the run's page, Prefect's artifact."""
+
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+from flows.cli import main
+from flows.evaluate import evaluate
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def test_answers_are_judged_and_a_bad_metric_is_an_exit_code(nights: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    nights.run("ranking")
+    nights.sql("create table gold as select query_id, doc_id, label from latest_rankings")
+    nights.sql("update gold set label = case label when 'yes' then 'no' else 'yes' end where doc_id = 'd0'")
+    ((num_wrong,),) = nights.sql("select count(*) from gold where doc_id = 'd0'")
+    share_right = 1 - num_wrong / 6
+    options = ["--database", str(nights.path), "--workload", "ranking", "--gold", "gold"]
+    assert main(evaluate, [*options, "--min", "accuracy=0.1", "--min", "label.coverage=1"]) == 0
+    printed = capsys.readouterr()
+    assert "ranking: newest answers against gold table gold" in printed.out
+    (line,) = [line.split() for line in printed.out.splitlines() if "accuracy" in line]
+    assert line[:3] == ["label", "accuracy", f"{share_right:.3f}"]
+    assert main(evaluate, [*options, "--min", "accuracy=0.99", "--max", "mrr=0.001"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"evaluate: accuracy in label is {share_right:.4g}, below 0.99; mrr in rank is ")
+    assert message.count("\n") == 1
+    assert nights.sql("select count(*), count(distinct evaluation_id) from evaluations") == [(2, 2)]
+    ((value, low, high),) = nights.sql(
+        "select value, low, high from latest_evaluation_metrics where metric = 'accuracy' and reference = 'gold'"
+    )
+    assert value == pytest.approx(share_right)
+    assert low < value < high
+
+    ((run_id,),) = nights.sql("select run_id from runs")
+    page = (nights.runs / run_id / "report.html").read_text()
+    for part in ('id="metrics"', "Reliability of score", "Confusion of label", "label: accuracy"):
+        assert part in page, part
+    with get_client(sync_client=True) as client:
+        (artifact, *_) = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["evaluation-ranking"]))
+        )
+    assert "accuracy" in str(artifact.data)
+
+    for wrong, line in {
+        ("--gold", "none"): "no table or view 'none' with gold rows",
+        ("--min", "accuracy"): "--min 'accuracy' is not of the form [COLUMN.]METRIC[.LABEL]=NUMBER",
+        ("--workload", "nonsense"): "no workload 'nonsense'",
+    }.items():
+        assert main(evaluate, [*options, *wrong]) == 1
+        assert line in capsys.readouterr().err

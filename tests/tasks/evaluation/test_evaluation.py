@@ -1,0 +1,335 @@
+"""Metrics from SQL against scikit-learn's on random answers, intervals against chance, and gold that cannot be used."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from engine.errors import ConfigError, DatabaseError
+from sql import statement
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
+from tasks.evaluation import evaluation as evaluation_module
+from tasks.evaluation.evaluation import Evaluation, evaluate_answers
+from tasks.evaluation.threshold import Threshold, find_failures
+from tasks.workloads.workload import load_workload
+
+RANKING = load_workload("ranking")
+SNIPPETS = load_workload("snippets")
+
+
+@pytest.fixture
+def few_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the values are of interest."""
+    monkeypatch.setattr(evaluation_module, "MOST_REPLICATES", 20)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "team.duckdb"
+    with connect(path, create=True) as connection:
+        create_schema(connection)
+        connection.execute("insert into documents select 'd' || i, 't', 'b' from range(400) as numbers (i)")
+        connection.execute("insert into queries select 'q' || i, 'x' from range(40) as numbers (i)")
+    return path
+
+
+def sql(path: Path, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    with duckdb.connect(str(path)) as connection:
+        return connection.execute(query, parameters).fetchall()
+
+
+def add_rankings(path: Path, scores: Sequence[float], run_id: str = "r1", day: int = 1) -> None:
+    """Answers to (q0, d0), (q1, d1), ..., ten queries in turn, each the more probable of yes and no."""
+    rows = [
+        [
+            f"q{n % 10}", f"d{n}", score, "yes" if score >= 0.5 else "no",
+            [math.log(score), math.log(1 - score)], run_id, f"2026-01-{day:02d} 00:00:00+00",
+        ]
+        for n, score in enumerate(scores)
+    ]  # fmt: skip
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("delete from ranking_candidates")
+        connection.executemany(
+            "insert into rankings (query_id, doc_id, score, label, label_logprobs, status, run_id, created_at)"
+            " values (?, ?, ?, ?, ?, 'ok', ?, ?)",
+            rows,
+        )
+        connection.execute("insert into ranking_candidates select distinct query_id, doc_id from rankings")
+
+
+def add_gold(path: Path, labels: Sequence[str]) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("create or replace table gold (query_id text, doc_id text, label text)")
+        rows = [[f"q{n % 10}", f"d{n}", label] for n, label in enumerate(labels)]
+        connection.executemany("insert into gold values (?, ?, ?)", rows)
+
+
+def values_of(evaluation: Evaluation, reference: str = "gold") -> dict[tuple[str, str, str | None], float]:
+    found = [each for each in evaluation.metrics if each.reference == reference]
+    return {(each.column_name, each.metric, each.label): each.value for each in found}
+
+
+@pytest.mark.usefixtures("few_replicates")
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(st.floats(0.01, 0.99), st.sampled_from(["yes", "no"])), min_size=2, max_size=40))
+def test_metrics_are_scikit_learns(database: Path, rows: list[tuple[float, str]]) -> None:
+    sql(database, "delete from rankings")
+    scores, expected = [score for score, _ in rows], [label for _, label in rows]
+    answered = ["yes" if score >= 0.5 else "no" for score in scores]
+    add_rankings(database, scores)
+    add_gold(database, expected)
+    found = values_of(evaluate_answers(database, RANKING, "gold", k=3))
+
+    assert found["label", "accuracy", None] == pytest.approx(sk.accuracy_score(expected, answered))
+    labels = sorted({*expected, *answered})
+    precision, recall, f1, _ = sk.precision_recall_fscore_support(expected, answered, labels=labels, zero_division=0.0)
+    for number, label in enumerate(labels):
+        assert found["label", "f1", label] == pytest.approx(f1[number])
+        assert found.get(("label", "precision", label), 0.0) == pytest.approx(precision[number])
+        assert found.get(("label", "recall", label), 0.0) == pytest.approx(recall[number])
+    assert found["label", "macro_f1", None] == pytest.approx(np.mean(f1))
+    if len(labels) > 1:
+        assert found["label", "kappa", None] == pytest.approx(sk.cohen_kappa_score(expected, answered))
+    events = [label == "yes" for label in expected]
+    assert found["score", "brier_score", None] == pytest.approx(np.mean((np.array(scores) - events) ** 2))
+    assert found["score", "ece", None] == pytest.approx(expected_calibration_error(scores, events))
+    confidences = [max(score, 1 - score) for score in scores]
+    is_right = [one == other for one, other in zip(expected, answered, strict=True)]
+    assert found["label", "ece", None] == pytest.approx(expected_calibration_error(confidences, is_right), abs=1e-9)
+    matrix = sk.confusion_matrix(expected, answered, labels=labels)
+    for expected_label, answer, num_rows in sql(
+        database,
+        "select expected, answer, num_rows from evaluation_confusion"
+        " where evaluation_id = (select max(evaluation_id) from evaluations where created_at ="
+        " (select max(created_at) from evaluations))",
+    ):
+        assert matrix[labels.index(expected_label), labels.index(answer)] == num_rows
+
+
+def expected_calibration_error(confidences: Sequence[float], is_right: Sequence[bool]) -> float:
+    tenths = np.minimum(np.floor(np.array(confidences) * 10), 9)
+    gaps = np.array(is_right, dtype=float) - np.array(confidences)
+    return float(sum(abs(gaps[tenths == tenth].sum()) for tenth in range(10)) / len(gaps))
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_ranks_are_judged_as_scikit_learn_does(database: Path) -> None:
+    rng = np.random.default_rng(3)
+    scores, grades = rng.uniform(0.01, 0.99, 120), rng.integers(0, 4, 120)
+    add_rankings(database, scores.tolist())
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("create table gold (query_id text, doc_id text, relevance integer)")
+        connection.executemany(
+            "insert into gold values (?, ?, ?)", [[f"q{n % 10}", f"d{n}", int(grade)] for n, grade in enumerate(grades)]
+        )
+    found = values_of(evaluate_answers(database, RANKING, "gold", k=5))
+    of_query = [(grades[query::10], scores[query::10]) for query in range(10)]
+    gains = [sk.ndcg_score([grade], [score], k=5) for grade, score in of_query]
+    assert found["rank", "ndcg@5", None] == pytest.approx(np.mean(gains))
+    first = [1 / (1 + np.flatnonzero(grade[np.argsort(-score)] > 0)[0]) for grade, score in of_query]
+    assert found["rank", "mrr", None] == pytest.approx(np.mean(first))
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    """Shares by Wilson's formula, means by the bootstrap: 95% of intervals, within what 400 trials leave to chance."""
+    rng = np.random.default_rng(5)
+    with duckdb.connect() as connection:
+        for name in ("wilson_low", "wilson_high", "weight_of"):
+            connection.execute(statement(f"evaluate/macro_{name}"))
+        hits = rng.binomial(30, 0.8, 400)
+        shares = connection.execute(
+            "select wilson_low(x, 30), wilson_high(x, 30) from (select unnest(?::bigint[]) as x)", [hits.tolist()]
+        ).fetchall()
+        assert 0.90 < np.mean([low <= 0.8 <= high for low, high in shares]) <= 0.99
+        assert connection.execute("select wilson_low(0, 9), wilson_high(9, 9)").fetchone() == pytest.approx((0, 1))
+        connection.execute(
+            "create table sample as select trial, row, hash('s', trial * 1000 + row) / 18446744073709551616 as x"
+            " from range(200) as trials (trial), range(60) as rows (row)"
+        )
+        bounds = connection.execute(
+            "with resampled as (select trial, replicate,"
+            " sum(weight_of(hash(trial, row), replicate) * x) / sum(weight_of(hash(trial, row), replicate)) as value"
+            " from sample, range(1, 301) as replicates (replicate) group by all)"
+            " select quantile_cont(value, 0.025), quantile_cont(value, 0.975) from resampled group by trial"
+        ).fetchall()
+        assert 0.88 < np.mean([low <= 0.5 <= high for low, high in bounds]) <= 0.99
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_texts_count_equal_words(database: Path) -> None:
+    answers = {
+        "d0": ("A Night  watchman.", "a night watchman"),
+        "d1": ("same text ", "same text"),
+        "d2": ("the the house", "the house"),
+        "d3": ("...", "..."),
+        "d4": (None, "it failed"),
+    }
+    for doc_id, (answer, _) in answers.items():
+        sql(
+            database,
+            "insert into snippets (doc_id, query_id, snippet, status, run_id, created_at)"
+            " values (?, 'q0', ?, ?, 'r', now())",
+            [doc_id, answer, "error" if answer is None else "ok"],
+        )
+        sql(database, "insert into snippet_requests values (?, 'q0')", [doc_id])
+    sql(database, "create table gold (query_id text, doc_id text, snippet text)")
+    for doc_id, (_, expected) in answers.items():
+        sql(database, "insert into gold values ('q0', ?, ?)", [doc_id, expected])
+    sql(database, "insert into gold values ('q0', 'd-never', 'not asked'), ('q0', 'd5', null)")
+    evaluation = evaluate_answers(database, SNIPPETS, "gold")
+    found = values_of(evaluation)
+    assert found["snippet", "exact_match", None] == pytest.approx(2 / 5), "the failed row is wrong"
+    assert found["snippet", "token_f1", None] == pytest.approx((1 + 1 + 2 * 2 / 5 + 1 + 0) / 5)
+    assert found["snippet", "coverage", None] == pytest.approx(4 / 6)
+    assert (evaluation.num_gold_rows, evaluation.num_ok, evaluation.num_errors, evaluation.num_unanswered) == (
+        7,
+        4,
+        1,
+        2,
+    )
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_two_runs_are_compared_row_by_row(database: Path) -> None:
+    rng = np.random.default_rng(7)
+    first = rng.uniform(0.1, 0.9, 60)
+    second = np.clip(first + rng.normal(0, 0.2, 60), 0.05, 0.95)
+    add_rankings(database, first.tolist(), "r1", 1)
+    add_rankings(database, second.tolist(), "r2", 2)
+    found = values_of(evaluate_answers(database, RANKING, None, against="r1"), "r1")
+    labels = [["yes" if score >= 0.5 else "no" for score in scores] for scores in (first, second)]
+    assert found == {
+        ("label", "agreement", None): pytest.approx(sk.accuracy_score(*labels)),
+        ("label", "kappa", None): pytest.approx(sk.cohen_kappa_score(*labels)),
+    }
+    same = values_of(evaluate_answers(database, RANKING, None, run_id="r2", against="r2"), "r2")
+    assert set(same.values()) == {1.0}
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> None:
+    """The view of a workload with typed answers, as any mode may write it."""
+    path = tmp_path / "typed.duckdb"
+    sql(
+        path,
+        "create view latest_snippets as select 'd' || i as doc_id, 'q' as query_id, 'ok' as status, 'r' as run_id,"
+        " now() as created_at, '' as content_key, i % 2 = 0 as urgent, 0.5 + i / 20 as urgent_probability,"
+        " case when i < 5 then 'billing' else 'other' end as topic,"
+        " map {'billing': 0.9::double, 'other': 0.1::double} as topic_probabilities,"
+        " i::decimal(12, 2) as total, date '2026-01-01' + i::integer as due, [i, i + 1] as items,"
+        " (case when i < 3 then 'EUR' else 'USD' end)::enum ('EUR', 'USD') as currency from range(10) as rows (i)",
+    )
+    sql(
+        path,
+        "create table gold as select 'd' || i as doc_id, 'q' as query_id, case when i < 9 then 'true' else 'no' end as"
+        " urgent, 'billing' as topic, i + 0.5 as total, '2026-01-02' as due, [i, 2] as items, 'EUR' as currency"
+        " from range(10) as rows (i)",
+    )
+    found = values_of(evaluate_answers(path, SNIPPETS, "gold"))
+    assert found["urgent", "accuracy", None] == pytest.approx(0.6)
+    assert found["topic", "recall", "billing"] == pytest.approx(0.5)
+    assert found["topic", "ece", None] == pytest.approx((5 * 0.1 + 5 * 0.1) / 10, abs=0.01)
+    assert (found["total", "exact_match", None], found["total", "mean_absolute_error", None]) == (0, 0.5)
+    assert found["due", "exact_match", None] == pytest.approx(0.1)
+    assert found["items", "exact_match", None] == pytest.approx(0.1)
+    assert found["currency", "accuracy", None] == pytest.approx(0.3)
+    for bad, message in {
+        "update gold set due = 'soon' where doc_id = 'd1'": "column 'due': 'soon' is not a value of type DATE",
+        "update gold set due = '2026-01-02', currency = 'CHF'": "column 'currency': 'CHF' is not such a label",
+    }.items():
+        sql(path, bad)
+        with pytest.raises(DatabaseError, match=message):
+            evaluate_answers(path, SNIPPETS, "gold")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ("select 1", "no table or view 'gold' with gold rows"),
+        ("create table gold (doc_id text, label text)", "has no column 'query_id' of the key; it has doc_id, label"),
+        ("create table gold (query_id text, doc_id text)", "has no column to compare; the answers have score, label"),
+        ("create table gold (query_id text, doc_id text, label text, x int)", "a column 'x', which .* does not answer"),
+        ("create table gold (query_id text, doc_id text, label text)", "gold table 'gold' is empty"),
+        (
+            "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'yes' as label from range(2)",
+            "2 rows with query_id 'q0', doc_id 'd0'; one is expected",
+        ),
+        (
+            "create table gold as select 'q0' as query_id, null::text as doc_id, 'yes' as label",
+            "a row with query_id 'q0', doc_id NULL",
+        ),
+        (
+            "create table gold as select 'Q' as query_id, 'd0' as doc_id, 'yes' as label",
+            "no row of gold table 'gold' has an answer of workload 'ranking'; its first is query_id 'Q'",
+        ),
+        (
+            "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'Yes' as label",
+            "column 'label': 'Yes' is not one of the labels 'yes', 'no'",
+        ),
+        (
+            "create table gold as select 'q0' as query_id, 'd0' as doc_id, -1 as relevance",
+            "column 'relevance': '-1' is not a grade of relevance",
+        ),
+        (
+            "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'maybe' as score",
+            "column 'score': 'maybe' is not true or false",
+        ),
+    ],
+)
+def test_gold_that_cannot_be_used_is_refused_in_a_line(database: Path, make: str, message: str) -> None:
+    add_rankings(database, [0.4, 0.6])
+    sql(database, make)
+    with pytest.raises(DatabaseError, match=message) as caught:
+        evaluate_answers(database, RANKING, "gold")
+    assert "\n" not in str(caught.value)
+    assert not sql(database, "select * from information_schema.tables where table_name like 'evaluat%'")
+
+
+def test_what_was_never_answered_is_refused(database: Path) -> None:
+    sql(database, "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'yes' as label")
+    with pytest.raises(DatabaseError, match="'ranking' has no answers yet"):
+        evaluate_answers(database, RANKING, "gold")
+    add_rankings(database, [0.4])
+    for options in ({"run_id": "r9"}, {"against": "r9"}):
+        with pytest.raises(DatabaseError, match="run 'r9' has no answers in table 'rankings'"):
+            evaluate_answers(database, RANKING, "gold", **options)
+    with pytest.raises(DatabaseError, match="nothing to compare the answers with"):
+        evaluate_answers(database, RANKING, None)
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_thresholds_name_what_misses_them(database: Path) -> None:
+    add_rankings(database, [0.9, 0.8, 0.7, 0.2])
+    add_gold(database, ["yes", "yes", "no", "no"])
+    found = evaluate_answers(database, RANKING, "gold").metrics
+
+    def check(*texts: str, is_least: bool = True) -> list[str]:
+        return find_failures([Threshold.parse(text, is_least=is_least) for text in texts], found)
+
+    assert check("accuracy=0.75", "label.recall.yes=1", "coverage=1") == []
+    assert check("accuracy=0.8", "label.recall.no=0.9") == [
+        "accuracy in label is 0.75, below 0.8",
+        "recall of 'no' in label is 0.5, below 0.9",
+    ]
+    assert check("score.brier_score=0.1", is_least=False) == ["brier_score in score is 0.145, above 0.1"]
+    with pytest.raises(ConfigError, match="no metric 'acuracy' was computed; there are accuracy, brier_score"):
+        check("acuracy=0.8")
+    for text in ("accuracy", "accuracy=", "=0.8", "accuracy=high", "label..yes=1", "accuracy=nan"):
+        with pytest.raises(ConfigError, match="is not of the form"):
+            check(text)
+
+
+def test_the_same_rows_give_the_same_intervals(database: Path) -> None:
+    add_rankings(database, np.random.default_rng(1).uniform(0.01, 0.99, 50).tolist())
+    add_gold(database, ["yes", "no"] * 25)
+    first, second = (evaluate_answers(database, RANKING, "gold").metrics for _ in range(2))
+    assert first == second
+    assert all(each.low <= each.value <= each.high for each in first if each.low is not None and each.metric != "ece")
