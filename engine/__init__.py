@@ -10,19 +10,32 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.execution.step_record import StepRecord
+    from engine.grammar import Grammar, Vocabulary
     from engine.planning.plan import PrefixGroup
     from engine.planning.planner import plan_prefix_groups
     from engine.request import Completion, Request
 
-__all__ = ["Completion", "Engine", "EngineConfig", "PrefixGroup", "Request", "StepRecord", "plan_prefix_groups"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "Grammar",
+    "PrefixGroup",
+    "Request",
+    "StepRecord",
+    "Vocabulary",
+    "plan_prefix_groups",
+]
 
 _MODULES = {
     "Completion": "engine.request",
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
+    "Grammar": "engine.grammar",
     "PrefixGroup": "engine.planning.plan",
     "Request": "engine.request",
     "StepRecord": "engine.execution.step_record",
+    "Vocabulary": "engine.grammar",
     "plan_prefix_groups": "engine.planning.planner",
 }
 

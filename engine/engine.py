@@ -92,6 +92,10 @@ class Engine:
         return self._model.vocab_size
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._model.eos_token_ids
+
+    @property
     def num_kv_blocks(self) -> int:
         return self._cache.num_blocks
 
@@ -143,7 +147,7 @@ class Engine:
             on_step: called after each step.
         """
         limits, can_decode = self._limits, decode is not None
-        sampler = self._make_sampler({request.mode for request in requests if request.is_pooled}, decode)
+        sampler = self._make_sampler(requests, decode)
         impossible = {
             index: reason
             for index, request in enumerate(requests)
@@ -213,16 +217,22 @@ class Engine:
             num_kv_blocks=self._cache.num_blocks,
         )
 
-    def _make_sampler(self, pooled_modes: set[Mode], decode: Decoder | None) -> TokenSampler:
-        if not pooled_modes:
+    def _make_sampler(self, requests: Sequence[Request], decode: Decoder | None) -> TokenSampler:
+        pooled_modes = {request.mode for request in requests if request.is_pooled}
+        has_grammars = any(request.grammar is not None for request in requests)
+        if not pooled_modes and not has_grammars:
             return TokenSampler(self._model, decode)
-        from engine.execution.pooled_output import PoolingSampler  # few runs have such requests
+        from engine.execution.constrained_sampler import ConstrainedSampler  # few runs have such requests
+
+        if not pooled_modes:
+            return ConstrainedSampler(self._model, decode)
+        from engine.execution.pooled_output import ConstrainedPoolingSampler
         from engine.pooling.pooler import causal_pooler
 
         folder = None if self._checkpoint is None else resolve_checkpoint(self._checkpoint)
         for mode in pooled_modes - self._poolers.keys():
             self._poolers[mode] = causal_pooler(folder, mode, self._model.device)
-        return PoolingSampler(self._model, decode, self._poolers)
+        return ConstrainedPoolingSampler(self._model, decode, self._poolers)
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model

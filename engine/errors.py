@@ -17,6 +17,10 @@ class RequestError(BatchloomError, ValueError):
     """A request cannot be served as asked; the message names its request_id."""
 
 
+class GrammarError(BatchloomError, ValueError):
+    """A grammar is not valid, or allows no answer."""
+
+
 class UnknownParameterError(RequestError, TypeError):
     """A request carries a parameter that does not exist."""
 

@@ -83,6 +83,8 @@ class EngineLimits:
                 f"{num_tokens} tokens need up to {num_blocks} KV blocks of {self.block_size} tokens, "
                 f"the memory budget holds {self.num_kv_blocks}"
             )
+        if request.grammar is not None and request.grammar.vocabulary.size != self.vocab_size:
+            return f"its grammar is of {request.grammar.vocabulary.size} tokens, the model has {self.vocab_size}"
         if request.stop and not can_decode:
             return "stop strings need the caller's decoder: pass decode="
         return None

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import RequestError, UnknownParameterError
+
+if TYPE_CHECKING:
+    from engine.grammar import Grammar
 
 Mode = Literal["generate", "score", "embed", "classify"]
 FinishReason = Literal["eos", "stop", "length", "scored", "embedded", "error"]
@@ -32,6 +35,7 @@ class Request:
         top_p: keep the smallest set of tokens whose probability reaches it; 1 keeps all.
         seed: of this request's own random stream. A sampled answer depends on it and on the prompt alone.
         stop: strings that end the answer; they need the caller's decoder (`Engine.generate(..., decode=...)`).
+        grammar: generate only; what the answer may be. It says where an answer ends, so there are no stop strings.
         ignore_eos: go on after an end-of-sequence token (benchmarks with fixed lengths).
         labels: score only; each label is a sequence of one or more token ids.
         priority: larger ones start first under the order "priority"; any whole number. It never changes an answer.
@@ -57,6 +61,7 @@ class Request:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    grammar: "Grammar | None" = None
     ignore_eos: bool = False
     labels: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
@@ -100,6 +105,8 @@ class Request:
             refuse(f"dimensions belong to mode 'embed' and are at least 1, got {self.dimensions} in mode {self.mode!r}")
         if self.mode == "generate" and self.max_new_tokens < 1:
             refuse(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.grammar is not None and (self.mode != "generate" or self.stop or self.ignore_eos):
+            refuse("a grammar belongs to mode 'generate', without stop strings and ignore_eos: it says how answers end")
         if self.mode == "score" and (len(self.labels) < 2 or not all(self.labels)):
             refuse(f"mode 'score' needs two or more non-empty labels, got {self.labels}")
         if len(set(self.labels)) != len(self.labels):
@@ -126,6 +133,11 @@ class Request:
         return self.mode in POOLED_MODES
 
     @property
+    def opening(self) -> tuple[int, ...]:
+        """Tokens that the answer begins with, whatever the model says; not its last one."""
+        return () if self.grammar is None else self.grammar.opening[: self.max_new_tokens - 1]
+
+    @property
     def answer_key(self) -> tuple[object, ...]:
         """Two requests with the same prompt and the same key have the same answer."""
         if self.is_pooled:
@@ -133,7 +145,7 @@ class Request:
         if self.mode == "score":
             return (self.mode, self.labels)
         draws = (self.temperature, self.top_k, self.top_p, self.seed) if self.temperature > 0 else ()
-        return (self.mode, self.max_new_tokens, self.stop, self.ignore_eos, draws)
+        return (self.mode, self.max_new_tokens, self.stop, self.ignore_eos, self.grammar, draws)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +153,7 @@ class Completion:
     """The answer to one request.
 
     Attributes:
+        finish_reason: "stop", too, where a grammar's answer is complete and no token is left for the end of sequence.
         token_ids: generated tokens, the end-of-sequence token included; empty in other modes than "generate".
         label_logprobs: score and classify; one natural-log probability per label or class. They are normalised over the
             labels, but for a head of one class or of classes that do not exclude each other.

@@ -52,6 +52,7 @@ def run_disaggregated(
         if not decodes.is_blocked:  # else the worker runs dry first, so that the latest request can lose its memory
             send_prompts(None if has_decodes else decodes)
         if has_decodes:
+            sampler.prepare(decodes)
             hidden = forward(decodes.build_batch(cache.block_size))
             tokens = sampler.sample(hidden, decodes).wait()
             yield decodes, scheduler.commit(decodes, tokens)

@@ -27,14 +27,14 @@ class PendingTokens:
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
         labels: the rows that score labels.
         copies: token_ids and the labels' scores, on their way to the host.
-        find_end: why an answer ends with a token, given its sequence, the token's place and the token.
+        follow: what is known with a token, given its sequence and place: tokens that follow for certain, why it ends.
     """
 
     step: Step
     token_ids: torch.Tensor
     labels: LabelRows
     copies: HostCopies
-    find_end: Callable[[Sequence, int, int], FinishReason | None]
+    follow: Callable[[Sequence, int, int], tuple[Sequences[int], FinishReason | None]]
 
     def wait(self) -> StepTokens:
         """Waits for the device; label scores are added to their sequences.
@@ -45,10 +45,16 @@ class PendingTokens:
         self.labels.book(scores)
         token_ids = copied.tolist()
         ends: dict[int, FinishReason] = {}
+        forced: dict[int, Sequences[int]] = {}
         for row, ((sequence, place), token) in enumerate(zip(self.step.sampled, token_ids, strict=True)):
-            if not sequence.is_answered and (end := self.find_end(sequence, place, token)) is not None:
+            if sequence.is_answered or sequence.knows(place):
+                continue
+            followers, end = self.follow(sequence, place, token)
+            if followers:
+                forced[row] = followers
+            if end is not None:
                 ends[row] = end
-        return StepTokens(token_ids=token_ids, ends=ends)
+        return StepTokens(token_ids=token_ids, ends=ends, forced=forced)
 
 
 class TokenSampler:
@@ -78,22 +84,33 @@ class TokenSampler:
             scores = labels.score(hidden, self._model)
             rows = [row for sequence, row, _, _ in step.outputs if sequence.request.mode == "generate"]
             sampled = hidden.index_select(0, to_device(np.array(rows, dtype=np.int64), hidden.device))
-        token_ids = sample(sampled, self._model, requests, positions)
-        return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self._find_end)
+        token_ids = sample(sampled, self._model, requests, positions, self._masks(step))
+        return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self._follow)
 
-    def _find_end(self, sequence: Sequence, place: int, token: int) -> FinishReason | None:
+    def prepare(self, step: Step) -> None:
+        """Starts what `sample` needs besides hidden states; called before the step is launched, where it can be."""
+
+    def needs_tokens(self, step: Step) -> bool:
+        """Whether the step can be sampled only after the step before it is committed."""
+        return False
+
+    def _masks(self, step: Step) -> torch.Tensor | None:
+        """The tokens allowed in each sampled row, see `sample`; None: all."""
+        return None
+
+    def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
         """Why an answer ends with `token` as own token `place`, if it does so before its longest length."""
         request = sequence.request
         if token in self._model.eos_token_ids and not request.ignore_eos:
-            return "eos"
+            return (), "eos"
         if request.stop and self._decode is not None:
             # A token adds at least a byte of text, so a stop string that just ended began within this many tokens.
             most_tokens = max(len(text.encode()) for text in request.stop) + 4
             first = max(sequence.num_suffix, place + 1 - most_tokens)
             text = self._decode([*sequence.own_tokens(first, place).tolist(), token])
             if any(stop in text for stop in request.stop):
-                return "stop"
-        return None
+                return (), "stop"
+        return (), None
 
 
 def complete(answered: Answered, requests: Sequences[Request], compute_ms: float) -> Iterator[Completion]:
@@ -109,7 +126,7 @@ def complete(answered: Answered, requests: Sequences[Request], compute_ms: float
     logprobs: tuple[float, ...] = ()
     error = None
     if reason == "error":
-        error = (
+        error = sequence.error or (
             f"KV memory ran out when {sequence.num_output_tokens} tokens of the answer had been generated, "
             "and preemption 'kill' ends the request admitted last"
         )

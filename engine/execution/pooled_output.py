@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.device.transfers import HostCopies
+from engine.execution.constrained_sampler import ConstrainedSampler
 from engine.execution.output import Decoder, PendingTokens, TokenSampler
 from engine.model.model import Model
 from engine.pooling.pooled_rows import PooledRows, pooled_answer
@@ -55,7 +56,11 @@ class PoolingSampler(TokenSampler):
             return made
         pooled = PooledRows(rows, self._poolers)
         vectors = HostCopies(pooled.score(hidden))
-        return PendingVectors(made.step, made.token_ids, made.labels, made.copies, made.find_end, pooled, vectors)
+        return PendingVectors(made.step, made.token_ids, made.labels, made.copies, made.follow, pooled, vectors)
+
+
+class ConstrainedPoolingSampler(PoolingSampler, ConstrainedSampler):
+    """Of runs with such prompts, in which other requests may have grammars."""
 
 
 def complete_pooled(sequence: Sequence, requests: Sequences[Request], compute_ms: float) -> Iterator[Completion]:

@@ -24,7 +24,13 @@ ROWS_AT_ONCE = 256
 """Rows that go through the output layer together: a bound on the memory of logits."""
 
 
-def sample(hidden: torch.Tensor, model: Model, requests: Sequences[Request], positions: Sequences[int]) -> torch.Tensor:
+def sample(
+    hidden: torch.Tensor,
+    model: Model,
+    requests: Sequences[Request],
+    positions: Sequences[int],
+    allowed: torch.Tensor | None = None,
+) -> torch.Tensor:
     """One token for each row, chosen on the device that the rows are on.
 
     A draw depends on the row's logits, the request's seed and the position in its answer, on nothing else: not on the
@@ -35,6 +41,7 @@ def sample(hidden: torch.Tensor, model: Model, requests: Sequences[Request], pos
         model: whose output layer makes logits of them.
         requests: whose rows these are, ``R`` of them.
         positions: number of tokens each answer has so far.
+        allowed: see `OutputLayer.most_likely`; of what is not allowed nothing is chosen. None: everything is.
     Returns:
         int64 ``[R]`` token ids.
     """
@@ -43,12 +50,15 @@ def sample(hidden: torch.Tensor, model: Model, requests: Sequences[Request], pos
     chosen = torch.empty(len(requests), dtype=torch.int64, device=hidden.device)
     for first in range(0, len(greedy), ROWS_AT_ONCE):
         index = to_device(np.array(greedy[first : first + ROWS_AT_ONCE], dtype=np.int64), hidden.device)
-        chosen.index_copy_(0, index, model.most_likely(hidden.index_select(0, index)))
+        masks = None if allowed is None else allowed.index_select(0, index)
+        chosen.index_copy_(0, index, model.most_likely(hidden.index_select(0, index), masks))
     for first in range(0, len(drawn), ROWS_AT_ONCE):
         rows = drawn[first : first + ROWS_AT_ONCE]
         index = to_device(np.array(rows, dtype=np.int64), hidden.device)
+        masks = None if allowed is None else allowed.index_select(0, index)
         settings = _settings([requests[row] for row in rows], [positions[row] for row in rows], model.vocab_size)
-        chosen.index_copy_(0, index, model.draw(hidden.index_select(0, index), to_device(settings, hidden.device)))
+        tokens = model.draw(hidden.index_select(0, index), to_device(settings, hidden.device), masks)
+        chosen.index_copy_(0, index, tokens)
     return chosen
 
 

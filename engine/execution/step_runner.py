@@ -137,7 +137,8 @@ def run_steps(
 
     Running ahead, the device is given step n + 1 before the host waits for the tokens of step n. Both run on one
     stream, so KV memory that the commit of step n frees is not written before step n + 1 is done with it. Where step
-    n + 1 would need to take somebody's memory, or has nothing to do, step n is committed first.
+    n + 1 would need to take somebody's memory, or has nothing to do, step n is committed first. Where tokens of step n
+    say which ones are allowed in step n + 1, step n is committed while the device computes step n + 1.
 
     Args:
         scheduler: of the run.
@@ -151,7 +152,14 @@ def run_steps(
         step = scheduler.schedule(is_settled=under_way is None)
         launched = None
         if not step.is_empty:
+            if under_way is None:
+                sampler.prepare(step)
             hidden = forward(step.build_batch(block_size), None if under_way is None else under_way.token_ids)
+            if under_way is not None and sampler.needs_tokens(step):
+                scheduler.mark_computed(step)
+                tokens = under_way.wait()
+                yield under_way.step, scheduler.commit(under_way.step, tokens)
+                under_way = None
             launched = sampler.sample(hidden, step)
             if runs_ahead:
                 scheduler.advance(step)

@@ -167,8 +167,19 @@ class OutputLayer(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, vocab_size]`` in the dtype of the weights."""
 
-    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
-        """int64 ``[R]``: the token of the largest logit, the first of equals."""
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 ``[R]``: the token of the largest logit, the first of equals.
+
+        Args:
+            allowed: int32 ``[R, ceil(vocab_size / 32)]``: token t may be chosen where bit t % 32 of word t // 32 is
+                set; each row has such a token. None: any may.
+        """
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 ``[...]`` -> ``[..., hidden]``."""
+
+
+def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """``[R, vocab_size]`` with -inf for each token that is not allowed, see `OutputLayer.most_likely`."""
+    bits = allowed.view(torch.uint8).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=allowed.device) & 1
+    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, -torch.inf)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
-from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear, OutputLayer
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear, OutputLayer, mask_logits
 from engine.model.attention import AttentionStep, window_of
 
 _WEIGHTS = frozenset(
@@ -114,8 +114,9 @@ class TorchOutputLayer:
         logits: torch.Tensor = self.linear(hidden)
         return logits
 
-    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.logits(hidden).float().argmax(dim=-1)
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self.logits(hidden).float()
+        return (logits if allowed is None else mask_logits(logits, allowed)).argmax(dim=-1)
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self.linear.weight[token_ids]

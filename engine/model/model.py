@@ -17,7 +17,7 @@ from engine.device.placement import give_back_freed_memory
 from engine.device.transfers import to_device
 from engine.errors import ModelError
 from engine.kernels.cpu.native_build import find_compiler
-from engine.kernels.decoder_layer import LayerWeights, OutputLayer
+from engine.kernels.decoder_layer import LayerWeights, OutputLayer, mask_logits
 from engine.kernels.draw import draw_tokens
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend, AttentionStep
@@ -221,14 +221,20 @@ class Model:
         return self._output_layer.logits(hidden).float()
 
     @torch.inference_mode()
-    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[R, hidden]`` -> int64 ``[R]``: the token of the largest logit, the first of equals."""
-        return self._output_layer.most_likely(hidden)
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """``[R, hidden]`` -> int64 ``[R]``: see `OutputLayer.most_likely`."""
+        return self._output_layer.most_likely(hidden, allowed)
 
     @torch.inference_mode()
-    def draw(self, hidden: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """``[R, hidden]``, settings as `engine.kernels.draw.draw_tokens` has them -> int64 ``[R]``: a random token."""
-        return self._draw_tokens(self.logits(hidden), settings)
+    def draw(self, hidden: torch.Tensor, settings: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """``[R, hidden]`` -> int64 ``[R]``: a random token.
+
+        Args:
+            settings: as `engine.kernels.draw.draw_tokens` has them.
+            allowed: see `OutputLayer.most_likely`.
+        """
+        logits = self.logits(hidden)
+        return self._draw_tokens(logits if allowed is None else mask_logits(logits, allowed), settings)
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

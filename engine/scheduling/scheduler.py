@@ -125,10 +125,12 @@ class Scheduler:
         if not step.is_computed:
             self.mark_computed(step)
         step.is_advanced = True
-        for row, (sequence, _) in enumerate(step.sampled):
-            if sequence.num_output_tokens + 1 < sequence.request.max_new_tokens:
+        for row, (sequence, place) in enumerate(step.sampled):
+            if sequence.is_answered or place + 1 - sequence.num_suffix == sequence.request.max_new_tokens:
+                continue
+            if not sequence.knows(place):  # else the commit of the step before has found it to be forced
                 sequence.append(-1 - row)
-                self._queues.continue_decoding(sequence)
+            self._queues.continue_decoding(sequence)
         if len(step.sampled) == len(step.outputs):
             return
         for sequence, _, _, _ in step.outputs:
@@ -153,15 +155,18 @@ class Scheduler:
             self.advance(step)
         answered = []
         for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
-            if sequence.is_answered:
+            if sequence.is_answered or sequence.knows(place):
                 continue
             sequence.settle(place, token)
-            reason = tokens.ends.get(row)
-            if reason is None and place + 1 - sequence.num_suffix == sequence.request.max_new_tokens:
+            forced = tokens.forced.get(row, ())
+            for follower in forced:
+                sequence.append(follower)
+            reason, length = tokens.ends.get(row), place + 1 + len(forced)
+            if reason is None and length - sequence.num_suffix == sequence.request.max_new_tokens:
                 reason = "length"
             if reason is not None:
-                sequence.length = place + 1  # later tokens are dropped
-                answered.append(Answered(sequence=sequence, reason=reason, has_late_row=sequence.num_uncomputed == 0))
+                sequence.length = length  # later tokens are dropped
+                answered.append(Answered(sequence=sequence, reason=reason, has_late_row=sequence.num_computed > place))
                 self._finish(sequence)
         for sequence in step.scored:
             sequence.length = sequence.num_suffix

@@ -27,6 +27,7 @@ class Sequence:
         admission: order in which it was given memory; the latest is the first to lose it.
         num_charged: prefix tokens that were computed on account of this sequence.
         num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
+        error: why its answer cannot go on; None where it can.
         is_answered: finished or killed; the results of its rows still under way are dropped.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores, tail_sums: of each label, the logit of its first token and the natural-log probability of the
@@ -38,6 +39,7 @@ class Sequence:
         "_tokens",
         "admission",
         "block_ids",
+        "error",
         "first_scores",
         "is_answered",
         "label",
@@ -60,15 +62,17 @@ class Sequence:
         self.node = node
         self.prefix_length = node.end if node is not None else 0
         suffix = request.token_ids[self.prefix_length :]
-        self.num_suffix = self.length = len(suffix)
+        self.num_suffix = len(suffix)
+        self.length = self.num_suffix + len(request.opening)
         self._tokens = np.empty(self.num_suffix + most_extra_tokens(request) + 1, dtype=np.int32)
-        self._tokens[: self.num_suffix] = suffix
+        self._tokens[: self.length] = [*suffix, *request.opening] if request.opening else suffix
         self.num_computed = 0
         self.block_ids = np.empty(0, dtype=np.int32)
         self.admission = -1
         self.num_charged = 0
         self.num_reused = self.num_suffix
         self.is_answered = False
+        self.error: str | None = None
         self.label = -1
         self.first_scores = np.zeros(len(request.labels))
         self.tail_sums = np.zeros(len(request.labels))
@@ -122,6 +126,10 @@ class Sequence:
     def label_scores(self) -> npt.NDArray[np.float64]:
         """Natural-log scores of the labels, up to one common constant."""
         return self.first_scores + self.tail_sums
+
+    def knows(self, place: int) -> bool:
+        """Whether own token `place` is known to the host."""
+        return place < self.length and bool(self._tokens[place] >= 0)
 
     def append(self, token_id: int) -> None:
         """Adds a generated token; a negative one stands for a token that only the device knows yet (`TokenBatch`)."""

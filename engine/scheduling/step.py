@@ -24,11 +24,14 @@ class StepTokens:
 
     Attributes:
         token_ids: one for each row of `Step.sampled`.
-        ends: why an answer ends with its token, by index into these; length needs no mention.
+        ends: why an answer ends with its token, or with those forced after it, by index into these; length needs no
+            mention.
+        forced: tokens that follow a token for certain, by its index; no more than the answer has room for.
     """
 
     token_ids: Sequences[int]
     ends: Mapping[int, FinishReason]
+    forced: Mapping[int, Sequences[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

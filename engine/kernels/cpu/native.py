@@ -208,15 +208,22 @@ class NativeKernels:
         )
         return out
 
-    def largest_column(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    def largest_column(
+        self, x: torch.Tensor, weight: PackedWeight, allowed: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """``[T, depth]``, as for `project` -> int64 ``[T]``: the linear layer's largest column, the first of equals.
 
-        The output is compared in float32 as it is computed, and never written.
+        The output is compared in float32 as it is computed, and never written. Weights of 32 columns of which no row of
+        a tile may choose one are not multiplied.
+
+        Args:
+            allowed: see `OutputLayer.most_likely`.
         """
         out = torch.empty(len(x), dtype=torch.int64)
-        bias = 0 if weight.bias is None else weight.bias.data_ptr()
+        bias, masks = (0 if given is None else given.data_ptr() for given in (weight.bias, allowed))
+        assert allowed is None or (allowed.shape == (len(x), weight.num_columns // 32) and allowed.is_contiguous())
         self._largest_column(
-            *(x.data_ptr(), weight.panels.data_ptr(), bias, out.data_ptr()),
+            *(x.data_ptr(), weight.panels.data_ptr(), bias, masks, out.data_ptr()),
             *(len(x), weight.num_columns, weight.depth),
         )
         return out

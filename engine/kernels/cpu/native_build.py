@@ -39,7 +39,7 @@ KERNELS: dict[str, list[Any]] = {
 _SIGNATURES: dict[str, list[Any]] = {
     **{f"{name}_{suffix}": types for name, types in KERNELS.items() for suffix in ELEMENT_TYPES.values()},
     "project_bf16": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
-    "largest_column_bf16": [*[_POINTER] * 4, *[_I64] * 3],
+    "largest_column_bf16": [*[_POINTER] * 5, *[_I64] * 3],
     "draw_tokens": [*[_POINTER] * 3, *[_I64] * 2],
     "compute_layers_bf16": [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64],
 }

@@ -77,9 +77,9 @@ class PackedOutputLayer:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._kernels.project(self._kernels.copy_rows(hidden), self._packed)
 
-    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """Without writing the logits."""
-        return self._kernels.largest_column(self._kernels.copy_rows(hidden), self._packed)
+        return self._kernels.largest_column(self._kernels.copy_rows(hidden), self._packed, allowed)
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)

@@ -80,7 +80,7 @@ class HashHead:
 
     eos_token_ids = frozenset[int]()
 
-    def most_likely(self, states: torch.Tensor) -> torch.Tensor:
+    def most_likely(self, states: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         return next_token(states)
 
 

@@ -52,7 +52,7 @@ class HashModel(HashMemory):
         certain = torch.nn.functional.one_hot(next_token(states), VOCAB_SIZE)
         return certain * 20.0 - scattered / 10
 
-    def most_likely(self, states: torch.Tensor) -> torch.Tensor:
+    def most_likely(self, states: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         return next_token(states)
 
     def label_logits(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

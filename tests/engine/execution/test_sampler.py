@@ -21,10 +21,10 @@ class Identity:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    def draw(self, hidden: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+    def draw(self, hidden: torch.Tensor, settings: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         return draw_tokens(hidden, settings)
 
-    def most_likely(self, hidden: torch.Tensor) -> torch.Tensor:
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         return hidden.argmax(dim=-1)
 
 

@@ -12,6 +12,7 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import NativeBuildError, load_library
 from engine.kernels.cpu.torch_attention import LONGEST_BUCKETED_CHUNK, CpuAttention
+from engine.kernels.decoder_layer import mask_logits
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 300
@@ -363,6 +364,19 @@ def test_the_largest_column_is_found_without_the_product(num_rows: int, units: s
         assert not ((found >= 700) & (found < 800)).any()
         assert torch.allclose(expected[torch.arange(num_rows), found], expected.amax(-1), rtol=1e-5, atol=1e-5)
         assert kernels.project(rows, packed).shape == (num_rows, 992)
+        # Masked columns take no part, whole panels of them least of all; rows differ in what they may choose.
+        is_allowed = torch.rand(num_rows, 992, generator=generator) < 0.1
+        is_allowed[:, 32:320] = False
+        is_allowed[::3, :960] = False
+        is_allowed[:, 991] = True
+        is_allowed[1::7] = True
+        bits = is_allowed.view(num_rows, 31, 32).long() << torch.arange(32)
+        masks = bits.sum(-1).to(torch.uint32).view(torch.int32)
+        found = kernels.largest_column(rows, packed, masks)
+        chosen = is_allowed[torch.arange(num_rows), found]
+        assert chosen.all()
+        largest = mask_logits(expected, masks).amax(-1)
+        assert torch.allclose(expected[torch.arange(num_rows), found], largest, rtol=1e-5, atol=1e-5)
 
 
 def test_head_norms_and_rotation_are_those_of_transformers(folders: dict[str, Path]) -> None:

@@ -21,12 +21,13 @@ extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias
 }
 
 // The column of the largest product of each row, as for `project_bf16`; the products themselves are not kept.
-extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf16* bias, int64_t* out, int64_t num_rows,
-                                    int64_t num_columns, int64_t depth) {
+// allowed: null, or [num_rows, num_columns / 32], a bit for each column that may be chosen.
+extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf16* bias, const uint32_t* allowed,
+                                    int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
 #ifdef HAS_AVX512
-  largest_column(x, packed, bias, out, num_rows, num_columns, depth);
+  largest_column(x, packed, bias, allowed, out, num_rows, num_columns, depth);
 #else
-  (void)x, (void)packed, (void)bias, (void)out, (void)num_rows, (void)num_columns, (void)depth;
+  (void)x, (void)packed, (void)bias, (void)allowed, (void)out, (void)num_rows, (void)num_columns, (void)depth;
 #endif
 }
 

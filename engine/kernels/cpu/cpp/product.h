@@ -32,6 +32,8 @@ struct ToOutput {
   int64_t num_columns;  // of the output and of the residual
   bool is_gated;
 
+  bool needs(int64_t, int, int64_t) const { return true; }
+
   void operator()(const float* sums, int64_t row, int64_t panel) const {
     __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
     if (is_gated) {
@@ -55,8 +57,8 @@ struct alignas(64) Largest {
     _mm512_store_si512(column, _mm512_setzero_si512());
   }
 
-  void add(__m512 values, int first_column) {
-    const __mmask16 larger = _mm512_cmp_ps_mask(values, _mm512_load_ps(value), _CMP_GT_OQ);
+  void add(__m512 values, int first_column, __mmask16 allowed) {
+    const __mmask16 larger = _mm512_mask_cmp_ps_mask(allowed, values, _mm512_load_ps(value), _CMP_GT_OQ);
     const __m512i columns = _mm512_add_epi32(
         _mm512_set1_epi32(first_column), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     _mm512_mask_store_ps(value, larger, values);
@@ -64,19 +66,29 @@ struct alignas(64) Largest {
   }
 };
 
-// Keeps the largest of a row of sums, and nothing else.
+// Keeps the largest of a row of sums, and nothing else. Columns that are not allowed take no part, and panels without an
+// allowed column are not computed.
 struct ToLargest {
   const bf16* bias;
+  const uint32_t* allowed;  // [rows][panels], a bit for each column; null: all are allowed
+  int64_t num_panels;
   Largest* largest;  // [threads][rows]
   int64_t num_rows;
+
+  bool needs(int64_t first_row, int count, int64_t panel) const {
+    uint32_t columns = !allowed;
+    for (int64_t row = first_row; allowed && row < first_row + count; row++) columns |= allowed[row * num_panels + panel];
+    return columns;
+  }
 
   void operator()(const float* sums, int64_t row, int64_t panel) const {
     __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
     const int64_t column = panel * PANEL;
+    const uint32_t columns = allowed ? allowed[row * num_panels + panel] : ~0u;
     if (bias) low = _mm512_add_ps(low, load_16(bias + column)), high = _mm512_add_ps(high, load_16(bias + column + 16));
     Largest& best = largest[omp_get_thread_num() * num_rows + row];
-    best.add(low, int(column));
-    best.add(high, int(column) + 16);
+    best.add(low, int(column), __mmask16(columns));
+    best.add(high, int(column) + 16, __mmask16(columns >> 16));
   }
 };
 
@@ -177,6 +189,7 @@ void multiply(const bf16* x, const bf16* packed, int64_t num_rows, int64_t num_c
         for (int64_t first = start; first < end; first += 32) {
           const int count = int(std::min<int64_t>(32, end - first));
           for (int64_t p = part_start(num_panels, num_groups, group); p < last_panel; p++) {
+            if (!finish.needs(first, count, p)) continue;
             turn ^= 1;
             const bf16 *from = x + first * depth, *panel = packed + p * PANEL * depth;
 #ifdef HAS_AMX
@@ -209,13 +222,14 @@ void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* re
   multiply(x, packed, num_rows, num_columns, depth, ToOutput{bias, residual, out, out_columns, is_gated});
 }
 
-// out[row] = the column of the largest of x times packed weights, + bias; the first one of several.
-void largest_column(const bf16* x, const bf16* packed, const bf16* bias, int64_t* out, int64_t num_rows,
-                    int64_t num_columns, int64_t depth) {
+// out[row] = the column of the largest of x times packed weights, + bias, of those allowed; the first one of several.
+void largest_column(const bf16* x, const bf16* packed, const bf16* bias, const uint32_t* allowed, int64_t* out,
+                    int64_t num_rows, int64_t num_columns, int64_t depth) {
   const int num_threads = omp_get_max_threads();
   std::vector<Largest> largest(num_threads * num_rows);
   for (Largest& best : largest) best.clear();
-  multiply(x, packed, num_rows, num_columns, depth, ToLargest{bias, largest.data(), num_rows});
+  multiply(x, packed, num_rows, num_columns, depth,
+           ToLargest{bias, allowed, num_columns / PANEL, largest.data(), num_rows});
   for (int64_t row = 0; row < num_rows; row++) {
     float value = -INFINITY;
     out[row] = 0;

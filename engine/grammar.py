@@ -1,0 +1,245 @@
+"""What an answer may be: a grammar over the text of tokens, and how far one answer has come in it (llguidance).
+
+A state of the grammar says which tokens may come next, and which tokens must. Text that the grammar allows in only one
+way is *forced*. The model's own tokenizer makes tokens of it, and those of them that no text behind it could change are
+known without asking the model. The last letters of a forced text, which might melt into one token with what follows,
+are left to the model, with every token allowed that begins with them.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Sequences
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from engine.errors import GrammarError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python's ``json.dumps`` writes it: models have seen most of it, and there is only one way to write a key."""
+
+
+class Vocabulary:
+    """A model's tokens as text. Making one takes about a second; grammars of one vocabulary share it.
+
+    Args:
+        tokenizer: of the model, with a fast (Rust) form.
+        vocab_size: rows of the model's output layer; those without a token are never allowed.
+        eos_token_ids: tokens that end an answer, at least one.
+    """
+
+    def __init__(
+        self, tokenizer: "Tokenizer | PreTrainedTokenizerFast", *, vocab_size: int, eos_token_ids: Collection[int]
+    ) -> None:
+        if not eos_token_ids:
+            raise GrammarError("the model has no end-of-sequence token, and answers of a grammar end with one")
+        self.size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        spec = json.loads(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
+        text = json.dumps({**spec, "truncation": None, "padding": None})
+        self._plain = LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
+        self._json = self._plain.with_slices(LLTokenizer.json_slices())
+        self._executor: LLExecutor | None = None
+
+    def compile(self, source: str, *, is_json: bool) -> LLMatcher:
+        """A new matcher; in an error state where the grammar is not valid.
+
+        Args:
+            source: as llguidance takes it.
+            is_json: prepares masks for what strings of JSON look like.
+        """
+        return LLMatcher(self._json if is_json else self._plain, source, log_level=0)
+
+    def fill_masks(self, matchers: list[tuple[LLMatcher, int]], masks: npt.NDArray[np.int32]) -> None:
+        """Writes which tokens may come next, on several threads.
+
+        Args:
+            matchers: each with its row of `masks`.
+            masks: ``[n, ceil(size / 32)]``; bit t % 32 of word t // 32 is set where token t is allowed.
+        """
+        if self._executor is None:
+            self._executor = LLExecutor()
+        fill_next_token_bitmask_par(self._executor, matchers, masks)
+
+
+class Grammar:
+    """The answers that a request may have. Two of one vocabulary and source are equal.
+
+    Made by `from_pattern`, `from_json_schema` or `from_lark`.
+
+    Attributes:
+        vocabulary: of the model that is asked.
+        opening: tokens that every answer begins with.
+    """
+
+    def __init__(self, source: str, vocabulary: Vocabulary, *, is_json: bool = False) -> None:
+        """Compiles a grammar in llguidance's own form.
+
+        Raises:
+            GrammarError: it is not valid, allows no answer, or exceeds llguidance's limits on size.
+        """
+        self.vocabulary = vocabulary
+        self._source = source
+        self._is_json = is_json
+        self._idle = [_begin(source, vocabulary, is_json)]
+        self.opening = tuple(self._idle[0].compute_ff_tokens())
+
+    @classmethod
+    def from_pattern(cls, pattern: str, vocabulary: Vocabulary) -> "Grammar":
+        """Answers that match a regular expression from end to end; look-around and back references are not known.
+
+        Raises:
+            GrammarError: see `Grammar`.
+        """
+        return cls(LLMatcher.grammar_from_regex(pattern), vocabulary)
+
+    @classmethod
+    def from_json_schema(cls, schema: Mapping[str, Any] | str, vocabulary: Vocabulary) -> "Grammar":
+        """JSON on one line that a JSON schema allows, properties in the schema's order.
+
+        Raises:
+            GrammarError: see `Grammar`; a keyword that is not known is refused, not ignored.
+        """
+        return cls(json_source(schema), vocabulary, is_json=True)
+
+    @classmethod
+    def from_lark(cls, text: str, vocabulary: Vocabulary) -> "Grammar":
+        """Answers of a context-free grammar in llguidance's form of Lark's syntax.
+
+        Raises:
+            GrammarError: see `Grammar`.
+        """
+        return cls(LLMatcher.grammar_from_lark(text), vocabulary)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grammar) and (self._source, self.vocabulary) == (other._source, other.vocabulary)
+
+    def __hash__(self) -> int:
+        return hash((self._source, self.vocabulary))
+
+    def lend(self) -> LLMatcher:
+        """A matcher at the beginning of an answer. One that has been used knows the grammar's states and is faster."""
+        return self._idle.pop() if self._idle else self.vocabulary.compile(self._source, is_json=self._is_json)
+
+    def give_back(self, matcher: LLMatcher) -> None:
+        """Takes a matcher back, wherever it is."""
+        if not matcher.is_error() and matcher.reset():
+            self._idle.append(matcher)
+
+
+def json_source(schema: Mapping[str, Any] | str) -> str:
+    """llguidance's form of a JSON schema.
+
+    Raises:
+        GrammarError: it is not JSON.
+    """
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            schema if isinstance(schema, str) else json.dumps(schema), overrides=JSON_OPTIONS
+        )
+    except ValueError as error:
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+
+
+def check_source(source: str) -> None:
+    """Refuses a grammar that no vocabulary could make valid.
+
+    Raises:
+        GrammarError: see `Grammar`.
+    """
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(source)
+    if is_error:
+        raise GrammarError(_first_line(messages[0]))
+
+
+def _begin(source: str, vocabulary: Vocabulary, is_json: bool) -> LLMatcher:
+    """The grammar's first matcher; its first mask finds what the compilation does not."""
+    matcher = vocabulary.compile(source, is_json=is_json)
+    if matcher.is_error():
+        raise GrammarError(_first_line(matcher.get_error()))
+    is_allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).any()
+    if matcher.is_error() or not is_allowed or (matcher.is_stopped() and not matcher.is_accepting()):
+        raise GrammarError(f"the grammar allows no answer: {_first_line(matcher.get_error()) or matcher.stop_reason()}")
+    return matcher
+
+
+def _first_line(message: str) -> str:
+    lines = [line.strip() for line in message.split("<state>")[0].splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("|", "^"))]
+    return " ".join(kept)[:300]
+
+
+class Constraint:
+    """How far one answer has come in its grammar.
+
+    Args:
+        grammar: of the request.
+        known: the tokens that the answer begins with, of the grammar's opening.
+    Attributes:
+        forced: tokens that come next for certain; where the answer is complete, the one that ends it.
+        has_ended: the answer has its end-of-sequence token.
+    """
+
+    __slots__ = ("_grammar", "_matcher", "forced", "has_ended")
+
+    def __init__(self, grammar: Grammar, known: Sequences[int]) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.lend()
+        self.has_ended = False
+        self.forced: list[int] = []
+        self._look_ahead()
+        for token_id in known:
+            self.accept(token_id)
+
+    @property
+    def error(self) -> str | None:
+        """Why the answer cannot go on: the grammar's states exceed llguidance's limits."""
+        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but an end-of-sequence token may follow."""
+        return self._matcher.is_stopped()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._grammar.vocabulary
+
+    @property
+    def matcher(self) -> LLMatcher:
+        return self._matcher
+
+    def accept(self, token_id: int) -> None:
+        """Books the next token of the answer, one that is allowed."""
+        if token_id in self.vocabulary.eos_token_ids:
+            self.has_ended = True
+            self.forced = []
+            return
+        self._matcher.consume_token(token_id)
+        self.forced = self.forced[1:]
+        if not self.forced:
+            self._look_ahead()
+
+    def take_forced(self, most: int) -> list[int]:
+        """The tokens that come next for certain, `most` at most; they are booked."""
+        taken: list[int] = []
+        while self.forced and len(taken) < most:
+            taken.append(self.forced[0])
+            self.accept(self.forced[0])
+        return taken
+
+    def close(self) -> None:
+        """Gives the matcher back; nothing is asked after that."""
+        self._grammar.give_back(self._matcher)
+
+    def _look_ahead(self) -> None:
+        ends = self.vocabulary.eos_token_ids
+        self.forced = [*ends] if self.is_complete and len(ends) == 1 else self._matcher.compute_ff_tokens()

@@ -1,0 +1,149 @@
+"""Forced tokens as chunks, under all policies, limits and overlaps: each token is computed from KV that is there."""
+
+import random
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import EngineConfig, Grammar, Request, Vocabulary, plan_prefix_groups
+from engine.execution.constrained_sampler import ConstrainedSampler
+from engine.execution.step_runner import run_steps
+from engine.kernels.decoder_layer import mask_logits
+from engine.model.model import fill_in
+from engine.scheduling.admission import make_pool
+from engine.scheduling.policies.preemption import SwapSpace
+from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.token_batch import TokenBatch
+from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
+from tests.engine.grammars import load_vocabulary
+from tests.engine.hash_model import HashMemory, mix
+
+VOCAB_SIZE = 512
+EOS = 2
+PATTERNS = (r"name: [a-f]{1,3}, (true|false), in all there are [0-9]+\.", r"the only one", r"[a-z ]{0,6}", None)
+
+
+class HashModel(HashMemory):
+    """A logit depends on all KV, and so does which of the allowed tokens has the largest."""
+
+    device = torch.device("cpu")
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = frozenset([EOS])
+
+    def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        input_ids = torch.from_numpy(batch.input_ids)
+        if batch.has_pending_tokens:
+            assert pending_token_ids is not None
+            input_ids = fill_in(input_ids, pending_token_ids)
+        return self.compute(batch, input_ids.numpy())
+
+    def most_likely(self, states: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        logits = logits_of(states)
+        return (logits if allowed is None else mask_logits(logits, allowed)).argmax(-1)
+
+    def read_blocks(self, block_ids: Any) -> Any:
+        return self.blocks[block_ids]
+
+    def write_blocks(self, block_ids: Any, kv: Any) -> None:
+        self.blocks[block_ids] = kv
+
+
+def logits_of(states: torch.Tensor) -> torch.Tensor:
+    return ((states[:, None] * 31 + torch.arange(VOCAB_SIZE) * 7919) % 1009).float()
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny_llama: Path) -> list[Grammar | None]:
+    vocabulary: Vocabulary = load_vocabulary(tiny_llama)
+    return [None if pattern is None else Grammar.from_pattern(pattern, vocabulary) for pattern in PATTERNS]
+
+
+def answer(request: Request) -> list[int]:
+    """What the hash model says under the grammar, straight away, token by token."""
+    tokens, total, said = request.token_ids.tolist(), 0, list[int]()
+    matcher = None if request.grammar is None else request.grammar.lend()
+    forced: list[int] = []
+    for place in count():
+        state = mix(total, tokens[place])
+        total += state
+        if place < len(request.token_ids) - 1:
+            continue
+        forced = forced[1:]
+        if matcher is not None and not forced:
+            forced = matcher.compute_ff_tokens()
+        if forced:
+            token = forced[0]
+        else:
+            logits = logits_of(torch.tensor([state]))
+            if matcher is not None:
+                logits = mask_logits(
+                    logits, torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.int32)[None]
+                )
+            token = int(logits.argmax())
+        said.append(token)
+        if token == EOS or len(said) == request.max_new_tokens:
+            return said
+        if matcher is not None:
+            assert matcher.consume_token(token)
+        tokens.append(token)
+    raise AssertionError
+
+
+@given(
+    st.integers(0, 2**32),
+    engine_configs(("path", "group", "none", "lru")),
+    st.integers(0, 12),
+    st.integers(0, 8),
+    st.booleans(),
+)
+def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
+    grammars: list[Grammar | None],
+    seed: int,
+    config: EngineConfig,
+    num_spare_blocks: int,
+    num_swap_blocks: int,
+    overlaps: bool,
+) -> None:
+    rng = random.Random(seed)
+    documents = [[3] * rng.randrange(9) + [rng.randrange(3, 6) for _ in range(rng.randrange(12))] for _ in range(2)]
+    requests = [
+        Request(
+            request_id=str(index),
+            token_ids=rng.choice(documents) + [rng.randrange(3, 9) for _ in range(rng.randrange(1, 8))],
+            max_new_tokens=rng.choice([1, 2, 5, 12, 30, 45]),
+            grammar=rng.choice(grammars),
+        )
+        for index in range(rng.randrange(2, 10))
+    ]
+    alone = [-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests]
+    num_blocks = max(alone) + num_spare_blocks
+    pool, model = make_pool(config, num_blocks), HashModel(num_blocks)
+    groups = schedule_groups(
+        requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
+    )
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
+    scheduler = Scheduler(groups, pool=pool, config=config, swap=swap)
+    sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]
+    runs_ahead = overlaps and config.sharing != "lru"
+    ended: list[int] = []
+    for step, answered in run_steps(scheduler, model.forward, sampler, BLOCK_SIZE, runs_ahead=runs_ahead):
+        assert pool.num_used <= pool.num_blocks
+        if config.prefill == "chunked":
+            num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
+            assert num_tokens <= config.max_num_batched_tokens
+        for found in answered:
+            ended += found.sequence.owners
+            if found.reason == "error":
+                assert found.sequence in step.killed
+                continue
+            said, request = found.sequence.output_token_ids, found.sequence.request
+            assert said == answer(request)
+            assert (found.reason == "eos") == (said[-1] == EOS)
+    assert sorted(ended) == list(range(len(requests)))
+    assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
