@@ -29,7 +29,10 @@ if TYPE_CHECKING:  # Triton is not installed everywhere
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-BUCKETS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64))
+BUCKETS = (
+    *(1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64)),
+    *(*range(640, 1025, 128), *range(1280, 2049, 256)),
+)
 """Rows of the graphs. Larger steps keep the device busy for longer than their launches take."""
 
 GRAPH_BYTES = 16 << 20
@@ -66,10 +69,17 @@ class DeviceGraph:
         self._graph.replay()
 
 
-def graph_bytes(backend: "TritonAttention") -> int:
+def find_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Rows of the graphs of an engine whose steps have at most so many tokens."""
+    return tuple(
+        size for index, size in enumerate(BUCKETS) if index == 0 or BUCKETS[index - 1] < max_num_batched_tokens
+    )
+
+
+def graph_bytes(backend: "TritonAttention", buckets: tuple[int, ...]) -> int:
     """What graphs of all buckets keep, besides the memory that their steps are computed in; tables not counted."""
-    num_graphs = len(BUCKETS) * len(backend.tuned.launches)
-    num_partials = work_capacity(backend, BUCKETS[-1], most_blocks=0, num_kv_blocks=0).num_partials
+    num_graphs = len(buckets) * len(backend.tuned.launches)
+    num_partials = work_capacity(backend, buckets[-1], most_blocks=0, num_kv_blocks=0).num_partials
     return num_graphs * GRAPH_BYTES + num_partials * backend.num_q_heads * (backend.head_dim + 1) * 4
 
 
@@ -81,12 +91,16 @@ def device_graphs() -> Callable[[], Graph]:
 
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
-    """Steps of at most num_rows rows under one launch of the attention kernel."""
+    """Steps of at most num_rows rows under one launch of the attention kernel.
+
+    Attributes:
+        graph: captured at the second run; None until then, and for good where that failed.
+    """
 
     num_rows: int
     step: AttentionStep
     work: DeviceWork
-    has_run: bool = False
+    num_runs: int = 0
     graph: Graph | None = None
 
 
@@ -95,6 +109,7 @@ class StepGraphs:
 
     Args:
         backend: its launches depend on nothing but what is in a DeviceWork (`TritonAttention.has_fixed_launches`).
+        buckets: see `find_buckets`.
         max_model_len: longest prompt plus answer, in tokens.
         make_graph: what records; one each time.
     """
@@ -105,6 +120,7 @@ class StepGraphs:
         cache: KVCache,
         backend: "TritonAttention",
         *,
+        buckets: tuple[int, ...],
         max_model_len: int,
         make_graph: Callable[[], Graph],
     ) -> None:
@@ -113,11 +129,12 @@ class StepGraphs:
         self._backend = backend
         self._most_blocks = cdiv(max_model_len, cache.block_size) + 1
         self._make_graph = make_graph
+        self._sizes = buckets
         self._buckets: dict[tuple[int, str, bool], _Bucket] = {}
-        self._has_failed = False
-        self._scratch = backend.make_scratch(self._capacity(BUCKETS[-1]))
-        self._numbers = torch.zeros(2 * BUCKETS[-1], dtype=torch.int64, device=model.device)
-        shape = (BUCKETS[-1], model.hidden_size)
+        self._has_told = False
+        self._scratch = backend.make_scratch(self._capacity(buckets[-1]))
+        self._numbers = torch.zeros(2 * buckets[-1], dtype=torch.int64, device=model.device)
+        shape = (buckets[-1], model.hidden_size)
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
 
     @torch.inference_mode()
@@ -125,9 +142,9 @@ class StepGraphs:
         """As `Model.forward`; None where no graph covers the step, and nothing is done then."""
         attention = batch.attention
         num_rows = attention.num_rows
-        if self._has_failed or num_rows != attention.num_sequences or num_rows > BUCKETS[-1]:
+        if num_rows != attention.num_sequences or num_rows > self._sizes[-1]:
             return None
-        bucket_rows = next(size for size in BUCKETS if size >= num_rows)
+        bucket_rows = next(size for size in self._sizes if size >= num_rows)
         work_list = self._backend.plan(attention)
         capacity = self._capacity(bucket_rows)
         if not capacity.holds(WorkCapacity.of(work_list)):
@@ -145,21 +162,27 @@ class StepGraphs:
         return self._hidden.index_select(0, output_rows)
 
     def _run(self, bucket: _Bucket) -> None:
-        if bucket.graph is None and bucket.has_run:
-            graph = self._make_graph()
-            try:
-                graph.capture(lambda: self._compute(bucket))
-            except RuntimeError as error:  # out of memory, or what this device or version cannot record
-                cause = error.__context__ or error  # the end of a failed capture fails as well, and says less
-                LOGGER.warning("going on without CUDA graphs: %s", (str(cause).strip().splitlines() or [""])[0])
-                self._has_failed = True
-            else:
-                bucket.graph = graph
+        bucket.num_runs += 1
+        if bucket.num_runs == 2:
+            bucket.graph = self._capture(bucket)
         if bucket.graph is None:
             self._compute(bucket)
-            bucket.has_run = True
         else:
             bucket.graph.replay()
+
+    def _capture(self, bucket: _Bucket) -> Graph | None:
+        """None where it fails: out of memory, or what this device, driver or compiler cannot record."""
+        graph = self._make_graph()
+        try:
+            graph.capture(lambda: self._compute(bucket))
+        except Exception as error:  # Triton's errors have no common kind
+            cause = error.__context__ or error  # the end of a failed capture fails as well, and says less
+            reason = (str(cause).strip().splitlines() or [""])[0]
+            if not self._has_told:
+                LOGGER.warning("going on without a CUDA graph of %d rows: %s", bucket.num_rows, reason)
+            self._has_told = True
+            return None
+        return graph
 
     def _compute(self, bucket: _Bucket) -> None:
         """From static buffers into static buffers."""

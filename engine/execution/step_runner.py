@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.device.placement import MOST_CPU_KV_BYTES, free_memory_bytes, resolve_prefill_device
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.output import PendingTokens, TokenSampler
-from engine.execution.step_graphs import BUCKETS, StepGraphs, device_graphs, graph_bytes
+from engine.execution.step_graphs import StepGraphs, device_graphs, find_buckets, graph_bytes
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import make_attention
 from engine.model.model import Model
@@ -51,6 +51,7 @@ class StepRunner:
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"
         graphable = self.attention.graphable if has_graphs else None
+        buckets = find_buckets(config.max_num_batched_tokens)
 
         def measure() -> MemoryProfile:
             return measure_memory(
@@ -58,8 +59,8 @@ class StepRunner:
                 self.attention,
                 config,
                 TorchCounters(model.device),
-                graph_share=0.0 if graphable is None else min(1.0, BUCKETS[-1] / config.max_num_batched_tokens),
-                graph_bytes=0 if graphable is None else graph_bytes(graphable),
+                graph_share=0.0 if graphable is None else min(1.0, buckets[-1] / config.max_num_batched_tokens),
+                graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
             )
 
         self.cache = KVCache(
@@ -72,7 +73,12 @@ class StepRunner:
         self.graphs: StepGraphs | None = None
         if graphable is not None:
             self.graphs = StepGraphs(
-                model, self.cache, graphable, max_model_len=max_model_len, make_graph=device_graphs()
+                model,
+                self.cache,
+                graphable,
+                buckets=buckets,
+                max_model_len=max_model_len,
+                make_graph=device_graphs(),
             )
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:

@@ -64,7 +64,7 @@ class DeviceWork:
         launch: the compiled kernel that the tiles are cut for.
         num_tiles: the grid's extent; a tile past those of the filled work list has no work and ends at once.
         num_prefix_tiles: of the filled work list.
-        work: int32, four sections: tiles, row ids, rows, block table, and behind them the slots.
+        work: int32, sections: tiles, row ids, rows, slots, and last the block table, of which a step needs the least.
         row_ids_at, rows_at, block_table_at: where sections begin in work.
         slots: int64 ``[num_rows]``, where each row's key and value go; -1 nowhere.
         partial_out, partial_lse, counters: of its scratch.
@@ -77,25 +77,27 @@ class DeviceWork:
             capacity.num_tiles * TileField.WIDTH,
             capacity.num_row_ids,
             capacity.num_rows * RowField.WIDTH,
-            capacity.num_table_entries,
             capacity.num_rows * 2,
+            capacity.num_table_entries,
         )
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + cdiv(size, _ALIGNMENT) * _ALIGNMENT)
-        self._starts, self._sizes = starts, sizes
         self.launch = launch
         self.capacity = capacity
         self.num_tiles = capacity.num_tiles
         self.num_prefix_tiles = 0
         self.work = torch.zeros(starts[-1], dtype=torch.int32, device=device)
-        self.row_ids_at, self.rows_at, self.block_table_at = starts[1:4]
-        self.slots = self.work[starts[4] : starts[4] + sizes[4]].view(torch.int64)
+        self.row_ids_at, self.rows_at, slots_at, self.block_table_at = starts[1:5]
+        self._slots_part = slice(slots_at, slots_at + sizes[3])
+        self.slots = self.work[self._slots_part].view(torch.int64)
         self.partial_out, self.partial_lse = scratch.partial_out, scratch.partial_lse
         self.counters = scratch.counters
 
     def fill(self, work_list: WorkList, slot_mapping: npt.NDArray[np.int64]) -> None:
         """Writes a step's work list: one transfer, which the launches that follow on the stream wait for.
+
+        Of the block table it moves what the step uses: room for every row's longest table is far more than that.
 
         Rows beyond the work list's have no slot and no tile: nothing is computed or written for them.
 
@@ -111,13 +113,15 @@ class DeviceWork:
         if work_list.launch != self.launch:
             raise ValueError(f"work list is cut for launch {work_list.launch.name!r}, not {self.launch.name!r}")
         # Pinned memory comes from torch's cache, which gives a buffer out again only after its transfer.
-        staged = torch.zeros(self.work.shape, dtype=torch.int32, pin_memory=self.work.is_cuda)
+        used = self.block_table_at + len(work_list.block_table)
+        staged = torch.zeros(used, dtype=torch.int32, pin_memory=self.work.is_cuda)
         host = staged.numpy()
+        starts = (0, self.row_ids_at, self.rows_at, self.block_table_at)
         sections = (work_list.tiles, work_list.row_ids, work_list.rows, work_list.block_table)
-        for start, section in zip(self._starts, sections, strict=False):
+        for start, section in zip(starts, sections, strict=True):
             host[start : start + section.size] = section.reshape(-1)
-        slots = host[self._starts[4] : self._starts[4] + self._sizes[4]].view(np.int64)
+        slots = host[self._slots_part].view(np.int64)
         slots[:] = -1
         slots[: len(slot_mapping)] = slot_mapping
-        self.work.copy_(staged, non_blocking=True)
+        self.work[:used].copy_(staged, non_blocking=True)
         self.num_prefix_tiles = work_list.num_prefix_tiles

@@ -1,15 +1,17 @@
 """Run by test_step_graphs.py with TRITON_INTERPRET=1: answers with and without graphs, overlapped and in turn."""
 
 import json
+import logging
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
 from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
-from engine.execution.step_graphs import StepGraphs
+from engine.execution.step_graphs import StepGraphs, find_buckets
 from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from tests.engine.execution.recorded_graph import RecordedGraph
@@ -58,23 +60,54 @@ def graphed(
 
     assert isinstance(runner.attention, FusedAttention | PagedAttention)
     runner.graphs = StepGraphs(
-        runner.model, runner.cache, runner.attention, max_model_len=engine.max_model_len, make_graph=make_graph
+        runner.model,
+        runner.cache,
+        runner.attention,
+        buckets=find_buckets(CONFIG.max_num_batched_tokens),
+        max_model_len=engine.max_model_len,
+        make_graph=make_graph,
     )
     return engine, graphs
 
 
+class CompilerError(Exception):
+    """As Triton's errors, no RuntimeError."""
+
+
 class NoGraph(RecordedGraph):
-    """What becomes of a capture on a device that has no memory left for it."""
+    """The first capture fails for want of memory, the second in the compiler; the others succeed."""
+
+    failures: ClassVar[list[Exception]] = []
 
     def capture(self, compute: Callable[[], None]) -> None:
-        raise torch.OutOfMemoryError("no room")
+        if self.failures:
+            raise self.failures.pop()
+        super().capture(compute)
+
+
+class Refusal(logging.Handler):
+    """Makes what the engine warns of an error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise AssertionError(record.getMessage())
+
+
+WARNINGS_ARE_ERRORS = Refusal(logging.WARNING)
 
 
 def check_what_has_no_graph(model: str, requests: list[Request], expected: dict[str, Completion]) -> None:
     """Captures that fail, and steps larger than the room reserved, are computed all the same."""
+    engine_log = logging.getLogger("batchloom.engine")
+    engine_log.removeHandler(WARNINGS_ARE_ERRORS)
+    NoGraph.failures += [CompilerError("no such instruction"), torch.OutOfMemoryError("no room")]
     failing, graphs = graphed(model, "fused", True, NoGraph)
     assert_alike(run(failing, requests), expected)
-    assert len(graphs) == 1, "a failed capture was tried again"
+    assert not NoGraph.failures
+    assert [graph.num_replays for graph in graphs[:2]] == [0, 0]
+    buckets = failing._runner.graphs._buckets.values()
+    assert len(graphs) == sum(bucket.num_runs > 1 for bucket in buckets), "a failed capture was tried again"
+    assert any(graph.num_replays for graph in graphs[2:]), "other buckets lost their graphs"
+    engine_log.addHandler(WARNINGS_ARE_ERRORS)
     holds = WorkCapacity.holds
     WorkCapacity.holds = lambda *_: False
     outgrown, graphs = graphed(model, "fused", True)
@@ -84,6 +117,7 @@ def check_what_has_no_graph(model: str, requests: list[Request], expected: dict[
 
 
 def main(model: str) -> None:
+    logging.getLogger("batchloom.engine").addHandler(WARNINGS_ARE_ERRORS)
     requests = make_requests()
     expected = run(Engine.load(model, replace(CONFIG, attention="torch")), requests)
     for attention, overlaps in (("fused", True), ("paged", False)):

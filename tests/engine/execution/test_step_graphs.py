@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
-from engine.execution.step_graphs import BUCKETS, work_capacity
+from engine.execution.step_graphs import BUCKETS, find_buckets, work_capacity
 from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.tuned import load_tuned
 from engine.kernels.triton.work_list import build_work_list
@@ -34,7 +34,7 @@ def test_decode_steps_fit_into_their_bucket(architecture: str, group_size: int, 
         tuned=tuned, num_processors=tuned.num_processors, num_kv_heads=num_kv_heads, group_size=group_size
     )
     rng = random.Random(3)
-    for num_rows in (1, 2, 7, 64, 100, 511):
+    for num_rows in (1, 2, 7, 64, 100, 511, 2000):
         batch, num_blocks = make_batch(decode_step(num_rows, rng), BLOCK_SIZE)
         work_list = build_work_list(
             batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=tuned.num_processors,
@@ -47,7 +47,14 @@ def test_decode_steps_fit_into_their_bucket(architecture: str, group_size: int, 
 
 def test_buckets_are_few_and_less_than_half_of_one_is_padding() -> None:
     assert list(BUCKETS) == sorted(set(BUCKETS))
-    assert len(BUCKETS) <= 24
+    assert len(BUCKETS) <= 32
     for num_rows in range(1, BUCKETS[-1] + 1):
         bucket = next(size for size in BUCKETS if size >= num_rows)
         assert num_rows <= bucket < 2 * num_rows
+
+
+@pytest.mark.parametrize(("max_num_batched_tokens", "last"), [(1, 1), (96, 96), (97, 112), (2048, 2048), (16384, 2048)])
+def test_no_bucket_is_larger_than_a_step_needs(max_num_batched_tokens: int, last: int) -> None:
+    buckets = find_buckets(max_num_batched_tokens)
+    assert buckets == BUCKETS[: len(buckets)]
+    assert buckets[-1] == last
