@@ -63,3 +63,7 @@ class FailureRateError(BatchloomError, RuntimeError):
 
 class QualityError(BatchloomError, RuntimeError):
     """A metric of the answers misses what was asked of it."""
+
+
+class NightError(BatchloomError, RuntimeError):
+    """Workloads of a night failed; the others are answered."""

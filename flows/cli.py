@@ -31,20 +31,27 @@ COMMANDS = {
     "nightly": "Answer the rows of a database that have no answer yet, with a language model, into its tables.",
     "explain": "Say what the nightly flow would do and how long it would take, without loading the model.",
     "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
+    "check": "Find what is wrong with a night file, in seconds, without loading a model.",
     "report": "Write the page of a run: one HTML file that needs nothing else.",
     "demo": "Run the nightly flow on a database of its own, and show what came out.",
 }
 FLAGS = {"nightly": {}, "explain": {"json": "print JSON instead of a page"}, "evaluate": {}}
 """The commands that are flows, and what each takes beside the flow's parameters."""
 
+MODULES = {"check": "flows.nights.check"}
+"""Of the commands whose module has another name."""
+
 
 def batchloom(arguments: Sequence[str] | None = None) -> int:
     """The console script: the first argument is one of `COMMANDS`; returns the exit code."""
     name, *arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in COMMANDS:
-        needs_server = name != "report" and not set(HELP_FLAGS) & set(arguments)
+        is_file = name == "nightly" and arguments[:1] != [] and arguments[0].endswith(".toml")
+        needs_server = name not in ("report", "check") and not set(HELP_FLAGS) & set(arguments)
         with temporary_server() if needs_server else nullcontext():  # it starts while the flow is imported
-            module = import_module(f"flows.{name}")
+            if is_file:
+                return main(import_module("flows.nights.night").night, ["--file", *arguments])
+            module = import_module(MODULES.get(name, f"flows.{name}"))
             return main(getattr(module, name), arguments) if name in FLAGS else int(module.main(arguments))
     if name == "--version":
         print(f"batchloom {version('batchloom')}")

@@ -177,12 +177,14 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert batchloom([]) == 0
     listed = capsys.readouterr().out
     assert batchloom(["weekly"]) == 2
-    assert capsys.readouterr().err == "batchloom: no command 'weekly'; there are nightly, explain, report, demo\n"
+    assert (
+        capsys.readouterr().err == "batchloom: no command 'weekly'; there are nightly, explain, check, report, demo\n"
+    )
     for name in COMMANDS:
         assert f"  {name} " in listed
         with suppress(SystemExit):
             batchloom([name, "--help"])
-        assert "--database" in capsys.readouterr().out
+        assert ("NIGHT.toml" if name == "check" else "--database") in capsys.readouterr().out
     script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert script == {"batchloom": "flows.cli:batchloom"}
 

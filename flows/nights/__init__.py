@@ -1,0 +1,1 @@
+"""Nights that a file describes: read, checked, run."""

@@ -1,0 +1,91 @@
+"""What is wrong with a night, found in seconds, without loading a model: ``batchloom check night.toml``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.device.placement import check_device
+from engine.errors import BatchloomError
+from engine.limits import check_kv_budget
+from engine.model.checkpoint import check_supported, resolve_checkpoint
+from flows.nights.night_file import NightPlan, load_night
+from tasks.nights.check_steps import find_query_problems
+from tasks.prompts.prompt import build_prompt_format
+from tasks.prompts.request_form import RequestForm
+from tasks.prompts.text_codec import TextCodec
+from tasks.tokenize import read_max_model_len
+from tasks.workloads.workload import Workload
+
+EXIT_FAILED = 1
+
+
+def find_problems(plan: NightPlan) -> list[str]:
+    """Everything that would end the night or a step of it, as far as can be known before it; a line each.
+
+    Looked at: models and their settings, prompts and labels against each model's tokenizer, queries, their columns and
+    types, tables of answers.
+    """
+    problems = []
+    for name, (model, settings) in plan.models.items():
+        answered = [plan.workloads[step.name] for step in plan.steps if step.model == name]
+        try:
+            problems += check_model(model, settings.to_config(), answered, is_local=plan.machines.runner == "local")
+        except (BatchloomError, OSError) as error:
+            problems.append(f"[models.{name}]: {' '.join(str(error).split())}")
+    try:
+        problems += find_query_problems(plan.database, plan.steps, plan.workloads, plan.attach)
+    except BatchloomError as error:
+        problems.append(str(error))
+    return problems
+
+
+def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload], *, is_local: bool) -> list[str]:
+    """Raise what keeps the model from being used at all; return what keeps it from answering a workload.
+
+    Args:
+        model: checkpoint folder, GGUF file or hub id.
+        config: of its engine.
+        workloads: that it answers.
+        is_local: whether it computes on this host.
+    Raises:
+        BatchloomError: the model or a setting cannot be used.
+    """
+    from transformers import AutoConfig
+
+    checkpoint = resolve_checkpoint(model)
+    check_supported(AutoConfig.from_pretrained(checkpoint))
+    read_max_model_len(checkpoint, config.max_model_len)
+    if is_local:
+        check_device(config.device)
+        check_kv_budget(config, checkpoint)
+    codec = TextCodec.load(checkpoint)
+    problems = []
+    for workload in workloads:
+        try:
+            build_prompt_format(workload.prompt, codec)
+            RequestForm.of(workload, codec, None)
+        except BatchloomError as error:
+            problems.append(f"workload {workload.name!r} with model {model}: {error}")
+    return problems
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the night file in `arguments` (the process's own if None); returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="batchloom check", description="Find what is wrong with a night file, without loading a model."
+    )
+    parser.add_argument("file", type=Path, metavar="NIGHT.toml")
+    options = parser.parse_args(arguments)
+    try:
+        plan = load_night(options.file)
+        problems = find_problems(plan)
+    except BatchloomError as error:
+        problems = [" ".join(str(error).split())]
+    for problem in problems:
+        print(f"check: {problem}", file=sys.stderr)
+    if problems:
+        return EXIT_FAILED
+    print(f"{options.file}: {len(plan.steps)} workloads, {len(plan.models)} models: nothing is wrong")
+    return 0

@@ -1,0 +1,142 @@
+"""A night of several workloads, as its file describes it: each is a flow run of its own within the night's."""
+
+import logging
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+from prefect import flow
+from pydantic import Field
+
+from engine.errors import ConfigError, NightError
+from flows.nightly import go_on_unread
+from flows.nights.check import find_problems
+from flows.nights.night_file import NightPlan, load_night
+from flows.workers import Workers
+from flows.workload_run import Night, Source, answer_workload
+from tasks.database.connection import connect
+from tasks.nights.graph import Outcome, Wave, run_waves
+from tasks.publish import check_target, publish_night
+from tasks.recover import recover_runs
+from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
+from tasks.runs.run_record import RunSummary, show_summaries
+from tasks.storage.artifact import prune_cache
+from tasks.workloads.workload import Workload
+
+LOGGER = logging.getLogger("batchloom")
+
+go_on_unread()
+
+
+@flow(name="nightly", flow_run_name="night-{file.stem}", retries=0, persist_result=False)
+def night(
+    file: Path, full: bool = False, lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0
+) -> list[RunSummary]:
+    """Answer the workloads of a night file, each after those whose answers it reads.
+
+    Args:
+        file: the night file.
+        full: answer every row again, not only what is new or changed.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+
+    Returns:
+        a summary for each workload, in the order in which they ran.
+    Raises:
+        ConfigError, WorkloadError: the file is wrong; found before any work.
+        NightError: workloads failed; the others are answered.
+    """
+    plan = load_night(file)
+    with connect(plan.database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass  # a wrong path ends here, before anything is made beside it
+    if plan.publish is not None:
+        check_target(plan.database, plan.publish)
+    with hold_database(plan.database):
+        protect_result_storage()
+        recover_runs(plan.database)
+        prune_cache(plan.database)
+        if problems := find_problems(plan):
+            raise ConfigError(f"{file}: {'; '.join(problems)}")
+        run = NightRun(plan, full)
+        with closing(run):
+            outcomes = run_waves(plan.steps, run.answer, lambda: True)
+        show_summaries(run.summaries)
+        if plan.publish is not None:
+            publish_night(plan.database, plan.publish, is_lenient=bool(run.errors))
+    if run.errors:
+        skipped = [name for name, outcome in outcomes.items() if outcome == "skipped"]
+        rest = f"; not begun, because they come after: {', '.join(skipped)}" if skipped else ""
+        failed = "; ".join(f"{name}: {error}" for name, error in run.errors.items())
+        raise NightError(f"{len(run.errors)} of {len(plan.steps)} workloads failed: {failed}{rest}")
+    return run.summaries
+
+
+class NightRun:
+    """The engines of a night, one model's at a time, and what its steps came to.
+
+    Args:
+        plan: the night.
+        full: answer every row again.
+
+    Attributes:
+        summaries: of the workloads that came through, in their order.
+        errors: by workload, of those that failed.
+    """
+
+    __slots__ = ("_model", "_night", "_plan", "_sources", "errors", "summaries")
+
+    def __init__(self, plan: NightPlan, full: bool) -> None:
+        self._plan = plan
+        self._sources = {
+            name: Source.find(plan.database, model, settings.to_config(), plan.planning, full, plan.attach)
+            for name, (model, settings) in plan.models.items()
+        }
+        self._model = ""
+        self._night: Night | None = None
+        self.summaries: list[RunSummary] = []
+        self.errors: dict[str, Exception] = {}
+
+    def answer(self, wave: Wave) -> dict[str, Outcome]:
+        """Run a wave's workloads, and say how each ended; a failed one does not keep the others from theirs."""
+        night = self._use(wave.model)
+        outcomes: dict[str, Outcome] = {}
+        for name in wave.steps:
+            try:
+                self.summaries.append(answer_step(night, self._plan.workloads[name]))
+                outcomes[name] = "done"
+            except Exception as error:
+                LOGGER.error("%s: failed: %s", name, " ".join(str(error).split()))
+                self.errors[name] = error
+                outcomes[name] = "failed"
+        return outcomes
+
+    def close(self) -> None:
+        """Give back the memory of the model that is loaded, end its processes."""
+        if self._night is not None:
+            self._night.workers.close()
+            self._night = None
+
+    def _use(self, model: str) -> Night:
+        """The night with this model; another one's engines end first."""
+        if self._night is None or self._model != model:
+            self.close()
+            plan, self._model = self._plan, model
+            names = [step.name for step in plan.steps if step.model == model]
+            is_isolated = any(needs_isolation(plan.database, name) for name in names)
+            self._night = Night(
+                source=self._sources[model],
+                engine=plan.models[model][1].to_config(),
+                failures=plan.failures,
+                machines=plan.machines,
+                workers=Workers(plan.machines, is_isolated),
+            )
+        return self._night
+
+
+def answer_step(night: Night, workload: Workload) -> RunSummary:
+    """`answer_workload` as a flow run of its own, within the night's."""
+
+    @flow(name="workload", flow_run_name=workload.name, retries=0, persist_result=False)
+    def answer(workload_name: str) -> RunSummary:
+        return answer_workload(night, workload)
+
+    return answer(workload.name)

@@ -1,0 +1,171 @@
+"""A night as a TOML file: its database, its models, its workloads and what each comes after."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import Field, field_validator
+from pydantic_core import ErrorDetails
+
+from engine.errors import ConfigError
+from flows.settings import EngineSettings, PlanSettings, Settings, WorkerSettings
+from tasks.database.attach import parse_attachments
+from tasks.nights.graph import Step, check_graph
+from tasks.runs.infer_job import FailurePolicy
+from tasks.workloads.workload import SHIPPED, Workload, load_workload
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class ModelTable(EngineSettings):
+    """A table [models.NAME]: where the model is, and how it computes."""
+
+    path: Text
+
+    @property
+    def engine(self) -> EngineSettings:
+        """The settings alone."""
+        return EngineSettings(**self.model_dump(exclude={"path"}, exclude_unset=True))
+
+
+class WorkloadTable(Settings):
+    """A table [[workload]]: its file, the model that answers it, the workloads whose answers it reads."""
+
+    file: Text
+    model: str = ""
+    after: tuple[Text, ...] = ()
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _make_list(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+
+class NightTables(Settings):
+    """The file's keys, as written."""
+
+    database: Text
+    models: Annotated[dict[str, ModelTable], Field(min_length=1)]
+    workload: Annotated[tuple[WorkloadTable, ...], Field(min_length=1)]
+    attach: dict[str, str] = Field(default_factory=dict)
+    publish: Text | None = None
+    planning: PlanSettings = PlanSettings()
+    failures: FailurePolicy = FailurePolicy()
+    machines: WorkerSettings = WorkerSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightPlan:
+    """What a night file says, with absolute paths.
+
+    Attributes:
+        models: name to checkpoint (folder, file or hub id) and settings.
+        steps: the graph, in the order of the file.
+        workloads: of each step, by its name.
+        attach: name to absolute path of what SQL may read beside the database.
+    """
+
+    database: Path
+    models: Mapping[str, tuple[str, EngineSettings]]
+    steps: tuple[Step, ...]
+    workloads: Mapping[str, Workload]
+    attach: Mapping[str, str]
+    publish: Path | None
+    planning: PlanSettings
+    failures: FailurePolicy
+    machines: WorkerSettings
+
+
+def load_night(path: Path) -> NightPlan:
+    """Read a night file and the workloads that it names.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is missing, unknown or wrong, a model is not named in it, or the
+            workloads wait for each other.
+        WorkloadError: a workload's file is wrong.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = NightTables.model_validate(values)
+    except FileNotFoundError as error:
+        raise ConfigError(f"no night file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{path}: {_describe_fault(error.errors()[0], values)}") from error
+    folder = path.absolute().parent
+    try:
+        workloads = [load_workload(_find(folder, table.file)) for table in tables.workload]
+        steps = tuple(
+            Step(name=workload.name, model=_choose_model(tables, workload.name, table), after=table.after)
+            for workload, table in zip(workloads, tables.workload, strict=True)
+        )
+        check_graph(steps)
+        _check_tables(workloads)
+        attach = parse_attachments(tables.attach, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return NightPlan(
+        database=folder / tables.database,
+        models={
+            name: (str(folder / table.path) if (folder / table.path).exists() else table.path, table.engine)
+            for name, table in tables.models.items()
+        },
+        steps=steps,
+        workloads={workload.name: workload for workload in workloads},
+        attach=attach,
+        publish=folder / tables.publish if tables.publish is not None else None,
+        planning=tables.planning,
+        failures=tables.failures,
+        machines=tables.machines,
+    )
+
+
+def _find(folder: Path, file: str) -> str | Path:
+    """A workload's file beside the night file, else the name of a shipped one."""
+    is_shipped = (SHIPPED / f"{file}.toml").is_file() and not (folder / file).exists()
+    return file if is_shipped else folder / file
+
+
+def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> str:
+    known = ", ".join(tables.models)
+    if not table.model and len(tables.models) == 1:
+        return next(iter(tables.models))
+    if not table.model:
+        raise ConfigError(f"workload {workload!r} names no model; there are {known}")
+    if table.model not in tables.models:
+        raise ConfigError(f"workload {workload!r} names model {table.model!r}, which is none of {known}")
+    return table.model
+
+
+def _check_tables(workloads: list[Workload]) -> None:
+    """Raise `ConfigError` where two workloads write to one table."""
+    owners: dict[str, str] = {}
+    for workload in workloads:
+        table = workload.output.table.lower()
+        if table in owners:
+            raise ConfigError(f"workloads {owners[table]!r} and {workload.name!r} both write to table {table!r}")
+        owners[table] = workload.name
+
+
+def _describe_fault(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
+    """A fault in a line: table, key, what was expected, what was found."""
+    names: list[str] = []
+    for part in fault["loc"]:
+        if isinstance(part, int):
+            names[-1] += f" {part + 1}"
+        else:
+            names.append(str(part))
+    *tables, key = names
+    where = f"[{'.'.join(tables)}]: " if tables else ""
+    if fault["type"] == "missing":
+        return f"{where}{key} is missing"
+    if fault["type"] == "extra_forbidden":
+        return f"{where}{key!r} is not a known key here"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{where}{key}: {message[0].lower()}{message[1:]}, got {fault['input']!r}"

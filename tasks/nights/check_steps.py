@@ -1,0 +1,64 @@
+"""Each step's query against its database before the night, with the tables that earlier steps will make."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+
+from engine.errors import BatchloomError
+from sql import statement
+from tasks.database.connection import connect, fill_identifiers, quote_identifier, restrict_sql
+from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
+from tasks.nights.graph import Step, plan_waves
+from tasks.workloads.workload import Workload
+
+PLANNED = "batchloom_planned"
+"""A database in memory with the tables that the night will make."""
+
+
+def find_query_problems(
+    database: Path, steps: tuple[Step, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
+) -> list[str]:
+    """What keeps the steps' queries from running, or their answers from being written; a line each.
+
+    A step that comes after one with a problem is not looked at. Nothing in the database is changed.
+
+    Args:
+        database: the night's.
+        steps: the graph.
+        workloads: of each step, by its name.
+        attach: what queries may read beside the database.
+    Raises:
+        DatabaseError: the database cannot be opened, or something cannot be attached.
+    """
+    problems: dict[str, str] = {}
+    after = {step.name: step.after for step in steps}
+    with connect(database, read_only=True) as connection:
+        connection.execute(fill_identifiers(statement("attach/folder"), name=PLANNED))
+        restrict_sql(connection, [], attach)
+        own = _schema_name(connection.execute(statement("read/current_database")).fetchall()[0][0])
+        for name in (name for wave in plan_waves(steps) for name in wave.steps):
+            if any(other in problems for other in after[name]):
+                problems[name] = ""
+                continue
+            try:
+                _check_step(connection, workloads[name], str(database), own)
+            except (BatchloomError, duckdb.Error) as error:
+                problems[name] = " ".join(str(error).split())
+    return [problem for problem in problems.values() if problem]
+
+
+def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
+    """Check a query and its output table, then make what the step will make where later steps find it."""
+    connection.execute(statement("settings/set_search_path"), {"schemas": own})
+    check_schema(connection, workload, database)
+    existing = list_relations(connection)
+    connection.execute(statement("settings/set_search_path"), {"schemas": f"{_schema_name(PLANNED)},{own}"})
+    check_requests(connection, workload, database)
+    create_schema(connection, workload)
+    for table in INPUT_TABLES & existing.keys() & list_relations(connection).keys():
+        connection.execute(fill_identifiers(statement("schema/drop_table"), table=table))
+
+
+def _schema_name(database: str) -> str:
+    return f"{quote_identifier(database)}.main"

@@ -1,0 +1,127 @@
+"""The steps of a night as a graph: in which order they run, so that a model is loaded as rarely as can be."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import ConfigError
+
+Outcome = Literal["done", "failed", "skipped", "left"]
+"""How a step ended; skipped: a step before it failed or was skipped; left: not finished before the deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A workload of the night.
+
+    Attributes:
+        name: the workload's.
+        model: that answers it, by its name in the night.
+        after: names of the steps whose answers it reads.
+    """
+
+    name: str
+    model: str
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wave:
+    """Steps of one model of which none comes after another one."""
+
+    model: str
+    steps: tuple[str, ...]
+
+
+def check_graph(steps: Sequence[Step]) -> None:
+    """Raise `ConfigError` where a name is used twice or not known, or where steps wait for each other."""
+    names = [step.name for step in steps]
+    for step in steps:
+        if names.count(step.name) > 1:
+            raise ConfigError(f"workload {step.name!r} is there {names.count(step.name)} times")
+        for name in step.after:
+            if name not in names:
+                raise ConfigError(f"workload {step.name!r} comes after {name!r}, which is none of {', '.join(names)}")
+    if cycle := _find_cycle({step.name: step.after for step in steps}):
+        raise ConfigError(f"workloads wait for each other: {' after '.join(cycle)}")
+
+
+def _find_cycle(after: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names on a cycle, the first one again at the end; empty where there is none."""
+    rest = dict(after)
+    while free := [name for name, before in rest.items() if not any(other in rest for other in before)]:
+        for name in free:
+            del rest[name]
+    if not rest:
+        return []
+    path = [next(iter(rest))]
+    while path.count(path[-1]) == 1:
+        path.append(next(name for name in rest[path[-1]] if name in rest))
+    return path[path.index(path[-1]) :]
+
+
+def plan_waves(steps: Sequence[Step]) -> list[Wave]:
+    """All steps in waves, each after those that it reads; as few changes of the model as any order has.
+
+    A model that is loaded runs every step that becomes ready. Which model is next is found by a breadth-first search
+    over the sets of finished steps, models that come first in `steps` before the others.
+
+    Args:
+        steps: a graph that `check_graph` accepts.
+    """
+    visited: set[frozenset[str]] = {frozenset()}
+    level: list[tuple[frozenset[str], list[Wave]]] = [(frozenset(), [])]
+    while level:
+        following = []
+        for done, waves in level:
+            if len(done) == len(steps):
+                return waves
+            for model in dict.fromkeys(step.model for step in _list_ready(steps, done)):
+                now_done, now_waves = _run_model(steps, done, model)
+                if now_done not in visited:
+                    visited.add(now_done)
+                    following.append((now_done, waves + now_waves))
+        level = following
+    raise AssertionError("steps wait for each other")
+
+
+def _list_ready(steps: Iterable[Step], done: Collection[str]) -> list[Step]:
+    return [step for step in steps if step.name not in done and all(name in done for name in step.after)]
+
+
+def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple[frozenset[str], list[Wave]]:
+    """What is done once the model has run all that is ready for it and becomes so, and in which waves."""
+    waves = []
+    while ready := [step.name for step in _list_ready(steps, done) if step.model == model]:
+        waves.append(Wave(model=model, steps=tuple(ready)))
+        done = done.union(ready)
+    return done, waves
+
+
+def run_waves(
+    steps: Sequence[Step], answer: Callable[[Wave], Mapping[str, Outcome]], has_time: Callable[[], bool]
+) -> dict[str, Outcome]:
+    """Run the waves of a night in order; what a failed step does not feed goes on.
+
+    Args:
+        steps: a graph that `check_graph` accepts.
+        answer: runs a wave, and says of each of its steps how it ended.
+        has_time: whether another wave may begin.
+    Returns:
+        of each step how it ended.
+    """
+    outcomes: dict[str, Outcome] = {}
+    after = {step.name: step.after for step in steps}
+    for wave in plan_waves(steps):
+        ready = []
+        for name in wave.steps:
+            before = {outcomes[other] for other in after[name]}
+            if before & {"failed", "skipped"}:
+                outcomes[name] = "skipped"
+            elif "left" in before or not has_time():
+                outcomes[name] = "left"
+            else:
+                ready.append(name)
+        if ready:
+            outcomes |= answer(Wave(model=wave.model, steps=tuple(ready)))
+    return outcomes

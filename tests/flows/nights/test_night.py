@@ -1,0 +1,176 @@
+"""Nights from a file: checked before any work, step after step, a failure alone, gone on with after a kill."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError, NightError
+from flows.cli import batchloom
+from flows.nights.night import night
+from flows.nights.night_file import load_night
+
+NIGHT = """
+database = "team.duckdb"
+
+[models.small]
+path = "{model}"
+dtype = "float32"
+kv_memory = "8MiB"
+max_num_batched_tokens = 128
+
+[planning]
+partition_tokens = {partition_tokens}
+
+[[workload]]
+file = "replies.toml"
+after = "{after}"
+
+[[workload]]
+file = "snippets"
+"""
+
+REPLIES = """
+name = "replies"
+mode = "generate"
+requests_sql = "replies.sql"
+key = ["doc_id", "query_id"]
+[prompt]
+chat = false
+template = "Say it again: {snippet}"
+may_be_empty = ["snippet"]
+[decoding]
+max_new_tokens = 4
+[output]
+table = "replies"
+answer_column = "reply"
+"""
+
+
+@pytest.fixture
+def write_night(nights: Any, tiny_llama: Path) -> Any:
+    """Write the night's files beside its database; gives the night file."""
+
+    def write(*, sql: str = "select doc_id, query_id, snippet from latest_snippets", **changes: Any) -> Path:
+        folder = nights.path.parent
+        values = {"model": tiny_llama, "partition_tokens": 1500, "after": "snippets"} | changes
+        (folder / "replies.toml").write_text(changes.get("replies", REPLIES))
+        (folder / "replies.sql").write_text(sql)
+        (folder / "night.toml").write_text(changes.get("night", NIGHT).format(**values) + changes.get("more", ""))
+        return Path(folder / "night.toml")
+
+    return write
+
+
+def test_a_step_reads_what_an_earlier_one_wrote(nights: Any, write_night: Any, prefect_server: str) -> None:
+    summaries = night(file=write_night())
+    assert [(summary.workload, summary.num_ok) for summary in summaries] == [("snippets", 12), ("replies", 12)]
+    assert nights.sql("select count(*) from latest_replies where status = 'ok'") == [(12,)]
+    again = night(file=nights.path.parent / "night.toml")
+    assert [(summary.num_rows, summary.num_already_done) for summary in again] == [(0, 12), (0, 12)]
+
+
+def test_a_failed_step_fails_its_successors_alone(nights: Any, write_night: Any, prefect_server: str) -> None:
+    """The query of one step ends in an error when its rows are read, which no check can know before."""
+    more = """
+[[workload]]
+file = "late.toml"
+after = ["replies"]
+[[workload]]
+file = "ranking"
+"""
+    folder = nights.path.parent
+    (folder / "late.toml").write_text(REPLIES.replace('"replies"', '"late"').replace('"replies.sql"', '"late.sql"'))
+    (folder / "late.sql").write_text("select doc_id, query_id, reply as snippet from latest_replies")
+    sql = "select doc_id, query_id, error('no snippets') as snippet from latest_snippets"
+    with pytest.raises(NightError, match=r"1 of 4 workloads failed: replies: .*no snippets.*not begun.*: late"):
+        night(file=write_night(sql=sql, more=more))
+    assert nights.sql("select workload, num_ok from runs order by workload") == [("ranking", 6), ("snippets", 12)]
+
+
+@pytest.mark.slow
+def test_a_killed_night_goes_on_in_the_right_step(nights: Any, write_night: Any, prefect_server: str) -> None:
+    file = write_night(partition_tokens=1)
+    command = [sys.executable, "-c", "import sys; from flows.cli import batchloom; sys.exit(batchloom())"]
+    environment = os.environ | {"PREFECT_API_URL": prefect_server}
+    killed = subprocess.Popen([*command, "nightly", str(file)], env=environment)
+    while killed.poll() is None and not list(nights.runs.glob("*-replies-*/parts/part-00001.parquet")):
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL, "the night was over before it was killed"
+    first, second = night(file=file)
+    assert (first.workload, first.num_rows, first.num_already_done) == ("snippets", 0, 12)
+    assert second.workload == "replies"
+    assert 2 <= second.num_already_done == 12 - second.num_ok
+    assert nights.sql("select count(*), count(distinct (doc_id, query_id)) from replies") == [(12, 12)]
+    assert nights.sql("select status from runs where workload = 'replies' order by started_at, run_id")[0] == (
+        "interrupted",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"after": "nobody"}, "workload 'replies' comes after 'nobody', which is none of replies, snippets"),
+        ({"after": "replies"}, "workloads wait for each other: replies after replies"),
+        ({"model": "models/none/at/all"}, "no such file or folder"),
+        ({"replies": REPLIES.replace('mode = "generate"', 'mode = "talk"')}, "replies.toml: mode must be"),
+        ({"night": NIGHT.replace("dtype", "dtyp")}, r"\[models.small\]: 'dtyp' is not a known key here"),
+        ({"night": NIGHT.replace('"float32"', '"float33"')}, r"\[models.small\]: dtype: .*, got 'float33'"),
+        ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),
+        ({"night": NIGHT.replace('database = "team.duckdb"', "")}, "night.toml: database is missing"),
+        ({"more": "[models"}, "cannot be read as TOML"),
+        ({"more": '[attach]\ncrm = "nowhere"'}, "attach: crm: nothing is at"),
+        ({"more": '[[workload]]\nfile = "ranking"\nmodel = "big"'}, "'ranking' names model 'big'.* none of small"),
+        ({"sql": "select doc_id, query_id, snipet from latest_snippets"}, "no column 'snipet'"),
+        ({"sql": "select doc_id, query_id from latest_snippets"}, "returns no column 'snippet'"),
+        ({"sql": "select * from read_csv('/etc/passwd')"}, "no right to read /etc/passwd"),
+        ({"sql": "select * from snippetz"}, "no table or view 'snippetz'"),
+    ],
+)
+def test_check_finds_what_is_wrong(
+    write_night: Any, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    file = write_night(**change)
+    assert batchloom(["check", str(file)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line), line
+
+
+def test_check_finds_all_that_is_wrong_at_once(
+    nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights.sql("create table rankings_log as select 1 as a; drop table queries; create table queries (query_id text)")
+    file = write_night(sql="select 1 as doc_id from latest_snippets", model="models/none/at/all")
+    assert batchloom(["check", str(file)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "[models.small]: model" in lines[0]
+    assert "query_text" in lines[1]
+
+
+def test_check_is_content_with_a_good_night(nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    before = nights.sql("select table_name from information_schema.tables order by all")
+    file = write_night()
+    assert batchloom(["check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: 2 workloads, 1 models: nothing is wrong\n"
+    assert nights.sql("select table_name from information_schema.tables order by all") == before
+    assert not nights.runs.exists()
+
+
+def test_paths_are_relative_to_the_file(
+    nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir("/")
+    plan = load_night(write_night(night="publish = 'out/copy.duckdb'\n" + NIGHT))
+    assert plan.database == nights.path
+    assert plan.publish == nights.path.parent / "out" / "copy.duckdb"
+    assert plan.steps[0].model == "small"
+    with pytest.raises(ConfigError, match="no night file"):
+        load_night(tmp_path / "none.toml")
