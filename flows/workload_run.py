@@ -142,7 +142,9 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
         tokens = tokenize(database, found.requests, workload, checkpoint, source.model_digest, source.max_model_len)
     run.note({"tokens": tokens})
     with run.measure("plan"):
-        plan = plan_prefix(database, tokens, planning.method, planning.partition_tokens, workload.max_answer_tokens)
+        plan = plan_prefix(
+            database, tokens, planning.method, planning.partition_tokens, workload.kind.max_answer_tokens
+        )
     run.note({"plan": plan})
     return found, plan
 

@@ -21,7 +21,7 @@ from tasks.forecast.field_orders import order_fields
 from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy, measure_shape
 from tasks.forecast.hardware import Hardware
 from tasks.forecast.prediction import predict
-from tasks.prompts.request_form import RequestForm
+from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength, ReadResult, read_answer_length
 from tasks.storage.artifact import ArtifactRef
@@ -85,7 +85,7 @@ def explain(
     if rows.num_rows:
         with _timed("simulate", seconds):
             answer = read_answer_length(job.database, workload)
-            codec = TextCodec.load(Path(job.checkpoint)) if workload.mode == "score" else None
+            codec = TextCodec.load(Path(job.checkpoint)) if workload.kind.has_labels else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
             prediction = _simulate(rows, summary, form, answer, job)
         with _timed("simulate a cache", seconds):

@@ -216,7 +216,7 @@ class AnswerLength:
 
     Attributes:
         num_tokens: of every answer.
-        num_earlier_answers: whose mean it is; 0 if none exist and it is the workload's max_answer_tokens.
+        num_earlier_answers: whose mean it is; 0 if none exist and it is the most that the workload allows.
     """
 
     num_tokens: int
@@ -229,9 +229,9 @@ class AnswerLength:
 
 
 def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength:
-    """The mean of the workload's earlier answers, rounded, else its max_answer_tokens."""
-    most, mean, num_answers = workload.max_answer_tokens, None, 0
-    if workload.mode == "generate":
+    """The mean of the workload's earlier answers, rounded, else the most tokens that one may have."""
+    most, mean, num_answers = workload.kind.max_answer_tokens, None, 0
+    if workload.kind.is_decoded:
         with connect(database, read_only=True) as connection:
             if workload.output.table.lower() in list_relations(connection):
                 query = fill_identifiers(statement("read/mean_answer_tokens"), table=workload.output.table)

@@ -13,8 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError
-from tasks.prompts.prompt import PromptEncoder, PromptFormat, build_prompt_format
-from tasks.prompts.request_form import RequestForm
+from tasks.prompts.prompt import PromptEncoder, PromptFormat, RequestForm, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.workloads.workload import Workload
@@ -32,7 +31,6 @@ TOKENS_SCHEMA = pa.schema(
 CODE = (
     __name__,
     "tasks.prompts.prompt",
-    "tasks.prompts.request_form",
     "tasks.prompts.text_codec",
     "tasks.prompts.text_cuts",
 )

@@ -125,16 +125,17 @@ def _replace_answers(
     tokens: ArtifactRef | None,
     parts: Sequence[ArtifactRef],
 ) -> None:
-    output = workload.output
+    kind = workload.kind
     this_run = {"run_id": run.run_id}
 
     def execute(name: str, **parameters: Any) -> duckdb.DuckDBPyConnection:
         text = fill_identifiers(
             statement(name),
-            table=output.table,
-            answer=output.answer_column or "score",
-            rank_within=output.rank_within or workload.key[0],
+            table=workload.output.table,
+            rank_within=kind.rank_within or workload.key[0],
             keys=workload.key,
+            columns=list(kind.written),
+            part_columns=list(kind.written.values()),
         )
         return connection.execute(text, this_run | parameters)
 
@@ -150,8 +151,8 @@ def _replace_answers(
     }
     execute("write/insert_invalid_rows", errors=[ref.path for ref in (requests, tokens) if ref], **row)
     if parts:
-        execute(f"write/insert_answers_{workload.mode}", parts=[ref.path for ref in parts], **row)
-    if output.rank_within:
+        execute(kind.insert_statement, parts=[ref.path for ref in parts], **row)
+    if kind.rank_within:
         execute("write/rank_answers")
 
 

@@ -26,16 +26,19 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def fill_identifiers(sql: str, **names: str | Sequence[str]) -> str:
+def fill_identifiers(sql: str, **names: str | Sequence[str] | Mapping[str, str]) -> str:
     """Replace ``{placeholder}`` in a statement by quoted identifiers; several are joined by commas.
 
-    ``{placeholder type}`` puts the type behind each, for column definitions. Nothing but identifiers goes into a
-    statement this way; values are bound. Raises `KeyError` for a placeholder without a name.
+    ``{placeholder type}`` puts the type behind each, for column definitions; of names with types of their own, each has
+    its type behind it, as DuckDB writes it. Nothing but identifiers and types goes into a statement this way; values
+    are bound. Raises `KeyError` for a placeholder without a name, a DuckDB error for what is no type.
     """
     without_header = re.sub(r"\A(?:--.*\n)+", "", sql)
 
     def quoted(match: re.Match[str]) -> str:
         value = names[match.group(1)]
+        if isinstance(value, Mapping):
+            return ", ".join(f"{quote_identifier(name)} {duckdb.sqltype(type_)}" for name, type_ in value.items())
         each = [value] if isinstance(value, str) else value
         return ", ".join(quote_identifier(name) + match.group(2) for name in each)
 

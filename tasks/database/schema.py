@@ -132,7 +132,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
     existing = list_relations(connection)
     table = workload.output.table.lower()
     needed = _needed_relations(workload)
-    columns = frozenset(name.lower() for name in workload.key + workload.answer_columns)
+    columns = frozenset(name.lower() for name in (*workload.key, *workload.kind.columns))
     upgrades = _list_upgrades(workload)
     _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
     for name, relation in needed.items():
@@ -167,9 +167,12 @@ def _check_columns(where: str, relation: Relation, expected: frozenset[str]) -> 
 
 
 def _create_answers(workload: Workload) -> str:
-    output = workload.output
-    text = statement(f"schema/create_answers_{workload.mode}")
-    return fill_identifiers(text, table=output.table, keys=workload.key, answer=output.answer_column)
+    return fill_identifiers(
+        statement("schema/create_answers"),
+        table=workload.output.table,
+        keys=workload.key,
+        answers=workload.kind.columns,
+    )
 
 
 def _list_upgrades(workload: Workload | None) -> Mapping[str, Mapping[str, str]]:

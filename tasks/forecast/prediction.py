@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.simulation.simulation import SimulationSummary
 from tasks.forecast.hardware import choose_hardware
-from tasks.prompts.request_form import RequestForm
+from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength
 from tasks.storage.artifact import ArtifactRef
@@ -117,7 +117,7 @@ def predict_run(
     started, engine = time.perf_counter(), team.engine
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
     kv_bytes = hardware.kv_bytes(engine)
-    codec = TextCodec.load(checkpoint) if workload.mode == "score" else None
+    codec = TextCodec.load(checkpoint) if workload.kind.has_labels else None
     form = RequestForm.of(workload, codec, answer.expected_output_tokens)
 
     def simulate(partition: int) -> SimulationSummary:

@@ -89,6 +89,6 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
         elif len(prompts) > 1:
             todo += reversed(pieces.split(prompts))
         else:
-            work.keep(error_batch(rows, reason))
+            work.keep(error_batch(rows, reason, workload.kind))
     if work.num_failed:
         LOGGER.warning("%s: %s rows failed", where, f"{work.num_failed:,}")

@@ -13,7 +13,7 @@ from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel, is_out_of_memory
 from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
-from tasks.prompts.request_form import RequestForm
+from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
 from tasks.storage.plan_file import read_spread_rows
 

@@ -1,6 +1,5 @@
 """What a worker leaves behind: answers and step records, as rows of Parquet files."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -14,28 +13,26 @@ import pyarrow.parquet as pq
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Completion
+from tasks.answers.kind import AnswerKind
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
-PART_SCHEMA = pa.schema(
-    [
-        pa.field("row_id", pa.int64(), nullable=False),
-        pa.field("answer", pa.string()),
-        pa.field("score", pa.float64()),
-        pa.field("label", pa.string()),
-        pa.field("label_logprobs", pa.list_(pa.float64())),
-        pa.field("token_ids", pa.list_(pa.int32())),
-        pa.field("finish_reason", pa.string(), nullable=False),
-        pa.field("error", pa.string()),
-        pa.field("num_prompt_tokens", pa.int32(), nullable=False),
-        pa.field("num_cached_tokens", pa.int32(), nullable=False),
-        pa.field("num_output_tokens", pa.int32(), nullable=False),
-        pa.field("compute_ms", pa.float64(), nullable=False),
-        pa.field("prefix_group", pa.int64(), nullable=False),
-    ]
+COUNTED_FIELDS = (
+    pa.field("finish_reason", pa.string(), nullable=False),
+    pa.field("error", pa.string()),
+    pa.field("num_prompt_tokens", pa.int32(), nullable=False),
+    pa.field("num_cached_tokens", pa.int32(), nullable=False),
+    pa.field("num_output_tokens", pa.int32(), nullable=False),
+    pa.field("compute_ms", pa.float64(), nullable=False),
+    pa.field("prefix_group", pa.int64(), nullable=False),
 )
-"""One row a row of the partition, by row_id: an answer, or a score with label and label_logprobs, or an error."""
+
+
+def part_schema(kind: AnswerKind) -> pa.Schema:
+    """One row a row of the partition, by row_id: the values of the kind's `part_fields`, or an error."""
+    return pa.schema([pa.field("row_id", pa.int64(), nullable=False), *kind.part_fields, *COUNTED_FIELDS])
+
 
 FROM_COMPLETION = (
     *("finish_reason", "error", "compute_ms"),
@@ -58,7 +55,7 @@ STEPS_SCHEMA = pa.schema(
 
 
 def answer_batch(completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec) -> pa.RecordBatch:
-    """Completions of `rows`, in any order, in the form of `PART_SCHEMA`.
+    """Completions of `rows`, in any order, in the form of `part_schema`.
 
     Args:
         rows: the rows that were tried; they give each row's group.
@@ -68,11 +65,17 @@ def answer_batch(completions: Iterable[Completion], rows: Plan, workload: Worklo
     group_of = dict(zip(rows.row_id.tolist(), rows.group_id.tolist(), strict=True))
     answers = [_answer_row(completion, group_of, workload, codec) for completion in completions]
     answers.sort(key=lambda answer: answer["row_id"])
-    return pa.RecordBatch.from_pylist(answers, schema=PART_SCHEMA)
+    return pa.RecordBatch.from_pylist(answers, schema=part_schema(workload.kind))
 
 
-def error_batch(rows: Plan, reason: str) -> pa.RecordBatch:
-    """Rows that were tried in vain, in the form of `PART_SCHEMA`."""
+def error_batch(rows: Plan, reason: str, kind: AnswerKind) -> pa.RecordBatch:
+    """Rows that were tried in vain, in the form of `part_schema`.
+
+    Args:
+        rows: the rows that were tried.
+        reason: what they failed with.
+        kind: of answer that they do not have.
+    """
     errors = [
         {
             "row_id": row_id,
@@ -87,7 +90,7 @@ def error_batch(rows: Plan, reason: str) -> pa.RecordBatch:
         for row_id, prompt, group_id in zip(rows.row_id.tolist(), rows.prompts, rows.group_id.tolist(), strict=True)
     ]
     errors.sort(key=lambda error: error["row_id"])
-    return pa.RecordBatch.from_pylist(errors, schema=PART_SCHEMA)
+    return pa.RecordBatch.from_pylist(errors, schema=part_schema(kind))
 
 
 def step_batch(
@@ -130,15 +133,4 @@ def _answer_row(
     row |= {"row_id": row_id, "prefix_group": group_of[row_id]}
     if completion.error is not None:
         return row
-    if workload.mode == "score":
-        logprobs = [float(logprob) for logprob in completion.label_logprobs]
-        best = max(range(len(logprobs)), key=logprobs.__getitem__)
-        return row | {"score": math.exp(logprobs[0]), "label": workload.labels[best], "label_logprobs": logprobs}
-    token_ids = [int(token) for token in completion.token_ids]
-    return row | {"answer": _cut(codec.decode(token_ids), workload.decoding.stop), "token_ids": token_ids}
-
-
-def _cut(text: str, stop: tuple[str, ...]) -> str:
-    """The answer up to the first stop string, without white space around it."""
-    ends = [end for end in (text.find(string) for string in stop) if end >= 0]
-    return text[: min(ends, default=len(text))].strip()
+    return {**row, **workload.kind.read(completion, codec.decode)}

@@ -18,7 +18,7 @@ from engine.errors import ArtifactError, WorkerError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.database.messages import describe_write_error
-from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA, step_batch
+from tasks.partitions.part import STEPS_SCHEMA, step_batch
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import list_whole, write_parquet
 
@@ -182,7 +182,7 @@ class PartitionWork:
             self._show()
 
     def keep(self, answers: pa.RecordBatch, steps: Sequence[StepRecord] = ()) -> None:
-        """Write answers in the form of `PART_SCHEMA` and the steps they took, if any; durable when this returns.
+        """Write answers in the form of `part_schema` and the steps they took, if any; durable when this returns.
 
         The last of the steps has just ended.
 
@@ -199,7 +199,7 @@ class PartitionWork:
             self._num_steps += len(steps)
             self._upload_file(steps_path)
         if answers.num_rows:
-            self.parts.append(write_parquet(part_path, PART_SCHEMA, [answers]))
+            self.parts.append(write_parquet(part_path, answers.schema, [answers]))
             self._count(answers)
             self._upload_file(part_path)
         self._num_files += bool(steps or answers.num_rows)

@@ -1,18 +1,22 @@
-"""Rows of a workload to prompts of one model, and to token ids: the model's chat template around the workload's."""
+"""Rows of a workload to prompts of one model, to token ids, and to the requests of its engine."""
 
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, takewhile
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ModelError
+from engine.planning.plan import Plan
+from engine.request import Request
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.text_cuts import TextCuts
-from tasks.workloads.workload import Prompt
+from tasks.workloads.workload import Prompt, Workload
 
 Segments = tuple[tuple[str, str | None], ...]
 Tokens = npt.NDArray[np.int32]
@@ -121,6 +125,58 @@ def _render_around(space: str, system: str, codec: TextCodec) -> tuple[str, str]
     if len(parts) != 2:
         raise ModelError(f"the model's chat template repeats or drops a user's message: found {len(parts) - 1} times")
     return parts[0], parts[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestForm:
+    """How every row of a workload is asked: what its requests have in common.
+
+    Attributes:
+        settings: parameters of `engine.Request`, the same for all rows: of each request that a row makes.
+        num_answer_tokens: of the longest answer that there can be.
+    """
+
+    settings: Sequence[Mapping[str, Any]]
+    num_answer_tokens: int
+
+    @classmethod
+    def of(cls, workload: Workload, codec: TextCodec | None, expected_output_tokens: int | None) -> "RequestForm":
+        """The form of a workload.
+
+        Args:
+            workload: whose kind of answer says how its rows are asked.
+            codec: of the model; only a kind that has labels needs one.
+            expected_output_tokens: see `AnswerLength.expected_output_tokens`.
+        Raises:
+            ModelError, WorkloadError: see `build_prompt_format` and `TextCodec.encode_labels`.
+        """
+
+        def encode_labels(labels: Sequence[str]) -> Sequence[tuple[int, ...]]:
+            assert codec is not None, "labels need a tokenizer"
+            return codec.encode_labels(labels, _find_ending(workload.prompt, codec))
+
+        settings = workload.kind.ask(encode_labels, expected_output_tokens)
+        label_lens = [len(label) for each in settings for label in each.get("labels", ())]
+        return cls(settings=settings, num_answer_tokens=max(workload.kind.max_answer_tokens, *label_lens, 1))
+
+    def ask(self, rows: Plan) -> list[Request]:
+        """A request a row of the plan, named by its row id; by row id, as the groups of `Plan.groups` number them."""
+        row_ids, priorities = rows.row_id.tolist(), rows.priority.tolist()
+        return [
+            Request(
+                request_id=str(row_ids[row]),
+                token_ids=rows.prompts[row],
+                priority=priorities[row],
+                **self.settings[row_ids[row] % len(self.settings)],
+            )
+            for row in np.argsort(rows.row_id).tolist()
+        ]
+
+
+@lru_cache(maxsize=1)
+def _find_ending(prompt: Prompt, codec: TextCodec) -> str:
+    """Tokenization, prediction and inference of a workload ask with the same labels."""
+    return build_prompt_format(prompt, codec).ending
 
 
 class PromptEncoder:

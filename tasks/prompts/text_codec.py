@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from engine.errors import ModelError
+from engine.errors import ModelError, WorkloadError
 from tasks.prompts.text_cuts import TextCuts, find_cuts
 
 
@@ -123,6 +123,35 @@ class TextCodec:
         """
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_labels(self, labels: Sequence[str], ending: str) -> list[tuple[int, ...]]:
+        """Token ids of each label as it follows a prompt.
+
+        The label is encoded behind the text that ends every prompt, and what is added to that text's ids is the
+        label's. Where the two would melt into one token, the label is encoded alone: the prompt's own tokens never
+        change.
+
+        Args:
+            labels: in the order of the workload.
+            ending: of every prompt, trusted; empty where a column's value ends it.
+        Raises:
+            WorkloadError: a label has no tokens, or the same ones as another.
+        """
+        ending = ending or "\n"
+        known, *both = self.encode(
+            [ending, *(ending + self.trust(label) for label in labels)], add_special_tokens=False
+        )
+        alone = self.encode([self.trust(label) for label in labels], add_special_tokens=False)
+        found: dict[tuple[int, ...], str] = {}
+        for label, joined, single in zip(labels, both, alone, strict=True):
+            follows = joined[: len(known)] == known and len(joined) > len(known)
+            token_ids = tuple(joined[len(known) :] if follows else single)
+            if not token_ids:
+                raise WorkloadError(f"label {label!r} has no tokens with this model's tokenizer")
+            if token_ids in found:
+                raise WorkloadError(f"labels {found[token_ids]!r} and {label!r} are the same tokens {list(token_ids)}")
+            found[token_ids] = label
+        return list(found)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without its special tokens."""

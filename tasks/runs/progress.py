@@ -62,7 +62,7 @@ class PlannedWork:
         Args:
             expected_output_tokens: of one answer; None: the most that the workload allows.
         """
-        length = (expected_output_tokens or workload.decoding.max_new_tokens) if workload.mode == "generate" else 1
+        length = expected_output_tokens or workload.kind.max_answer_tokens
         num_prompt_tokens = plan.sharing.num_processed_tokens
         return cls(num_rows=plan.num_rows, num_prompt_tokens=num_prompt_tokens, answer_tokens=length - 1)
 

@@ -11,7 +11,7 @@ import pytest
 from engine.errors import DatabaseError, WorkloadError
 from engine.planning.planner import plan_prompts
 from flows.settings import EngineSettings
-from tasks.prompts.request_form import RequestForm
+from tasks.prompts.prompt import RequestForm
 from tasks.workloads.workload import load_workload
 
 WORKLOAD = """

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
-from tasks.partitions.part import PART_SCHEMA, STEPS_SCHEMA
+from tasks.partitions.part import STEPS_SCHEMA, part_schema
 from tasks.read import ReadResult, read_requests
 from tasks.runs import run as runs
 from tasks.runs.run_record import RunRecord, RunSummary, new_run_id
@@ -115,7 +115,9 @@ class Night:
             read=read,
             tokens=write_rows(folder / "tokens.parquet", TOKENS_SCHEMA, tokens),
             parts=[
-                write_rows(folder / "parts" / f"part-{number:05}.parquet", PART_SCHEMA, answers[number::num_parts])
+                write_rows(
+                    folder / "parts" / f"part-{number:05}.parquet", part_schema(chosen.kind), answers[number::num_parts]
+                )
                 for number in range(num_parts)
             ],
             steps=[write_rows(folder / "steps" / "part-00000.parquet", STEPS_SCHEMA, [step, step | {"step": 2}])],

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import DatabaseError
+from tasks.answers.text import Decoding
 from tasks.database.connection import connect
 from tasks.read import requests_schema
 from tasks.storage.artifact import open_parquet
@@ -166,7 +167,7 @@ def test_another_model_workload_or_full_reads_everything(night: Any) -> None:
     run = night.run()
     assert night.prepare(model_digest="model-2").read.num_selected == 3
     assert night.prepare(full=True).read.num_selected == 3
-    longer = replace(run.workload, decoding=replace(run.workload.decoding, max_new_tokens=99))
+    longer = replace(run.workload, kind=replace(run.workload.kind, decoding=Decoding(max_new_tokens=99)))
     assert night.prepare(longer).read.num_selected == 3
     renamed = replace(run.workload, name="other")
     assert night.prepare(renamed).read.num_selected == 0, "a name changes no answer"

@@ -39,7 +39,7 @@ def sort(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_page_s_example(tickets: Any, topics: Path) -> None:
     workload = load_workload(topics)
-    assert workload.labels == ("billing", "delivery", "account", "other")
+    assert workload.kind.labels == ("billing", "delivery", "account", "other")
     assert workload.prompt.segments[-1] == ("\nTopic: ", None)
     assert workload.prompt.system == ""
     run = tickets.run(workload, sort)
@@ -88,7 +88,7 @@ def test_an_own_table_has_the_columns_of_a_shipped_one(night: Any) -> None:
 
     for name, shipped in (("snippets", "snippets"), ("ranking", "rankings")):
         workload = load_workload(name)
-        own = replace(workload, output=replace(workload.output, table="own_" + shipped))
+        own = replace(workload, kind=replace(workload.kind, output=replace(workload.output, table="own_" + shipped)))
         with connect(night.path) as connection:
             create_schema(connection, own)
         assert columns("own_" + shipped) == columns(shipped)

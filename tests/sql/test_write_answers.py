@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
+from tasks.answers.text import Decoding
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
 from tasks.write import write_answers
@@ -311,7 +312,7 @@ def test_a_lock_is_waited_for(night: Any) -> None:
 
 def test_a_workload_that_shares_an_output_table(night: Any) -> None:
     run = night.run()
-    other = replace(run.workload, name="longer", decoding=replace(run.workload.decoding, max_new_tokens=99))
+    other = replace(run.workload, name="longer", kind=replace(run.workload.kind, decoding=Decoding(max_new_tokens=99)))
     night.run(other, lambda row: {"answer": "longer", "finish_reason": "eos"})
     assert night.sql("select distinct snippet from latest_snippets") == [("longer",)]
     assert night.sql("select workload from run_summary") == [("longer",), ("snippets",)]

@@ -9,7 +9,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import PromptFormat, build_prompt_format
-from tasks.prompts.request_form import encode_labels
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Prompt
 
@@ -222,7 +221,7 @@ def test_labels_are_encoded_as_they_follow_the_prompt(tokenizer: transformers.Pr
     for template, chat in (("{body}\nIs it? Answer:", False), ("{body} {{}}", True)):
         form = build_prompt_format(prompt_of(template, chat=chat), codec)
         (prompt_ids,) = encode_rows(form, codec, [{"body": "the dog"}])
-        for label, token_ids in zip(("yes", " no"), encode_labels(["yes", " no"], form, codec), strict=True):
+        for label, token_ids in zip(("yes", " no"), codec.encode_labels(["yes", " no"], form.ending), strict=True):
             whole = codec.encode(
                 [form.place({"body": "the dog"})[0] + label], add_special_tokens=form.add_special_tokens
             )[0]
@@ -234,7 +233,7 @@ def test_a_label_that_would_melt_into_the_prompt_is_encoded_alone() -> None:
     codec = codec_of(tokenizer)
     form = build_prompt_format(prompt_of("{body} Answer: ye", chat=False), codec)
     assert tokenizer("yes").input_ids == tokenizer.convert_tokens_to_ids(["yes"])
-    (token_ids, _) = encode_labels(["s", "t"], form, codec)
+    (token_ids, _) = codec.encode_labels(["s", "t"], form.ending)
     assert list(token_ids) == tokenizer("s").input_ids
 
 
@@ -242,7 +241,7 @@ def test_labels_that_cannot_be_told_apart_are_refused() -> None:
     codec = codec_of(unigram())
     form = build_prompt_format(prompt_of("{body}", chat=False), codec)
     with pytest.raises(WorkloadError, match="'é' and 'ü' are the same tokens"):
-        encode_labels(["é", "ü"], form, codec)
+        codec.encode_labels(["é", "ü"], form.ending)
 
 
 def test_chat_without_a_chat_template_is_refused() -> None:

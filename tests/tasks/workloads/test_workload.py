@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import WorkloadError
-from tasks.workloads.workload import Decoding, Output, load_workload
+from tasks.answers.score import LabelScore, ScoreOutput
+from tasks.answers.text import Decoding, TextAnswer, TextOutput
+from tasks.workloads.workload import load_workload
 
 GENERATE = """
 name = "titles"
@@ -61,7 +63,7 @@ def save(folder: Path, text: str) -> Path:
 def test_a_generate_workload(folder: Path) -> None:
     path = save(folder, GENERATE)
     workload = load_workload(path)
-    assert (workload.name, workload.mode, workload.key, workload.labels) == ("titles", "generate", ("doc_id",), ())
+    assert (workload.name, workload.mode, workload.key) == ("titles", "generate", ("doc_id",))
     assert workload.source == str(path)
     assert workload.requests_sql.startswith("select 1 as doc_id")
     assert workload.prompt.segments == (
@@ -75,15 +77,16 @@ def test_a_generate_workload(folder: Path) -> None:
     assert workload.prompt.fields == ("body", "extra")
     assert workload.columns == ("doc_id", "body", "extra")
     assert not workload.prompt.chat
-    assert workload.decoding == Decoding(max_new_tokens=5, temperature=1.0, top_k=3, top_p=0.5, seed=9, stop=("x",))
-    assert workload.output == Output(table="titles", answer_column="title", rank_within="")
+    decoding = Decoding(max_new_tokens=5, temperature=1.0, top_k=3, top_p=0.5, seed=9, stop=("x",))
+    assert workload.kind == TextAnswer(decoding=decoding, output=TextOutput(table="titles", answer_column="title"))
     assert load_workload(str(path)) == workload
 
 
 def test_a_score_workload(folder: Path) -> None:
     workload = load_workload(save(folder, SCORE))
-    assert workload.labels == ("yes", "no", "not sure")
-    assert (workload.output.answer_column, workload.output.rank_within) == ("", "part")
+    assert workload.kind == LabelScore(
+        labels=("yes", "no", "not sure"), output=ScoreOutput(table="spam", rank_within="part")
+    )
     assert workload.prompt.chat
     assert workload.prompt.system == ""
 
@@ -95,7 +98,7 @@ def test_the_shipped_ones() -> None:
     assert snippets.prompt.fields == ("title", "body", "query_text"), "what is shared comes first"
     assert ranking.prompt.fields == ("query_text", "title", "body")
     assert (snippets.source, ranking.source) == ("snippets", "ranking")
-    assert ranking.output.rank_within == "query_id"
+    assert ranking.kind.rank_within == "query_id"
     for workload in (snippets, ranking):
         assert workload.prompt.chat
         assert not workload.prompt.template.startswith(("\n", " "))
@@ -103,20 +106,22 @@ def test_the_shipped_ones() -> None:
 
 def test_the_digest_is_of_what_decides_an_answer(folder: Path) -> None:
     workload = load_workload(save(folder, GENERATE))
+    kind = workload.kind
+    assert isinstance(kind, TextAnswer)
     same = [
         replace(workload, name="other"),
         replace(workload, source="elsewhere"),
         replace(workload, requests_sql="select 2"),
-        replace(workload, output=replace(workload.output, table="t")),
+        replace(workload, kind=replace(kind, output=replace(kind.output, table="t"))),
     ]
     other = [
         replace(workload, prompt=replace(workload.prompt, template="{body}{extra}")),
         replace(workload, prompt=replace(workload.prompt, system="")),
         replace(workload, prompt=replace(workload.prompt, chat=True)),
-        replace(workload, decoding=replace(workload.decoding, stop=())),
-        replace(workload, decoding=replace(workload.decoding, seed=1)),
-        replace(workload, mode="score", labels=("a", "b")),
-        replace(workload, mode="score", labels=("b", "a")),
+        replace(workload, kind=replace(kind, decoding=replace(kind.decoding, stop=()))),
+        replace(workload, kind=replace(kind, decoding=replace(kind.decoding, seed=1))),
+        replace(workload, kind=LabelScore(labels=("a", "b"), output=ScoreOutput(table="titles"))),
+        replace(workload, kind=LabelScore(labels=("b", "a"), output=ScoreOutput(table="titles"))),
     ]
     assert {each.digest for each in same} == {workload.digest}
     assert len({workload.digest, *(each.digest for each in other)}) == len(other) + 1

@@ -1,21 +1,22 @@
--- purpose: the answers of a run's finished parts, mode "score"
+-- purpose: the answers of a run's finished parts
 -- grain:   one row a row of requests that a part answers, once even if two parts hold it
 -- inputs:  the run's artifacts
--- identifiers: {table}
+-- identifiers: {table}, {keys}, {columns}: the answer's in the table, {part_columns}: the same in the parts
 -- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
 
-insert into {table} by name
+insert into {table} (
+    {keys}, {columns}, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens,
+    compute_ms, prefix_group, model, run_id, created_at, content_key
+)
 with requests as (
-    select row_id, content_key, columns($keys) as 'key_\0'
+    select columns($keys), row_id, content_key
     from read_parquet($requests)
 ),
 
 parts as (
     select distinct on (row_id)
+        {part_columns},
         row_id,
-        score,
-        label,
-        label_logprobs,
         error,
         finish_reason,
         num_prompt_tokens,
@@ -32,10 +33,10 @@ parts as (
 )
 
 select
-    columns('^key_(.*)$') as '\1',
-    parts.score,
-    parts.label,
-    parts.label_logprobs,
+    requests.* exclude (row_id, content_key),
+    parts.* exclude (
+        row_id, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens, compute_ms, prefix_group
+    ),
     case when parts.error is null then 'ok' else 'error' end as status,
     parts.error,
     parts.finish_reason,

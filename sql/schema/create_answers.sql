@@ -1,15 +1,12 @@
--- purpose: the output table of a workload of mode "score" that schema/schema.sql does not name
+-- purpose: the output table of a workload that schema/schema.sql does not name
 -- grain:   one row a run and request
 -- inputs:  none
--- identifiers: {table}, {keys}
+-- identifiers: {table}, {keys}, {answers}: the answer's columns, each with its type
 -- parameters: none
 
 create table if not exists {table} (
     {keys text},
-    score double,
-    rank integer,
-    label text,
-    label_logprobs double[],
+    {answers},
     status text,
     error text,
     finish_reason text,

@@ -1,0 +1,94 @@
+"""What a kind of answer says of itself: its keys in a workload's file, its requests, its columns, its values."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from engine.request import Completion
+from tasks.answers.toml_value import Output
+
+EncodeLabels = Callable[[Sequence[str]], Sequence[tuple[int, ...]]]
+"""Gives the token ids of labels as they follow the workload's prompt; see `TextCodec.encode_labels`."""
+
+PLAIN_FIELDS = (
+    pa.field("answer", pa.string()),
+    pa.field("score", pa.float64()),
+    pa.field("label", pa.string()),
+    pa.field("label_logprobs", pa.list_(pa.float64())),
+    pa.field("token_ids", pa.list_(pa.int32())),
+)
+"""Of the kinds whose answers are one text or one choice."""
+
+
+class AnswerKind:
+    """One of the ways to answer a row. Subclasses are frozen pydantic dataclasses whose fields are their TOML keys.
+
+    Attributes:
+        mode: what a workload's file calls it.
+        is_decoded: answers are decoded token by token, so that their lengths differ.
+        has_labels: `ask` calls `encode_labels`, for which a tokenizer is needed.
+        part_fields: columns of a part that hold what `read` gives.
+        insert_statement: writes parts to the output table.
+        output: the file's table of that name.
+    """
+
+    __slots__ = ()
+
+    mode: ClassVar[str]
+    is_decoded: ClassVar[bool] = False
+    has_labels: ClassVar[bool] = False
+    part_fields: Sequence[pa.Field] = PLAIN_FIELDS
+    insert_statement: ClassVar[str] = "write/insert_answers"
+
+    output: Output
+
+    @property
+    def digest_parts(self) -> list[Any]:
+        """What of the kind's keys decides an answer, as JSON values; part of the content key of a row."""
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Columns of the output table that hold the answer, in its order, each with its DuckDB type."""
+        raise NotImplementedError
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        """Those of `columns` that a part gives, each with its name there."""
+        return {name: name for name in self.columns}
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Most tokens of an answer; 1 where nothing is decoded, and a prompt's last row gives the answer."""
+        return 1
+
+    @property
+    def rank_within(self) -> str:
+        """The key column within which rows are ranked by their ``score``; empty for no rank."""
+        return ""
+
+    def check(self, key: Sequence[str]) -> None:
+        """Raise `ValueError` where the kind's keys do not fit the workload's key columns."""
+
+    def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
+        """Parameters of `engine.Request`, the same for all rows: of each request that a row makes.
+
+        Args:
+            encode_labels: may be called where `has_labels` is true.
+            expected_output_tokens: see `AnswerLength.expected_output_tokens`.
+        Raises:
+            ModelError, WorkloadError: the model cannot be asked so.
+        """
+        raise NotImplementedError
+
+    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        """The values of `part_fields` that one answer of the engine gives; those left out are null.
+
+        An ``error`` among them makes the row an error row with this reason.
+
+        Args:
+            completion: one without an error.
+            decode: token ids to text.
+        """
+        raise NotImplementedError

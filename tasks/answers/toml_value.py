@@ -1,0 +1,56 @@
+"""Values of a workload's file that pydantic checks: names, texts, and the table of answers."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
+
+RESERVED_COLUMNS = (
+    *("row_id", "content_key", "error", "status", "finish_reason", "model", "run_id", "created_at"),
+    *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "compute_ms", "prefix_group"),
+    *("request_key", "is_sound", "row_priority"),
+)
+"""Columns that batchloom writes: not for keys, prompt fields, priorities or answers."""
+
+RESERVED_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates", "runs", "steps"))
+
+CONFIG = pydantic.ConfigDict(extra="forbid")
+
+
+def refuse_if(is_wrong: object, why: str) -> None:
+    """Raise a `ValueError` with the reason; pydantic and `load_workload` say in which file and table."""
+    if is_wrong:
+        raise ValueError(why)
+
+
+def must(test: Callable[[Any], object], why: str) -> AfterValidator:
+    """Refuse what fails the test; `why` goes on from the value's key, ``{!r}`` in it is the value."""
+
+    def check(value: Any) -> Any:
+        refuse_if(not test(value), why.format(list(value) if isinstance(value, tuple) else value))
+        return value
+
+    return AfterValidator(check)
+
+
+_NOT_PRINTABLE = "must be a printable name of at most 128 characters, got {!r}"
+Name = Annotated[str, must(lambda name: name.isprintable() and len(name) <= 128, _NOT_PRINTABLE)]
+Text = Annotated[str, must(str.strip, "must not be empty")]
+Texts = tuple[Annotated[str, Field(min_length=1)], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class Output:
+    """Where answers go; a kind of answer may know more keys.
+
+    Attributes:
+        table: created if it does not exist.
+    """
+
+    table: Annotated[
+        Name,
+        must(str.strip, "must not be empty"),
+        must(lambda name: name.lower() not in RESERVED_TABLES, "may not be {!r}, a table of another use"),
+    ]
