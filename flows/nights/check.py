@@ -12,8 +12,7 @@ from engine.limits import check_kv_budget
 from engine.model.checkpoint import check_supported, resolve_checkpoint
 from flows.nights.night_file import NightPlan, load_night
 from tasks.nights.check_steps import find_query_problems
-from tasks.prompts.prompt import build_prompt_format
-from tasks.prompts.request_form import RequestForm
+from tasks.prompts.prompt import RequestForm, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.tokenize import read_max_model_len
 from tasks.workloads.workload import Workload

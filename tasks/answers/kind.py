@@ -64,6 +64,11 @@ class AnswerKind:
         return 1
 
     @property
+    def score_labels(self) -> tuple[str, ...]:
+        """What the columns ``score`` and ``label`` choose from; empty where the answer has no such columns."""
+        return ()
+
+    @property
     def rank_within(self) -> str:
         """The key column within which rows are ranked by their ``score``; empty for no rank."""
         return ""

@@ -52,6 +52,10 @@ class LabelScore(AnswerKind):
         return {name: name for name in self.columns if name != "rank"}
 
     @property
+    def score_labels(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
     def rank_within(self) -> str:
         return self.output.rank_within
 

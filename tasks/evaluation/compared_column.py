@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.errors import DatabaseError
-from tasks.workloads.workload import RESERVED_COLUMNS, Workload
+from tasks.answers.toml_value import RESERVED_COLUMNS
+from tasks.workloads.workload import Workload
 
 Kind = Literal["label", "text", "number", "value", "probability", "rank"]
 
@@ -65,7 +66,7 @@ def match_columns(
         for name in answer_types
         if name.lower() not in (*key, *RESERVED_COLUMNS) and not _is_about_another(name, answer_types)
     }
-    ranks = answered.pop("rank", None) if workload.output.rank_within else None
+    ranks = answered.pop("rank", None) if workload.kind.rank_within else None
     known = [*answered.values(), *([RELEVANCE] if ranks else [])]
     found = []
     for name, spelled in gold_columns.items():
@@ -89,7 +90,7 @@ def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[Co
         answer_types: columns and types of the workload's view of newest answers.
     """
     key = [name.lower() for name in workload.key]
-    skipped = {*key, *RESERVED_COLUMNS, *(("rank", "score") if workload.labels else ())}
+    skipped = {*key, *RESERVED_COLUMNS, *(("rank", "score") if workload.kind.score_labels else ())}
     return [
         _compare(workload, name, name, "", answer_types)
         for name in answer_types
@@ -100,7 +101,7 @@ def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[Co
 def _compare_labels(workload: Workload, gold_columns: Mapping[str, str], ranks: str | None) -> list[ComparedColumn]:
     """What labels and grades of gold say of other columns: of the first label's probability, and of ranks."""
     found = []
-    labels, label = workload.labels, gold_columns.get("label")
+    labels, label = workload.kind.score_labels, gold_columns.get("label")
     first_label = labels[0] if labels and label else None
     if label and first_label and "score" not in gold_columns:
         found.append(
@@ -116,11 +117,11 @@ def _compare_labels(workload: Workload, gold_columns: Mapping[str, str], ranks: 
 def _compare(
     workload: Workload, name: str, expected: str, gold_type: str, answer_types: Mapping[str, str]
 ) -> ComparedColumn:
-    if workload.labels and name.lower() == "label":
+    if workload.kind.score_labels and name.lower() == "label":
         return ComparedColumn(
-            name=name, expected=expected, kind="label", probability="label_logprobs", labels=workload.labels
+            name=name, expected=expected, kind="label", probability="label_logprobs", labels=workload.kind.score_labels
         )
-    if workload.labels and name.lower() == "score":
+    if workload.kind.score_labels and name.lower() == "score":
         return ComparedColumn(name=name, expected=expected, kind="probability")
     probability = next((other for other in answer_types if other.lower() in _names_of_probabilities(name)), "")
     return ComparedColumn(

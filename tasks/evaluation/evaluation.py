@@ -172,7 +172,7 @@ class _Comparison:
             if column.kind == "probability":
                 self._execute("insert_probability_rows", self._this | parameters)
             elif column.kind == "rank":
-                group = self._workload.key.index(self._workload.output.rank_within) + 1
+                group = self._workload.key.index(self._workload.kind.rank_within) + 1
                 self._execute("insert_rank_rows", self._this | parameters | {"group": group, "k": k})
             else:
                 self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
