@@ -15,6 +15,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from pydantic import Field
 
 from engine.device.placement import check_device
+from engine.errors import ConfigError
 from engine.limits import check_kv_budget
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
@@ -59,6 +60,8 @@ def nightly(
     machines: WorkerSettings = WorkerSettings(),  # noqa: B008 - frozen
     publish: Path | None = None,
     attach: Attachments = (),
+    sample: Annotated[int, Field(ge=1)] | None = None,
+    keep: bool = False,
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
     """Answer what has no answer yet: for each workload read, tokenize, plan, infer, write.
@@ -74,6 +77,8 @@ def nightly(
         machines: which processes and machines compute.
         publish: where to put a copy of the database for readers, at the end; none if not given.
         attach: NAME=PATH of what SQL of workloads may read beside the database: a folder, a DuckDB or SQLite file.
+        sample: answer only so many rows of each workload, and show them with a forecast for the whole.
+        keep: write the answers of the sample, which count as done then; without it nothing is written.
         lock_timeout_seconds: how long to wait while another process has the database open.
 
     Returns:
@@ -84,11 +89,15 @@ def nightly(
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path ends here, before anything is made beside it
+    is_kept = sample is None or keep
+    if (keep and sample is None) or (publish is not None and not is_kept):
+        raise ConfigError("--keep belongs to --sample, and a sample that is not kept has nothing to --publish")
     if publish is not None:
         check_target(database, publish)
     with hold_database(database):
         protect_result_storage()
-        recover_runs(database)
+        if is_kept:
+            recover_runs(database)
         prune_cache(database)
         config = engine.to_config()
         source = Source.find(database, model, config, planning, full, find_attachments(attach))
@@ -104,7 +113,12 @@ def nightly(
             workers=Workers(machines, any(needs_isolation(database, workload.name) for workload in jobs)),
         )
         try:
-            summaries = [answer_workload(night, workload) for workload in jobs]
+            if sample is None:
+                summaries = [answer_workload(night, workload) for workload in jobs]
+            else:
+                from flows.sample import answer_samples
+
+                summaries = answer_samples(night, jobs, sample, keep)
         except Exception:
             if publish is not None:
                 publish_night(database, publish, is_lenient=True)

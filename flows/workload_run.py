@@ -95,6 +95,20 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
     However the run ends, its finished partitions are written, by `stop_run` or by the next night's `recover_runs`.
     """
     source = night.source
+    run = Run.create(source.database, begin_record(night, workload))
+    try:
+        _, plan = read_and_plan(source, workload, run)
+        if plan is not None:
+            infer(night, workload, run, plan)
+    except BaseException as error:
+        stop_run(run, workload, error)
+        raise
+    return write_and_report(night, workload, run)
+
+
+def begin_record(night: Night, workload: Workload) -> RunRecord:
+    """The record of a run of the night that starts now."""
+    source = night.source
     config = {
         "engine": asdict(night.engine),
         "planning": source.planning.model_dump(),
@@ -104,20 +118,23 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
         "full": source.full,
         "attach": dict(source.attach),
     }
-    run = Run.create(source.database, RunRecord.begin(workload, source.model, source.model_digest, config))
-    try:
-        _, plan = read_and_plan(source, workload, run)
-        if plan is not None:
-            infer(night, workload, run, plan)
-    except BaseException as error:
-        stop_run(run, workload, error)
-        raise
+    return RunRecord.begin(workload, source.model, source.model_digest, config)
+
+
+def write_and_report(night: Night, workload: Workload, run: Run) -> RunSummary:
+    """End a run that came through: its answers into the tables, then its page.
+
+    Args:
+        night: whose database it is.
+        workload: what was answered.
+        run: ended and finished.
+    """
     run.end("completed")
     summary = write(run, workload)
     run.finish()
     LOGGER.info(summary.text)
     if summary.num_rows:
-        report_run(source.database, summary.run_id, run.artifacts.get("plan"))
+        report_run(night.source.database, summary.run_id, run.artifacts.get("plan"))
     return summary
 
 
@@ -137,16 +154,28 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
     if not found.num_selected:
         return found, None
     LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
+    return found, plan_requests(source, workload, run, found.requests)
+
+
+def plan_requests(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
+    """Requests to tokens and plan; returns the plan.
+
+    Args:
+        source: of the rows and their prompts.
+        workload: what to answer.
+        run: keeps the artifacts and the seconds that each stage takes.
+        requests: the requests artifact.
+    """
     database, checkpoint, planning = str(source.database), str(source.checkpoint), source.planning
     with run.measure("tokenize"):
-        tokens = tokenize(database, found.requests, workload, checkpoint, source.model_digest, source.max_model_len)
+        tokens = tokenize(database, requests, workload, checkpoint, source.model_digest, source.max_model_len)
     run.note({"tokens": tokens})
     with run.measure("plan"):
         plan = plan_prefix(
             database, tokens, planning.method, planning.partition_tokens, workload.kind.max_answer_tokens
         )
     run.note({"plan": plan})
-    return found, plan
+    return plan
 
 
 def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None:

@@ -11,7 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.simulation.simulation import SimulationSummary
-from tasks.forecast.hardware import choose_hardware
+from tasks.forecast.hardware import Hardware, choose_hardware
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength
@@ -114,8 +114,22 @@ def predict_run(
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
-    started, engine = time.perf_counter(), team.engine
+    engine = team.engine
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
+    return predict_on(hardware, plan, summary, workload, answer, checkpoint, team)
+
+
+def predict_on(
+    hardware: Hardware,
+    plan: ArtifactRef,
+    summary: PlanSummary,
+    workload: Workload,
+    answer: AnswerLength,
+    checkpoint: Path,
+    team: EngineTeam,
+) -> dict[str, float]:
+    """See `predict_run`; on a device that is known already."""
+    started, engine = time.perf_counter(), team.engine
     kv_bytes = hardware.kv_bytes(engine)
     codec = TextCodec.load(checkpoint) if workload.kind.has_labels else None
     form = RequestForm.of(workload, codec, answer.expected_output_tokens)

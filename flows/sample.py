@@ -1,0 +1,79 @@
+"""`nightly --sample N`: some rows of each workload answered and shown, and what all of them will take."""
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.sample_page import publish_sample, render_sample
+from flows.workload_run import Night, begin_record, infer, plan_requests, read_and_plan, write_and_report
+from tasks.forecast.sampled import forecast_whole
+from tasks.recover import stop_run
+from tasks.runs.run import Run
+from tasks.runs.run_record import RunSummary
+from tasks.sample import Sample, choose_rows, read_sample
+from tasks.storage.artifact import ArtifactRef
+from tasks.workloads.workload import Workload
+
+LOGGER = logging.getLogger("batchloom")
+
+SEED = 0
+
+
+def answer_samples(night: Night, workloads: Sequence[Workload], num_rows: int, keep: bool) -> list[RunSummary]:
+    """See `answer_sample`, for each workload in turn; returns the summaries of the runs that were written."""
+    found = [answer_sample(night, workload, num_rows, keep) for workload in workloads]
+    return [summary for summary in found if summary is not None]
+
+
+def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -> RunSummary | None:
+    """Answer a sample of a workload's rows, show it with a forecast for all of them.
+
+    The plan of all rows is left where the night finds it. Nothing else is kept unless `keep` is set: then the answers
+    are written as a run's, and count as done.
+
+    Args:
+        night: the engines and the source of rows.
+        workload: what to answer.
+        num_rows: of the sample.
+        keep: write the answers.
+    Returns:
+        the summary of the run that was written; None where nothing is.
+    """
+    source = night.source
+    with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder:
+        whole = Run.create(source.database, begin_record(night, workload), Path(folder))
+        found, plan = read_and_plan(source, workload, whole)
+        if plan is None:
+            LOGGER.info("%s: nothing new to do", workload.name)
+            return None
+        run = Run.create(source.database, begin_record(night, workload), None if keep else Path(folder))
+        try:
+            tokens = whole.artifacts["tokens"]
+            sample = choose_rows(found.requests, tokens, plan, run.folder, num_rows, SEED)
+            run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
+            sample_plan = plan_requests(source, workload, run, sample.requests)
+            infer(night, workload, run, sample_plan)
+        except BaseException as error:
+            if keep:
+                stop_run(run, workload, error)
+            raise
+        _show(night, workload, run, sample, plan, sample_plan)
+        return write_and_report(night, workload, run) if keep else None
+
+
+def _show(
+    night: Night, workload: Workload, run: Run, sample: Sample, plan: ArtifactRef, sample_plan: ArtifactRef
+) -> None:
+    """The answers, and the forecast where the model's cost on this device is known."""
+    rows = read_sample(sample, workload, run.list_parts())
+    output_tokens = [row.num_output_tokens for row in rows if row.error is None]
+    team = night.workers.count(night.engine)
+    state = forecast_whole(
+        plan, sample_plan, output_tokens, run.list_steps(), workload, night.source.checkpoint, team, return_state=True
+    )
+    forecast = state.result() if state.is_completed() else None
+    if forecast is None:
+        LOGGER.warning("%s: no forecast: %s", workload.name, state.message)
+    LOGGER.info("%s", render_sample(workload.name, rows, sample.num_all, forecast))
+    publish_sample(workload.name, rows, sample.num_all, forecast)

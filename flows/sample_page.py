@@ -1,0 +1,114 @@
+"""A sample's answers and the forecast for all rows as a page for people, on a terminal or as an artifact."""
+
+import io
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tasks.forecast.sampled import Estimate, SampledForecast
+from tasks.runs.run_record import artifact_key
+from tasks.sample import SampledRow
+
+MOST_CHARACTERS = 300
+"""Of a value that is shown."""
+
+ARTIFACT_COLUMNS = 140
+
+
+def render_sample(
+    workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None, columns: int = 0
+) -> str:
+    """A table of the answers, and what all rows will take.
+
+    Args:
+        workload: its name.
+        rows: of the sample.
+        num_all: rows that it was chosen from.
+        forecast: None where there is none.
+        columns: width; 0 is the terminal's.
+    """
+    page = io.StringIO()
+    console = Console(width=columns or shutil.get_terminal_size((120, 0)).columns, file=page, color_system=None)
+    num_failed = sum(row.error is not None for row in rows)
+    console.print(
+        escape(f"{workload}: {len(rows):,} of {num_all:,} rows answered as a sample, {num_failed:,} of them failed"),
+        highlight=False,
+    )
+    console.print(_list_answers(rows))
+    if forecast is not None:
+        console.print(_list_forecast(forecast))
+    return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+
+
+def publish_sample(workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None) -> None:
+    """Keeps the page as the artifact ``sample-<workload>`` of the flow run that calls this. See `render_sample`."""
+    page = render_sample(workload, rows, num_all, forecast, ARTIFACT_COLUMNS)
+    create_markdown_artifact(
+        markdown=f"```\n{page}\n```",
+        key=artifact_key("sample", workload),
+        description=f"{workload}: {len(rows):,} of {num_all:,} rows answered",
+    )
+
+
+def _list_answers(rows: Sequence[SampledRow]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    keys = list(rows[0].key) if rows else []
+    answers = list(dict.fromkeys(name for row in rows for name in row.answer))
+    has_errors = any(row.error for row in rows)
+    for name in (*keys, *answers, *(["error"] if has_errors else [])):
+        table.add_column(escape(name), overflow="fold")
+    for name in ("shared by", "prompt tokens", "output tokens"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        values = [*row.key.values(), *(row.answer.get(name) for name in answers)]
+        texts = [_show(value) for value in (*values, *([row.error] if has_errors else []))]
+        counts = (row.share_degree, row.num_prompt_tokens, row.num_output_tokens)
+        table.add_row(*texts, *(f"{count:,}" for count in counts))
+    return table
+
+
+def _list_forecast(forecast: SampledForecast) -> Table:
+    table = Table(title="All rows, with 95% intervals", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("", "forecast"):
+        table.add_column(name)
+    table.add_column("at least")
+    table.add_column("at most")
+
+    def add(name: str, estimate: Estimate, as_text: Any) -> None:
+        ends = ("-" if end is None else as_text(end) for end in (estimate.low, estimate.high))
+        table.add_row(name, as_text(estimate.value), *ends)
+
+    add("rows to answer", Estimate(value=forecast.num_rows), _count)
+    add("time of inference", forecast.seconds, _duration)
+    add("prompt tokens to compute", Estimate(value=forecast.num_prompt_tokens), _count)
+    add("output tokens", forecast.num_output_tokens, _count)
+    add("tokens of an answer", forecast.answer_tokens, lambda value: f"{value:,.1f}")
+    add(f"KV memory, of {_size(forecast.kv_budget_bytes)}", forecast.peak_kv_bytes, _size)
+    add("weights", Estimate(value=forecast.weight_bytes), _size)
+    add("sample's time over its simulation", forecast.speed_ratio, lambda value: f"{value:.2f}")
+    return table
+
+
+def _show(value: object) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    return escape(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.2f} MB"

@@ -1,0 +1,38 @@
+-- purpose: a sample of the rows that would be answered, in proportion to how many prompts share their prefix and to how
+--          long their prompt is: every n-th row of an order by both, within which chance decides; the same at every call
+-- grain:   one row a chosen row
+-- inputs:  plan and tokens artifacts, as files
+-- parameters: $plan, $tokens, $num_rows, $seed
+
+with planned as (
+    select
+        row_id,
+        case when num_prefix_tokens > 0 then count(*) over (partition by group_id) else 1 end as share_degree
+    from read_parquet($plan)
+),
+
+measured as (
+    select planned.row_id, planned.share_degree, len(tokens.token_ids) as num_prompt_tokens
+    from planned
+    inner join read_parquet($tokens) as tokens on tokens.row_id = planned.row_id
+),
+
+tiered as (
+    select *, ntile(4) over (order by num_prompt_tokens, row_id) as length_tier
+    from measured
+),
+
+ordered as (
+    select
+        *,
+        row_number() over (
+            order by floor(log2(share_degree)), length_tier, hash(xor(hash(row_id), hash($seed))), row_id
+        ) as place,
+        count(*) over () as num_all
+    from tiered
+)
+
+select row_id, share_degree, num_prompt_tokens
+from ordered
+where floor(place * least($num_rows, num_all) / num_all) > floor((place - 1) * least($num_rows, num_all) / num_all)
+order by row_id

@@ -1,0 +1,9 @@
+-- purpose: the chosen requests, numbered anew from 0 in their order
+-- grain:   one row a chosen row
+-- inputs:  a requests artifact, as a file
+-- parameters: $requests, $row_ids
+
+select * replace (row_number() over (order by row_id) - 1 as row_id)
+from read_parquet($requests)
+where list_contains($row_ids, row_id)
+order by row_id

@@ -1,0 +1,171 @@
+"""What the whole of a workload will take, from a sample of its rows that was answered, with error bars."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.forecast.hardware import choose_hardware
+from tasks.forecast.prediction import predict_on
+from tasks.read import AnswerLength
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import PlanSummary, read_plan_summary
+from tasks.workers.engine_team import EngineTeam
+from tasks.workloads.workload import Workload
+
+NORMAL_95 = 1.96
+FEWEST_STEPS = 4
+"""Of a sample, to say how much the times of steps scatter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A quantity and its 95% interval; the ends are None where the sample is too small to say."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledForecast:
+    """What answering all rows will take.
+
+    Attributes:
+        num_rows: all that the sample was chosen from.
+        seconds: of inference: simulated for the answers' length, times `speed_ratio`.
+        answer_tokens: of one answer, in the mean.
+        num_prompt_tokens: that have to be computed.
+        num_output_tokens: of all answers.
+        speed_ratio: time of the sample's steps over what the simulation says of them.
+        weight_bytes: that the model takes.
+        peak_kv_bytes: the most KV that one step holds, of `kv_budget_bytes`, on each engine.
+    """
+
+    num_rows: int
+    seconds: Estimate
+    answer_tokens: Estimate
+    num_prompt_tokens: int
+    num_output_tokens: Estimate
+    speed_ratio: Estimate
+    weight_bytes: int
+    peak_kv_bytes: Estimate
+    kv_budget_bytes: int
+
+
+@task(name="forecast", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def forecast_whole(
+    plan: ArtifactRef,
+    sample_plan: ArtifactRef,
+    output_tokens: Sequence[int],
+    steps: Sequence[ArtifactRef],
+    workload: Workload,
+    checkpoint: Path,
+    team: EngineTeam,
+) -> SampledForecast:
+    """Simulate the whole with the length that the sample's answers had, and correct its time by the sample's own.
+
+    The intervals hold what chance did to the sample: the lengths of its answers and the times of its steps. How well a
+    simulation of many rows follows one of few is not in them.
+
+    Args:
+        plan: of all rows.
+        sample_plan: of the rows that were answered.
+        output_tokens: of each answer.
+        steps: the sample's step records.
+        workload: what was answered.
+        checkpoint: the model's folder.
+        team: the engines of the night.
+    Raises:
+        ArtifactError: a plan is not what its reference says.
+        CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
+    """
+    engine = team.engine
+    hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
+    whole, of_sample = read_plan_summary(plan), read_plan_summary(sample_plan)
+    length = mean_of(np.array(output_tokens, dtype=float), whole.num_rows, workload.kind.max_answer_tokens)
+
+    def simulate(of_plan: ArtifactRef, summary: PlanSummary, num_tokens: float) -> dict[str, float]:
+        answer = AnswerLength(num_tokens=max(1, round(num_tokens)), num_earlier_answers=len(output_tokens))
+        return predict_on(hardware, of_plan, summary, workload, answer, checkpoint, team)
+
+    ratio = _compare_speed(steps, simulate(sample_plan, of_sample, length.value)["step_seconds"])
+    at = {end: simulate(plan, whole, value) for end, value in _ends(length).items()}
+    block_bytes = engine.block_size * hardware.shape.kv_bytes_per_token
+    return SampledForecast(
+        num_rows=whole.num_rows,
+        seconds=_multiply(_estimate(at, lambda found: found["elapsed_seconds"]), ratio),
+        answer_tokens=length,
+        num_prompt_tokens=whole.sharing.num_processed_tokens,
+        num_output_tokens=_scale(length, whole.num_rows),
+        speed_ratio=ratio,
+        weight_bytes=hardware.shape.weight_bytes,
+        peak_kv_bytes=_estimate(at, lambda found: found["peak_kv_blocks"] * block_bytes),
+        kv_budget_bytes=hardware.kv_bytes(engine),
+    )
+
+
+def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimate:
+    """The mean of all, from a sample without replacement; no interval from fewer than two values.
+
+    Args:
+        num_all: how many there are; of a sample that is the whole, the mean is exact.
+        most: a value can be, at least 1.
+    """
+    if not len(values):
+        return Estimate(value=float(most))
+    mean = float(values.mean())
+    if len(values) == num_all:
+        return Estimate(value=mean, low=mean, high=mean)
+    if len(values) < 2:
+        return Estimate(value=mean)
+    error = NORMAL_95 * float(values.std(ddof=1)) * math.sqrt((1 - len(values) / num_all) / len(values))
+    return Estimate(value=mean, low=max(min(1.0, mean), mean - error), high=min(float(most), mean + error))
+
+
+def _compare_speed(steps: Sequence[ArtifactRef], simulated_seconds: float) -> Estimate:
+    """Measured over simulated time of the sample's steps; its error is their scatter about a line in their tokens."""
+    names = ["duration_ms", "num_decode_tokens", "num_suffix_tokens", "num_prefix_tokens"]
+    tables = [pq.read_table(part.path, columns=names) for part in steps]
+    columns = {name: np.concatenate([table.column(name).to_numpy() for table in tables]) for name in names}
+    seconds = columns.pop("duration_ms") / 1000
+    ratio = float(seconds.sum()) / simulated_seconds
+    if len(seconds) < FEWEST_STEPS:
+        return Estimate(value=ratio)
+    line = np.stack([np.ones(len(seconds)), sum(columns.values())], axis=1)
+    residuals = seconds - line @ np.linalg.lstsq(line, seconds)[0]
+    scatter = math.sqrt(float((residuals**2).sum()) / (len(seconds) - 2) * len(seconds))
+    error = NORMAL_95 * scatter / simulated_seconds
+    return Estimate(value=ratio, low=max(0.0, ratio - error), high=ratio + error)
+
+
+def _ends(estimate: Estimate) -> dict[str, float]:
+    """The values at which to simulate, each once."""
+    ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return {name: value for name, value in ends.items() if value is not None}
+
+
+def _estimate(at: dict[str, dict[str, float]], quantity: Callable[[dict[str, float]], float]) -> Estimate:
+    return Estimate(**{end: quantity(found) for end, found in at.items()})
+
+
+def _scale(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(**{end: value * factor for end, value in _ends(estimate).items()})
+
+
+def _multiply(one: Estimate, other: Estimate) -> Estimate:
+    """A product of two whose errors do not depend on each other: relative errors add as squares."""
+    value = one.value * other.value
+    if None in (one.low, one.high, other.low, other.high) or not value:
+        return Estimate(value=value)
+    relative = {}
+    for end in ("low", "high"):
+        parts = [(getattr(each, end) - each.value) / each.value for each in (one, other)]
+        relative[end] = math.hypot(*parts)
+    return Estimate(value=value, low=max(0.0, value * (1 - relative["low"])), high=value * (1 + relative["high"]))

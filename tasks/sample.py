@@ -1,0 +1,115 @@
+"""A sample of a workload's rows: chosen in proportion, as requests of their own; and what was answered to them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from sql import statement
+from tasks.read import BATCH_ROWS
+from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.workloads.workload import Workload
+
+BOOKS = (
+    *("row_id", "token_ids", "label_logprobs", "finish_reason", "error", "compute_ms", "prefix_group"),
+    *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
+)
+"""Columns of a part that are not the answer as people read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Chosen rows.
+
+    Attributes:
+        requests: of them alone, numbered from 0.
+        share_degrees: of each, in that order: how many rows of the whole have its prefix; 1 where it shares none.
+        num_all: rows that they were chosen from; those with an error are not among them.
+    """
+
+    requests: ArtifactRef
+    share_degrees: Sequence[int]
+    num_all: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRow:
+    """A row of the sample with its answer.
+
+    Attributes:
+        key: column to value.
+        answer: the columns of the answer that have a value.
+        error: why there is none; None where there is one.
+    """
+
+    key: Mapping[str, Any]
+    share_degree: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    answer: Mapping[str, Any]
+    error: str | None
+
+
+@task(name="sample", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def choose_rows(
+    requests: ArtifactRef, tokens: ArtifactRef, plan: ArtifactRef, folder: str, num_rows: int, seed: int
+) -> Sample:
+    """Write ``requests.parquet`` of so many rows, or of all where there are fewer, into a folder.
+
+    Args:
+        requests: of all rows, as are `tokens` and `plan`.
+        folder: of the run that answers the sample.
+        seed: another one chooses other rows.
+    Raises:
+        ArtifactError: an artifact is not what its reference says, or the folder cannot be written.
+    """
+    for ref in (requests, tokens, plan):
+        open_parquet(ref).close()
+    files = {"plan": plan.path, "tokens": tokens.path}
+    with duckdb.connect() as connection:
+        chosen = connection.execute(
+            statement("sample/choose_rows"), {**files, "num_rows": num_rows, "seed": seed}
+        ).fetchall()
+        parameters = {"requests": requests.path, "row_ids": [row_id for row_id, _, _ in chosen]}
+        rows = connection.sql(statement("sample/take_requests"), params=parameters).to_arrow_reader(BATCH_ROWS)
+        with open_parquet(requests) as file:
+            schema = file.schema_arrow
+        sampled = write_parquet(Path(folder) / "requests.parquet", schema, (_cast(batch, schema) for batch in rows))
+    return Sample(
+        requests=sampled,
+        share_degrees=[degree for _, degree, _ in chosen],
+        num_all=pq.read_metadata(plan.path).num_rows,
+    )
+
+
+def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]) -> list[SampledRow]:
+    """The chosen rows with their answers, in the order of the requests.
+
+    Args:
+        workload: whose key names a row.
+        parts: all that was answered.
+    """
+    keys = pq.read_table(sample.requests.path, columns=list(workload.key)).to_pylist()
+    answers = {row["row_id"]: row for part in parts for row in pq.read_table(part.path).to_pylist()}
+    return [
+        SampledRow(
+            key=key,
+            share_degree=degree,
+            num_prompt_tokens=answers[number]["num_prompt_tokens"],
+            num_output_tokens=answers[number]["num_output_tokens"],
+            answer={name: value for name, value in answers[number].items() if name not in BOOKS and value is not None},
+            error=answers[number]["error"],
+        )
+        for number, (key, degree) in enumerate(zip(keys, sample.share_degrees, strict=True))
+        if number in answers
+    ]
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([batch.column(field.name).cast(field.type) for field in schema], schema=schema)

@@ -1,0 +1,102 @@
+"""`nightly --sample`: what is shown, that nothing stays unless it is kept, and that kept answers are the night's."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flows.cli import main
+from flows.nightly import nightly
+from sql import statement
+from tasks.forecast.sampled import mean_of
+from tasks.storage.artifact import write_parquet
+
+ENGINE = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128", "--device", "cpu"]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_sample_is_shown_and_only_kept_answers_are_written(
+    nights: Any, add_bad_rows: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    num_bad = len(add_bad_rows(nights))
+    options = [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "5"]
+    assert main(nightly, options) == 0
+    printed = capsys.readouterr().out
+    assert "snippets: 5 of 12 rows answered as a sample, 0 of them failed" in printed
+    assert not nights.sql("select * from runs")
+    assert not nights.sql("select * from snippets")
+    assert {path.name for path in nights.runs.iterdir()} <= {"cache", "lock"}
+    facts = dict(line.strip().split("  ", 1) for line in printed.splitlines() if "  " in line.strip())
+    assert facts["rows to answer"].split()[0] == "12"
+    for name in ("time of inference", "output tokens", "tokens of an answer"):
+        value, low, high = (float(word.replace(",", "")) for word in facts[name].split() if word != "s")
+        assert low <= value <= high, name
+
+    assert main(nightly, [*options, "--keep"]) == 0
+    kept = nights.answers()
+    assert len(kept) == 5
+    shown = capsys.readouterr().out
+    assert all(str(answer[1]).split()[0] in shown for answer in kept.values() if answer[1])
+    (summary,) = nights.run("snippets")
+    assert (summary.num_already_done, summary.num_rows) == (5, 7 + num_bad)
+    after = nights.answers()
+    assert {key: after[key] for key in kept} == kept
+    nights.run("snippets", full=True)
+    whole = nights.answers()
+    assert {key: whole[key] for key in kept} == kept, "a row's answer does not depend on the sample it was in"
+
+    for wrong in (["--keep"], ["--sample", "5", "--publish", str(nights.path.with_name("copy.duckdb"))]):
+        assert main(nightly, [*nights.inputs, *ENGINE, *wrong]) == 1
+        assert "--keep belongs to --sample, and" in capsys.readouterr().err
+
+
+def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:
+    """Groups of 1, 4 and 32 prompts, short and long ones: as many of each as their share, within one."""
+    degrees = np.repeat([1, 4, 32], [100, 200, 320])
+    groups = np.concatenate([np.arange(100), 100 + np.arange(200) // 4, 200 + np.arange(320) // 32])
+    lengths = np.random.default_rng(1).integers(10, 500, len(degrees))
+    plan = pa.record_batch(
+        {"row_id": np.arange(620), "group_id": groups, "num_prefix_tokens": np.where(degrees > 1, 5, 0)}
+    )
+    tokens = pa.record_batch({"row_id": np.arange(620), "token_ids": [[1] * length for length in lengths.tolist()]})
+    files = {
+        name: write_parquet(tmp_path / f"{name}.parquet", batch.schema, [batch]).path
+        for name, batch in (("plan", plan), ("tokens", tokens))
+    }
+
+    def choose(num_rows: int, seed: int = 0) -> list[tuple[int, int, int]]:
+        with duckdb.connect() as connection:
+            parameters = {**files, "num_rows": num_rows, "seed": seed}
+            return connection.execute(statement("sample/choose_rows"), parameters).fetchall()
+
+    chosen = choose(62)
+    assert choose(62) == chosen != choose(62, seed=1)
+    assert len(chosen) == 62
+    for row_id, degree, length in chosen:
+        assert (degree, length) == (degrees[row_id], lengths[row_id])
+    counts = Counter(degree for _, degree, _ in chosen)
+    assert all(abs(counts[degree] - number) <= 1 for degree, number in {1: 10, 4: 20, 32: 32}.items())
+    quartiles = np.quantile(lengths, (0.25, 0.5, 0.75))
+    for degree in counts:
+        tiers = np.searchsorted(quartiles, [length for _, of_row, length in chosen if of_row == degree])
+        whole = np.bincount(np.searchsorted(quartiles, lengths[degrees == degree]), minlength=4) / 10
+        assert np.abs(np.bincount(tiers, minlength=4) - whole).max() <= 1.5
+    assert [row_id for row_id, _, _ in choose(1000)] == list(range(620))
+
+
+def test_the_mean_of_a_sample_has_an_interval_that_holds_the_truth() -> None:
+    rng = np.random.default_rng(4)
+    population = rng.gamma(2.0, 20.0, 1000)
+    found = [mean_of(rng.choice(population, 50, replace=False), 1000, 10**6) for _ in range(400)]
+    is_held = [each.low <= population.mean() <= each.high for each in found if each.low and each.high]
+    assert len(is_held) == 400
+    assert 0.89 <= np.mean(is_held) <= 0.99
+    whole = mean_of(population, 1000, 10**6)
+    assert whole.low == whole.value == whole.high
+    assert mean_of(np.array([7.0]), 1000, 48).low is None
+    assert mean_of(np.array([]), 1000, 48).value == 48
