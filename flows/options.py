@@ -15,7 +15,7 @@ from flows.settings import RENAMED
 
 HELP_FLAGS = ("--help", "-h", "--help-all")
 SHOWN_FIRST = (
-    *("file", "database", "model", "workloads", "full", "publish", "sample", "keep", "json"),
+    *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "keep", "json"),
     *("workload", "gold", "run", "against", "min", "max"),
     *("device", "dtype", "kv_memory", "max_num_batched_tokens", "workers"),
 )

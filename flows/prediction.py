@@ -1,6 +1,7 @@
 """What a workload's run is expected to take, before its model is loaded."""
 
 import logging
+import time
 
 from flows.workload_run import Night
 from tasks.forecast.prediction import predict_run
@@ -24,8 +25,14 @@ def predict_night(
         answer: how long an answer is taken to be.
     """
     team = night.workers.count(night.engine)
-    state = predict_run(plan, summary, workload, answer, night.source.checkpoint, team, return_state=True)
+    left = None if night.deadline is None else max(0.0, night.deadline - time.time())
+    state = predict_run(plan, summary, workload, answer, night.source.checkpoint, team, left, return_state=True)
     if state.is_completed():
-        run.note(config={**run.record.config, "prediction": state.result()})
+        found = state.result()
+        run.note(config={**run.record.config, "prediction": found})
+        if left is not None:
+            rows = f"{found['num_fitting_rows']:,.0f} of {summary.num_rows:,} rows"
+            partitions = f"{found['num_fitting_partitions']:,.0f} of {summary.num_partitions:,} partitions"
+            LOGGER.info("%s: %.0f s to the deadline: %s, %s, should fit", workload.name, left, rows, partitions)
     else:
         LOGGER.warning("%s: the run is not predicted: %s", workload.name, state.message)

@@ -33,7 +33,11 @@ FEWEST_TOKENS_TO_PREDICT = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run."""
+    """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run.
+
+    Attributes:
+        is_cheapest_first: see `tasks.plan_prefix.write_plan`.
+    """
 
     database: Path
     model: str
@@ -43,6 +47,7 @@ class Source:
     planning: PlanSettings
     full: bool
     attach: Mapping[str, str] = field(default_factory=dict)
+    is_cheapest_first: bool = False
 
     @classmethod
     def find(
@@ -80,13 +85,18 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """What all workloads of one night have in common besides their source: who computes, and what failures mean."""
+    """What all workloads of one night have in common besides their source: who computes, and what failures mean.
+
+    Attributes:
+        deadline: Unix time after which no step of the engine begins; None for none.
+    """
 
     source: Source
     engine: EngineConfig
     failures: FailurePolicy
     machines: WorkerSettings
     workers: Workers
+    deadline: float | None = None
 
 
 def answer_workload(night: Night, workload: Workload) -> RunSummary:
@@ -96,14 +106,15 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
     """
     source = night.source
     run = Run.create(source.database, begin_record(night, workload))
+    num_left = 0
     try:
         _, plan = read_and_plan(source, workload, run)
         if plan is not None:
-            infer(night, workload, run, plan)
+            num_left = infer(night, workload, run, plan)
     except BaseException as error:
         stop_run(run, workload, error)
         raise
-    return write_and_report(night, workload, run)
+    return write_and_report(night, workload, run, num_left)
 
 
 def begin_record(night: Night, workload: Workload) -> RunRecord:
@@ -121,15 +132,19 @@ def begin_record(night: Night, workload: Workload) -> RunRecord:
     return RunRecord.begin(workload, source.model, source.model_digest, config)
 
 
-def write_and_report(night: Night, workload: Workload, run: Run) -> RunSummary:
+def write_and_report(night: Night, workload: Workload, run: Run, num_left: int = 0) -> RunSummary:
     """End a run that came through: its answers into the tables, then its page.
 
     Args:
         night: whose database it is.
         workload: what was answered.
         run: ended and finished.
+        num_left: rows that its deadline has left.
     """
-    run.end("completed")
+    if num_left:
+        run.end("deadline", f"{num_left:,} rows were not reached before the deadline")
+    else:
+        run.end("completed")
     summary = write(run, workload)
     run.finish()
     LOGGER.info(summary.text)
@@ -172,14 +187,21 @@ def plan_requests(source: Source, workload: Workload, run: Run, requests: Artifa
     run.note({"tokens": tokens})
     with run.measure("plan"):
         plan = plan_prefix(
-            database, tokens, planning.method, planning.partition_tokens, workload.kind.max_answer_tokens
+            database,
+            tokens,
+            planning.method,
+            planning.partition_tokens,
+            workload.kind.max_answer_tokens,
+            source.is_cheapest_first,
         )
     run.note({"plan": plan})
     return plan
 
 
-def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None:
+def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     """Each partition of the plan to parts, by the night's workers; raises where too many rows failed.
+
+    Returns how many rows the deadline has left.
 
     Args:
         night: the workers, and what failures mean.
@@ -191,7 +213,7 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(source.database, workload)
-    if summary.sharing.num_processed_tokens >= FEWEST_TOKENS_TO_PREDICT:
+    if night.deadline is not None or summary.sharing.num_processed_tokens >= FEWEST_TOKENS_TO_PREDICT:
         from flows.prediction import predict_night  # a simulation that short nights do not need
 
         predict_night(night, workload, run, plan, summary, answer)
@@ -205,10 +227,13 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> None
         failures=night.failures,
         expected_output_tokens=answer.expected_output_tokens,
         exchange=Exchange.below(url, run.folder, source.model) if (url := night.machines.exchange) else None,
+        deadline=night.deadline,
     )
     with run.measure("infer"):
         work = PlannedWork.of(summary, workload, answer.expected_output_tokens)
         parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work)
     reasons = count_reasons(parts)
     set_isolation(source.database, workload.name, is_needed=ENDED.reason in reasons)
-    night.failures.check(reasons, sum(part.num_rows for part in parts))
+    num_tried = sum(part.num_rows for part in parts)
+    night.failures.check(reasons, num_tried)
+    return summary.num_rows - num_tried

@@ -7,6 +7,7 @@ with each shared prefix once, so that a worker reads its partition and nothing e
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan, SharingStats
-from engine.planning.plan_partitions import group_costs, place_groups, split_groups
+from engine.planning.plan_partitions import group_costs, place_groups, rank_cheapest_first, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.external_sort import BUCKET_TOKENS, MEMORY_LIMIT, cut_by, sort_batches, sort_prompts
@@ -35,19 +36,25 @@ CODE = (
 
 @task(name="plan_prefix", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def plan_prefix(
-    database: str, tokens: ArtifactRef, method: PlanMethod, partition_tokens: int, num_answer_tokens: int
+    database: str,
+    tokens: ArtifactRef,
+    method: PlanMethod,
+    partition_tokens: int,
+    num_answer_tokens: int,
+    is_cheapest_first: bool = False,
 ) -> ArtifactRef:
     """`write_plan` into the database's cache, unless the same tokens were planned before with the same settings.
 
     Args:
         tokens: the tokens artifact.
         method: how prompts are grouped.
-        partition_tokens, num_answer_tokens: see `write_plan`.
+        partition_tokens, num_answer_tokens, is_cheapest_first: see `write_plan`.
     """
-    content = (tokens.digest, method, partition_tokens, num_answer_tokens)
+    content = (tokens.digest, method, partition_tokens, num_answer_tokens, is_cheapest_first)
 
     def write(target: Path) -> ArtifactRef:
-        return write_plan(tokens, target, method, partition_tokens, num_answer_tokens)
+        plan = partial(write_plan, tokens, target, method, partition_tokens, num_answer_tokens)
+        return plan(is_cheapest_first=is_cheapest_first)
 
     return build_once(database, "plan", content, CODE, write)
 
@@ -59,6 +66,7 @@ def write_plan(
     partition_tokens: int,
     num_answer_tokens: int,
     *,
+    is_cheapest_first: bool = False,
     range_tokens: int = RANGE_TOKENS,
     bucket_tokens: int = BUCKET_TOKENS,
     memory_limit: str = MEMORY_LIMIT,
@@ -68,6 +76,7 @@ def write_plan(
     Args:
         partition_tokens: cost of one partition, about; see `engine.planning.plan_partitions`.
         num_answer_tokens: expected of each distinct prompt; they count as work.
+        is_cheapest_first: of one priority, groups that cost the least a row are in the first partitions.
         range_tokens: see `plan_ranges`.
         bucket_tokens: see `sort_prompts`.
         memory_limit: see `sort_batches`.
@@ -80,7 +89,10 @@ def write_plan(
         rows = sort_prompts(file, folder, bucket_tokens=bucket_tokens, memory_limit=memory_limit)
         ranges = plan_ranges(rows, method=method, range_tokens=range_tokens)
         planned.write_batches(PLAN_SCHEMA, _split_ranges(ranges, groups, partition_tokens, num_answer_tokens))
-        placement = place_groups(groups.concatenate("costs"), groups.concatenate("priorities"), partition_tokens)
+        costs, priorities = groups.concatenate("costs"), groups.concatenate("priorities")
+        if is_cheapest_first:
+            priorities = rank_cheapest_first(costs, priorities, groups.concatenate("num_rows"))
+        placement = place_groups(costs, priorities, partition_tokens)
         summary = PlanSummary(
             num_rows=groups.num_rows,
             num_groups=groups.num_groups,
@@ -119,10 +131,11 @@ class _Groups:
         )
         self._columns["costs"].append(group_costs(plan, num_answer_tokens))
         self._columns["priorities"].append(np.maximum.reduceat(plan.priority, starts))
+        self._columns["num_rows"].append(np.diff(starts, append=plan.num_rows))
         self._columns["common_lens"].append(plan.num_common_tokens[starts].astype(np.int64))
 
     def concatenate(self, name: str) -> npt.NDArray[np.int64]:
-        """A number of each group: "costs", "priorities" or "common_lens"."""
+        """A number of each group: "costs", "priorities", "num_rows" or "common_lens"."""
         return np.concatenate([np.empty(0, np.int64), *self._columns[name]])
 
 

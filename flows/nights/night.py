@@ -1,7 +1,10 @@
 """A night of several workloads, as its file describes it: each is a flow run of its own within the night's."""
 
 import logging
+import time
 from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +18,7 @@ from flows.nights.night_file import NightPlan, load_night
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
 from tasks.database.connection import connect
+from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Wave, run_waves
 from tasks.publish import check_target, publish_night
 from tasks.recover import recover_runs
@@ -30,13 +34,19 @@ go_on_unread()
 
 @flow(name="nightly", flow_run_name="night-{file.stem}", retries=0, persist_result=False)
 def night(
-    file: Path, full: bool = False, lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0
+    file: Path,
+    full: bool = False,
+    until: str = "",
+    budget: str = "",
+    lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
     """Answer the workloads of a night file, each after those whose answers it reads.
 
     Args:
         file: the night file.
         full: answer every row again, not only what is new or changed.
+        until: when the night has to end, as 06:00; instead of what the file says.
+        budget: how long the night may take, as 90min; instead of what the file says.
         lock_timeout_seconds: how long to wait while another process has the database open.
 
     Returns:
@@ -45,7 +55,10 @@ def night(
         ConfigError, WorkloadError: the file is wrong; found before any work.
         NightError: workloads failed; the others are answered.
     """
+    begun = datetime.now().astimezone()
     plan = load_night(file)
+    limits = (until, budget) if until or budget else (plan.until, plan.budget)
+    deadline = find_deadline(*limits, begun)
     with connect(plan.database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path ends here, before anything is made beside it
     if plan.publish is not None:
@@ -56,9 +69,12 @@ def night(
         prune_cache(plan.database)
         if problems := find_problems(plan):
             raise ConfigError(f"{file}: {'; '.join(problems)}")
-        run = NightRun(plan, full)
+        run = NightRun(plan, full, deadline.timestamp() if deadline else None)
         with closing(run):
-            outcomes = run_waves(plan.steps, run.answer, lambda: True)
+            outcomes = run_waves(plan.steps, run.answer, run.has_time)
+        left = [name for name, outcome in outcomes.items() if outcome == "left"]
+        if left:
+            LOGGER.warning("left at the deadline, for the next night: %s", ", ".join(left))
         show_summaries(run.summaries)
         if plan.publish is not None:
             publish_night(plan.database, plan.publish, is_lenient=bool(run.errors))
@@ -76,16 +92,18 @@ class NightRun:
     Args:
         plan: the night.
         full: answer every row again.
+        deadline: Unix time after which no step of an engine begins; None for none.
 
     Attributes:
         summaries: of the workloads that came through, in their order.
         errors: by workload, of those that failed.
     """
 
-    __slots__ = ("_model", "_night", "_plan", "_sources", "errors", "summaries")
+    __slots__ = ("_deadline", "_model", "_night", "_plan", "_sources", "errors", "summaries")
 
-    def __init__(self, plan: NightPlan, full: bool) -> None:
+    def __init__(self, plan: NightPlan, full: bool, deadline: float | None) -> None:
         self._plan = plan
+        self._deadline = deadline
         self._sources = {
             name: Source.find(plan.database, model, settings.to_config(), plan.planning, full, plan.attach)
             for name, (model, settings) in plan.models.items()
@@ -101,13 +119,18 @@ class NightRun:
         outcomes: dict[str, Outcome] = {}
         for name in wave.steps:
             try:
-                self.summaries.append(answer_step(night, self._plan.workloads[name]))
-                outcomes[name] = "done"
+                summary = answer_step(night, self._plan.workloads[name])
+                self.summaries.append(summary)
+                outcomes[name] = "left" if summary.status == "deadline" else "done"
             except Exception as error:
                 LOGGER.error("%s: failed: %s", name, " ".join(str(error).split()))
                 self.errors[name] = error
                 outcomes[name] = "failed"
         return outcomes
+
+    def has_time(self) -> bool:
+        """Whether a wave may begin before the deadline."""
+        return self._deadline is None or time.time() < self._deadline
 
     def close(self) -> None:
         """Give back the memory of the model that is loaded, end its processes."""
@@ -123,11 +146,12 @@ class NightRun:
             names = [step.name for step in plan.steps if step.model == model]
             is_isolated = any(needs_isolation(plan.database, name) for name in names)
             self._night = Night(
-                source=self._sources[model],
+                source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
                 engine=plan.models[model][1].to_config(),
                 failures=plan.failures,
                 machines=plan.machines,
                 workers=Workers(plan.machines, is_isolated),
+                deadline=self._deadline,
             )
         return self._night
 

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from pydantic_core import ErrorDetails
 from engine.errors import ConfigError
 from flows.settings import EngineSettings, PlanSettings, Settings, WorkerSettings
 from tasks.database.attach import parse_attachments
+from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Step, check_graph
 from tasks.runs.infer_job import FailurePolicy
 from tasks.workloads.workload import SHIPPED, Workload, load_workload
@@ -50,11 +52,19 @@ class NightTables(Settings):
     database: Text
     models: Annotated[dict[str, ModelTable], Field(min_length=1)]
     workload: Annotated[tuple[WorkloadTable, ...], Field(min_length=1)]
+    until: str = ""
+    budget: str = ""
     attach: dict[str, str] = Field(default_factory=dict)
     publish: Text | None = None
     planning: PlanSettings = PlanSettings()
     failures: FailurePolicy = FailurePolicy()
     machines: WorkerSettings = WorkerSettings()
+
+    @field_validator("until", mode="before")
+    @classmethod
+    def _as_text(cls, given: Any) -> Any:
+        """TOML has times and dates of its own."""
+        return given.isoformat() if isinstance(given, (datetime, time)) else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +76,7 @@ class NightPlan:
         steps: the graph, in the order of the file.
         workloads: of each step, by its name.
         attach: name to absolute path of what SQL may read beside the database.
+        until, budget: see `tasks.nights.deadline.find_deadline`.
     """
 
     database: Path
@@ -73,6 +84,8 @@ class NightPlan:
     steps: tuple[Step, ...]
     workloads: Mapping[str, Workload]
     attach: Mapping[str, str]
+    until: str
+    budget: str
     publish: Path | None
     planning: PlanSettings
     failures: FailurePolicy
@@ -108,6 +121,7 @@ def load_night(path: Path) -> NightPlan:
         check_graph(steps)
         _check_tables(workloads)
         attach = parse_attachments(tables.attach, folder)
+        find_deadline(tables.until, tables.budget, datetime.now().astimezone())
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return NightPlan(
@@ -119,6 +133,8 @@ def load_night(path: Path) -> NightPlan:
         steps=steps,
         workloads={workload.name: workload for workload in workloads},
         attach=attach,
+        until=tables.until,
+        budget=tables.budget,
         publish=folder / tables.publish if tables.publish is not None else None,
         planning=tables.planning,
         failures=tables.failures,

@@ -77,14 +77,14 @@ create table if not exists rankings (
 create table if not exists runs (
     run_id text,
     workload text,
-    status text,               -- completed, interrupted, failed
+    status text,               -- completed, interrupted, failed, deadline
     error text,
     started_at timestamptz,
     finished_at timestamptz,
     num_rows bigint,           -- rows that had no answer when the run began
     num_ok bigint,
     num_errors bigint,
-    num_unanswered bigint,     -- interrupted: the next run takes them up
+    num_unanswered bigint,     -- interrupted, deadline: the next run takes them up
     num_already_done bigint,   -- rows that earlier runs had answered
     num_prompt_tokens bigint,
     num_cached_tokens bigint,

@@ -16,7 +16,7 @@ from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, read_partition
+from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
 from tasks.workers.engine_team import EngineTeam, hand_out
 from tasks.workloads.workload import Workload
 
@@ -85,6 +85,25 @@ def predict(
     )
 
 
+def find_fitting(order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float) -> list[int]:
+    """The partitions that are done in time, where each engine takes the next one when it is free.
+
+    Args:
+        order: in which partitions are taken.
+        seconds: that each takes.
+        num_engines: that work side by side.
+        seconds_left: until the deadline.
+    """
+    ends = [0.0] * num_engines
+    fitting = []
+    for partition in order:
+        engine = ends.index(min(ends))
+        ends[engine] += seconds[partition]
+        if ends[engine] <= seconds_left:
+            fitting.append(partition)
+    return fitting
+
+
 def spread(count: int) -> list[int]:
     """0 to count - 1 in an order whose beginnings are spread over all of it: the bits of each number backwards."""
     num_bits = max(count - 1, 0).bit_length()
@@ -100,6 +119,7 @@ def predict_run(
     answer: AnswerLength,
     checkpoint: Path,
     team: EngineTeam,
+    seconds_left: float | None = None,
 ) -> dict[str, float]:
     """Steps, tokens, memory and time of a run, before its model is loaded, from a part of its partitions.
 
@@ -108,15 +128,17 @@ def predict_run(
         answer: length of the answers.
         checkpoint: the model's folder.
         team: the engines.
+        seconds_left: until the deadline, if there is one.
     Returns:
-        quantity to value, as `RunFacts.prediction` names them, and num_simulated_partitions.
+        quantity to value, as `RunFacts.prediction` names them, and num_simulated_partitions; with a deadline also
+        num_fitting_partitions and num_fitting_rows, which will be done by then.
     Raises:
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
     engine = team.engine
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
-    return predict_on(hardware, plan, summary, workload, answer, checkpoint, team)
+    return predict_on(hardware, plan, summary, workload, answer, checkpoint, team, seconds_left)
 
 
 def predict_on(
@@ -127,6 +149,7 @@ def predict_on(
     answer: AnswerLength,
     checkpoint: Path,
     team: EngineTeam,
+    seconds_left: float | None = None,
 ) -> dict[str, float]:
     """See `predict_run`; on a device that is known already."""
     started, engine = time.perf_counter(), team.engine
@@ -139,7 +162,12 @@ def predict_on(
         return hardware.simulate(form.ask(rows), rows.groups(), engine, kv_bytes, answer.num_tokens)
 
     found = predict(simulate, summary, team.num_engines, since=started)
-    return {
+    fitting = {}
+    if seconds_left is not None:
+        fits = find_fitting(summary.dispatch_order, found.partition_seconds, team.num_engines, seconds_left)
+        num_rows = count_partition_rows(plan)
+        fitting = {"num_fitting_partitions": len(fits), "num_fitting_rows": float(sum(num_rows[fits]))}
+    return fitting | {
         "num_steps": found.scale * found.simulated.num_steps,
         "num_computed_tokens": found.scale * found.simulated.num_computed_tokens,
         "num_preempted_requests": found.scale * found.simulated.num_preempted_requests,

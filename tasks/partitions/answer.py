@@ -21,7 +21,7 @@ ENDED = Failure(reason="the process that tried it ended each time")
 def infer_partition(
     partition: int, job: InferJob, upload_file: Callable[[Path], None] = lambda path: None
 ) -> list[ArtifactRef] | None:
-    """`infer` without Prefect; None where the run was asked to stop.
+    """`infer` without Prefect; None where the run was asked to stop, but not by its deadline.
 
     Args:
         partition: its number in the plan.
@@ -32,7 +32,8 @@ def infer_partition(
         try:
             answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
         except StoppedError:
-            return None
+            if not job.stop.is_overdue:
+                return None
     return work.parts
 
 

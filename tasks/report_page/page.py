@@ -66,7 +66,13 @@ def _compare_prediction(facts: RunFacts) -> Iterator[tuple[str, str, str, str]]:
         "elapsed_seconds": ("time of the longest engine", totals.elapsed_seconds, seconds),
         "tecd_seconds": ("TECD", totals.tecd_seconds, seconds),
     }
-    if totals.num_engines == 1:
+    if facts.run.status == "deadline":
+        num_done = facts.run.num_rows - facts.run.num_unanswered
+        actual = {
+            "num_fitting_rows": ("rows done by the deadline", num_done, count),
+            "num_fitting_partitions": ("partitions done by the deadline", totals.num_partitions, count),
+        }
+    elif totals.num_engines == 1:
         del actual["elapsed_seconds"]  # the same as all steps
     for name, (title, value, as_text) in actual.items():
         predicted = facts.prediction.get(name)

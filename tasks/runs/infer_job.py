@@ -24,16 +24,27 @@ NUM_REASONS = 3
 
 
 class StopRequest:
-    """The file ``stop`` of a run folder. Workers look for it after each step of the engine, wherever they run."""
+    """The file ``stop`` of a run folder, or a deadline. Workers look for it after each step of the engine.
 
-    __slots__ = ("_path",)
+    Args:
+        run_folder: that all workers see.
+        deadline: Unix time from which on the request is made; None for none.
+    """
 
-    def __init__(self, run_folder: str | Path) -> None:
+    __slots__ = ("_deadline", "_path")
+
+    def __init__(self, run_folder: str | Path, deadline: float | None = None) -> None:
         self._path = Path(run_folder) / "stop"
+        self._deadline = deadline
 
     @property
     def is_made(self) -> bool:
-        return self._path.exists()
+        return self.is_overdue or self._path.exists()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the deadline has passed; the run then ends as planned."""
+        return self._deadline is not None and time.time() >= self._deadline
 
     def wait(self, seconds: float) -> bool:
         """Sleep so long, or until a request is made; returns whether one is."""
@@ -128,6 +139,7 @@ class InferJob:
         failures: what to do about rows that the model fails on.
         expected_output_tokens: of an answer, see `AnswerLength`.
         exchange: None where workers see run folder, plan and checkpoint under the paths above.
+        deadline: Unix time after which no step of the engine begins; None for none.
     """
 
     run_folder: str
@@ -139,11 +151,12 @@ class InferJob:
     failures: FailurePolicy
     expected_output_tokens: int | None
     exchange: Exchange | None = None
+    deadline: float | None = None
 
     @property
     def stop(self) -> StopRequest:
         """The run's request to stop."""
-        return StopRequest(self.run_folder)
+        return StopRequest(self.run_folder, self.deadline)
 
     def note_lowered(self, engine: EngineConfig) -> None:
         """Keep in the run folder that an engine had to be loaded with less memory than was asked for."""

@@ -19,7 +19,7 @@ LOGGER = logging.getLogger("batchloom")
 PACKAGES = ("batchloom", "torch", "transformers", "duckdb", "pyarrow", "prefect")
 """Whose versions a run's record names."""
 
-RunStatus = Literal["running", "completed", "interrupted", "failed"]
+RunStatus = Literal["running", "completed", "interrupted", "failed", "deadline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,6 +177,12 @@ def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:
     return rows
 
 
+def count_partition_rows(plan: ArtifactRef) -> npt.NDArray[np.int64]:
+    """Rows of each partition, by its number."""
+    with open_parquet(plan) as file:
+        return np.bincount(file.read(columns=["partition"]).column("partition").to_numpy())
+
+
 def read_all_rows(plan: ArtifactRef) -> Plan:
     """The whole plan in memory; `ArtifactError` where the file is not what its reference says."""
     with open_parquet(plan) as file:

@@ -10,6 +10,7 @@ from flows.cli import COMMANDS, main
 from flows.evaluate import evaluate
 from flows.explain import explain
 from flows.nightly import nightly
+from flows.nights.night import night
 from tasks.database.connection import connect
 from tasks.database.demo_database import build_demo_database, read_demo_contents
 from tasks.database.schema import create_schema
@@ -52,8 +53,9 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert target in targets, f"{name_of(page)}: make {target}"
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
-    for flow in (nightly, explain, evaluate):
-        assert main(flow, ["--help-all"]) == 0
+    for flow, *forms in ((nightly, night), (explain,), (evaluate,)):
+        for form in (flow, *forms):
+            assert main(form, ["--help-all"]) == 0
         known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
         for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow.name}([^\n`]*)", text):
             assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow.name}{options}"

@@ -174,3 +174,31 @@ def test_paths_are_relative_to_the_file(
     assert plan.steps[0].model == "small"
     with pytest.raises(ConfigError, match="no night file"):
         load_night(tmp_path / "none.toml")
+
+
+def test_a_night_ends_at_its_deadline(
+    nights: Any, write_night: Any, prefect_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fits is written; the rest is the next night's, and so is what comes after."""
+    nights.add_towers(1000)
+    nights.sql("insert into ranking_candidates select query_id, doc_id from queries, documents where doc_id like 'm%'")
+    sql = "select doc_id, query_id, label as snippet from latest_rankings"
+    text = NIGHT.replace('file = "snippets"', 'file = "ranking"')
+    file = write_night(partition_tokens=4000, sql=sql, after="ranking", night=text)
+    begun = time.monotonic()
+    with caplog.at_level("INFO", "batchloom"):
+        (summary,) = night(file=file, budget="14s")
+    assert time.monotonic() - begun < 30, "the whole of it takes minutes"
+    assert summary.status == "deadline"
+    assert 0 < summary.num_ok < summary.num_rows == 6 + 3000
+    assert summary.num_unanswered == summary.num_rows - summary.num_ok
+    assert "left at the deadline, for the next night: ranking, replies" in caplog.text
+    assert re.search(r"s to the deadline: [\d,]+ of 3,006 rows, [\d,]+ of \d+ partitions, should fit", caplog.text)
+    assert nights.sql("select status, error, num_unanswered from runs") == [
+        ("deadline", f"{summary.num_unanswered:,} rows were not reached before the deadline", summary.num_unanswered)
+    ]
+    page = next(nights.runs.glob("*/report.html")).read_text()
+    assert "rows done by the deadline" in page
+    nights.sql("delete from ranking_candidates where doc_id like 'm%'")
+    first, second = night(file=file)
+    assert (first.status, first.num_ok + first.num_already_done, second.num_ok) == ("completed", 6, 6)

@@ -1,0 +1,64 @@
+"""When a night has to end: a time of day or a budget, as people write them."""
+
+import re
+from datetime import datetime, timedelta
+
+from engine.errors import ConfigError
+
+RESERVE_SHARE = 0.02
+"""Of the night, before its deadline: for writing the last answers and their report."""
+LEAST_RESERVE_SECONDS = 1.0
+
+_UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0}
+
+
+def find_deadline(until: str, budget: str, now: datetime) -> datetime | None:
+    """When the last step of the engine may begin; None without limit.
+
+    Args:
+        until: a time of day as "06:00", of today or tomorrow, whichever comes next; or a date and a time. Without a
+            zone, it is local time. Empty for none.
+        budget: a length as "90min", "1h 30min" or "45s". Empty for none.
+        now: when the night begins, with its zone.
+    Raises:
+        ConfigError: one of them cannot be read, or the time is over.
+    """
+    ends = []
+    if until:
+        ends.append(parse_until(until, now))
+    if budget:
+        ends.append(now + timedelta(seconds=parse_budget(budget)))
+    if not ends:
+        return None
+    end = min(ends)
+    reserve = max(LEAST_RESERVE_SECONDS, RESERVE_SHARE * (end - now).total_seconds())
+    return end - timedelta(seconds=reserve)
+
+
+def parse_until(text: str, now: datetime) -> datetime:
+    """The next moment after `now` that the text names; see `find_deadline`."""
+    if match := re.fullmatch(r"(\d{1,2}):(\d\d)(?::(\d\d))?", text.strip()):
+        hour, minute, second = (int(part or 0) for part in match.groups())
+        try:
+            found = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        except ValueError as error:
+            raise ConfigError(f"until must be a time of day as 06:00, got {text!r}") from error
+        return found if found > now else found + timedelta(days=1)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"until must be a time of day as 06:00, or a date and a time, got {text!r}") from error
+    found = found if found.tzinfo else found.replace(tzinfo=now.tzinfo)
+    if found <= now:
+        raise ConfigError(f"until {text} is over")
+    return found
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of a length as "1h 30min"; raises `ConfigError` for any other text, and for none at all."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(h|min|s)(?![a-z])", text)
+    rest = re.sub(r"\d+(?:\.\d+)?\s*(?:h|min|s)(?![a-z])", "", text).strip()
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if rest or not seconds:
+        raise ConfigError(f"budget must be a length of time as 90min or 1h 30min, got {text!r}")
+    return seconds

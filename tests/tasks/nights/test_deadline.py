@@ -1,0 +1,85 @@
+"""When a night ends, and which partitions fit before."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError
+from engine.planning.plan_partitions import place_groups, rank_cheapest_first
+from tasks.forecast.prediction import find_fitting
+from tasks.nights.deadline import find_deadline, parse_budget, parse_until
+from tasks.runs.infer_job import StopRequest
+
+EVENING = datetime(2026, 3, 1, 22, 30, tzinfo=timezone(timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("06:00", 7.5), ("23:00", 0.5), ("22:30", 24), ("22:30:36", 0.01), ("2026-03-03T22:30", 48),
+     ("2026-03-01T21:30:00+00:00", 1)],
+)  # fmt: skip
+def test_until_is_the_next_such_time(text: str, hours: float) -> None:
+    assert parse_until(text, EVENING) == EVENING + timedelta(hours=hours)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90min", 5400), ("1h 30min", 5400), ("1h30min", 5400), ("45s", 45), ("1.5 h", 5400)]
+)
+def test_a_budget_is_a_length(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "90", "min", "1h and a bit", "0min", "3 minutes", "-1h", "90mins"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(ConfigError, match="budget must be a length of time"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize("text", ["six", "25:00", "06:61", "2026-03-01T22:00"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match="until"):
+        parse_until(text, EVENING)
+
+
+def test_the_earlier_limit_counts_and_leaves_time_to_write() -> None:
+    assert find_deadline("", "", EVENING) is None
+    both = find_deadline("06:00", "100min", EVENING)
+    assert both == EVENING + timedelta(minutes=98)
+    assert find_deadline("", "10s", EVENING) == EVENING + timedelta(seconds=9)
+
+
+def test_a_deadline_is_a_stop_request(tmp_path: object) -> None:
+    now = datetime.now(UTC).timestamp()
+    assert StopRequest(str(tmp_path), now - 1).is_made
+    assert StopRequest(str(tmp_path), now - 1).is_overdue
+    assert not StopRequest(str(tmp_path), now + 60).is_made
+    assert not StopRequest(str(tmp_path)).is_overdue
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=12), st.integers(1, 3), st.floats(0, 40))
+def test_what_fits_is_what_engines_end_in_time(seconds: list[float], num_engines: int, left: float) -> None:
+    """Against a night over a fake clock: each engine takes the next partition when it is free."""
+    clocks, in_time = [0.0] * num_engines, []
+    for partition, length in enumerate(seconds):
+        engine = min(range(num_engines), key=clocks.__getitem__)
+        clocks[engine] += length
+        if clocks[engine] <= left:
+            in_time.append(partition)
+    assert find_fitting(range(len(seconds)), seconds, num_engines, left) == in_time
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.integers(-3, 3), st.integers(1, 50)), min_size=1, max_size=40))
+def test_priority_comes_before_cost(groups: list[tuple[int, int, int]]) -> None:
+    costs, priorities, num_rows = (np.array(column, np.int64) for column in zip(*groups, strict=True))
+    ranks = rank_cheapest_first(costs, priorities, num_rows)
+    placement = place_groups(costs, ranks, 1)
+    order = np.argsort([placement.dispatch_order().index(p) for p in placement.partitions.tolist()], kind="stable")
+    per_row = (costs / num_rows)[order]
+    for place, (one, other) in enumerate(pairwise(order.tolist())):
+        assert priorities[one] >= priorities[other]
+        if priorities[one] == priorities[other]:
+            assert per_row[place] <= 1.19 * per_row[place + 1] + 1e-9
