@@ -7,9 +7,10 @@ are left to the model, with every token allowed that begins with them.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Sequences
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +90,7 @@ class Grammar:
         self.vocabulary = vocabulary
         self._source = source
         self._is_json = is_json
-        self._idle = [_begin(source, vocabulary, is_json)]
+        self._idle = [_check_begin(vocabulary.compile(source, is_json=is_json))]
         self.opening = tuple(self._idle[0].compute_ff_tokens())
 
     @classmethod
@@ -149,20 +150,18 @@ def json_source(schema: Mapping[str, Any] | str) -> str:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
 
 
-def check_source(source: str) -> None:
+def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> None:
     """Refuses a grammar that no vocabulary could make valid.
 
     Raises:
         GrammarError: see `Grammar`.
     """
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(source)
-    if is_error:
-        raise GrammarError(_first_line(messages[0]))
+    make = {"pattern": LLMatcher.grammar_from_regex, "schema": json_source, "lark": LLMatcher.grammar_from_lark}
+    _check_begin(LLMatcher(LLTokenizer("byte"), make[syntax](text), log_level=0))
 
 
-def _begin(source: str, vocabulary: Vocabulary, is_json: bool) -> LLMatcher:
-    """The grammar's first matcher; its first mask finds what the compilation does not."""
-    matcher = vocabulary.compile(source, is_json=is_json)
+def _check_begin(matcher: LLMatcher) -> LLMatcher:
+    """The first matcher of a grammar; its first mask finds what the compilation does not."""
     if matcher.is_error():
         raise GrammarError(_first_line(matcher.get_error()))
     is_allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).any()
@@ -172,9 +171,10 @@ def _begin(source: str, vocabulary: Vocabulary, is_json: bool) -> LLMatcher:
 
 
 def _first_line(message: str) -> str:
+    """What llguidance says, without the lines that show the place in a source that nobody wrote."""
     lines = [line.strip() for line in message.split("<state>")[0].splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("|", "^"))]
-    return " ".join(kept)[:300]
+    kept = [line for line in lines if line and not re.match(r"[|^]|\d+ \|", line)]
+    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(kept))[:300]
 
 
 class Constraint:

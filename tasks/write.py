@@ -136,6 +136,7 @@ def _replace_answers(
             keys=workload.key,
             columns=list(kind.written),
             part_columns=list(kind.written.values()),
+            types=kind.columns,
         )
         return connection.execute(text, this_run | parameters)
 

@@ -28,9 +28,8 @@ class AnswerKind:
         mode: what a workload's file calls it.
         is_decoded: answers are decoded token by token, so that their lengths differ.
         has_labels: `ask` calls `encode_labels`, for which a tokenizer is needed.
-        part_fields: columns of a part that hold what `read` gives.
-        insert_statement: writes parts to the output table.
         output: the file's table of that name.
+        has_exact_types: a table that exists must have the columns with these very types.
     """
 
     __slots__ = ()
@@ -38,8 +37,7 @@ class AnswerKind:
     mode: ClassVar[str]
     is_decoded: ClassVar[bool] = False
     has_labels: ClassVar[bool] = False
-    part_fields: Sequence[pa.Field] = PLAIN_FIELDS
-    insert_statement: ClassVar[str] = "write/insert_answers"
+    has_exact_types: ClassVar[bool] = False
 
     output: Output
 
@@ -59,6 +57,16 @@ class AnswerKind:
         return {name: name for name in self.columns}
 
     @property
+    def part_fields(self) -> Sequence[pa.Field]:
+        """Columns of a part that hold what `read` gives."""
+        return PLAIN_FIELDS
+
+    @property
+    def insert_statement(self) -> str:
+        """The statement that writes parts to the output table."""
+        return "write/insert_answers"
+
+    @property
     def max_answer_tokens(self) -> int:
         """Most tokens of an answer; 1 where nothing is decoded, and a prompt's last row gives the answer."""
         return 1
@@ -71,6 +79,11 @@ class AnswerKind:
     @property
     def rank_within(self) -> str:
         """The key column within which rows are ranked by their ``score``; empty for no rank."""
+        return ""
+
+    @property
+    def instructions(self) -> str:
+        """What the model is told of the answer, before the words of the row; empty for nothing."""
         return ""
 
     def check(self, key: Sequence[str]) -> None:

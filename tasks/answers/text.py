@@ -2,21 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pydantic
-from pydantic import StrictFloat, StrictInt
+from pydantic import AfterValidator, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
 from engine.request import Completion, Request
+from tasks.answers.grammar_source import GrammarSource, SchemaText, check_pattern, constrained_answer
 from tasks.answers.kind import AnswerKind, EncodeLabels
-from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Texts, must
+from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Texts, must, refuse_if
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Decoding:
-    """How an answer is generated; names and ranges of `engine.Request`."""
+    """How an answer is generated; names and ranges of `engine.Request`.
+
+    Attributes:
+        pattern: regular expression that the answer matches from end to end; empty for none.
+        schema: JSON schema of the answer, in the file the name of its file; empty for none.
+    """
 
     max_new_tokens: StrictInt = 64
     temperature: StrictFloat = 0.0
@@ -24,11 +30,30 @@ class Decoding:
     top_p: StrictFloat = 1.0
     seed: StrictInt = 0
     stop: Texts = ()
+    pattern: Annotated[str, AfterValidator(check_pattern)] = ""
+    schema: SchemaText = ""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        Request(request_id="every row", token_ids=np.zeros(1, np.int32), **asdict(self))
+        Request(request_id="every row", token_ids=np.zeros(1, np.int32), **self.settings)
+        refuse_if(self.pattern and self.schema, "pattern and schema exclude each other")
+        refuse_if(self.has_grammar and self.stop, "stop needs free text: the pattern or schema says how an answer ends")
         return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Parameters of `engine.Request`."""
+        return {name: value for name, value in asdict(self).items() if name not in ("pattern", "schema")}
+
+    @property
+    def digest_parts(self) -> dict[str, Any]:
+        """What decides an answer; as it was before there were grammars, where there is none."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("pattern", "schema")}
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether only some texts are answers."""
+        return bool(self.pattern or self.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -61,7 +86,7 @@ class TextAnswer(AnswerKind):
 
     @property
     def digest_parts(self) -> list[Any]:
-        return [asdict(self.decoding), []]
+        return [self.decoding.digest_parts, []]
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -79,9 +104,15 @@ class TextAnswer(AnswerKind):
         pass
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
-        return [asdict(self.decoding) | {"mode": "generate", "expected_output_tokens": expected_output_tokens}]
+        settings = self.decoding.settings
+        if self.decoding.has_grammar:
+            syntax: Literal["pattern", "schema"] = "pattern" if self.decoding.pattern else "schema"
+            settings["grammar"] = GrammarSource(syntax, self.decoding.pattern or self.decoding.schema)
+        return [settings | {"mode": "generate", "expected_output_tokens": expected_output_tokens}]
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        if self.decoding.has_grammar:
+            return constrained_answer(completion, decode)
         token_ids = [int(token) for token in completion.token_ids]
         return {"answer": _cut(decode(token_ids), self.decoding.stop), "token_ids": token_ids}
 

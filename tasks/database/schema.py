@@ -135,6 +135,8 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
     columns = frozenset(name.lower() for name in (*workload.key, *workload.kind.columns))
     upgrades = _list_upgrades(workload)
     _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
+    if workload.kind.has_exact_types and table in existing:
+        _check_types(connection, workload, f"{database}: table {table!r}")
     for name, relation in needed.items():
         found = existing.get(name)
         if found is None:
@@ -164,6 +166,14 @@ def _check_columns(where: str, relation: Relation, expected: frozenset[str]) -> 
     missing = sorted(expected - relation.columns)
     if missing:
         raise DatabaseError(f"{where} has no column {missing[0]!r}; it has {', '.join(sorted(relation.columns))}")
+
+
+def _check_types(connection: duckdb.DuckDBPyConnection, workload: Workload, where: str) -> None:
+    columns = workload.kind.columns
+    query = fill_identifiers(statement("schema/select_columns"), columns=list(columns), table=workload.output.table)
+    for (name, expected), found in zip(columns.items(), connection.sql(query).types, strict=True):
+        if str(found) != str(duckdb.sqltype(expected)):
+            raise DatabaseError(f"{where}: column {name!r} is {found}, the workload has {expected}: give a new table")
 
 
 def _create_answers(workload: Workload) -> str:

@@ -110,6 +110,10 @@ def _run_model(
     rows: Plan, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
     form = RequestForm.of(job.workload, model.codec, job.expected_output_tokens)
+    if any("grammar" in each for each in form.settings):
+        from tasks.partitions.grammars import compile_grammars  # most workloads have none
+
+        form = compile_grammars(form, model)
     yield from model.engine.run_plan(form.ask(rows), rows.groups(), decode=model.codec.decode, on_step=on_step)
 
 

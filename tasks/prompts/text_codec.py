@@ -92,6 +92,11 @@ class TextCodec:
         return cls(backend, tokenizer)
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's own; not to be changed."""
+        return self._tokenizer
+
+    @property
     def has_chat_template(self) -> bool:
         return self._chat is not None and bool(self._chat.chat_template)
 

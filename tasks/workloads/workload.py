@@ -6,7 +6,7 @@ import re
 import string
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -59,6 +59,12 @@ class Prompt:
     def fields(self) -> tuple[str, ...]:
         """The template's fields, each once, in reading order."""
         return tuple(dict.fromkeys(field for _, field in self.segments if field is not None))
+
+    def with_instructions(self, text: str) -> "Prompt":
+        """The prompt with a text that all rows share: in the system message, or where there is none, before them."""
+        if self.chat:
+            return replace(self, system=f"{self.system}\n\n{text}".strip())
+        return replace(self, template=text.replace("{", "{{").replace("}", "}}") + "\n\n" + self.template)
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -135,7 +141,11 @@ def find_kind(mode: object) -> type[AnswerKind]:
             from tasks.answers.score import LabelScore
 
             return LabelScore
-    raise ValueError(f"mode must be 'generate' or 'score', got {mode!r}")
+        case "extract":
+            from tasks.answers.extract import Extraction
+
+            return Extraction
+    raise ValueError(f"mode must be 'generate', 'score' or 'extract', got {mode!r}")
 
 
 FOREIGN_KEYS = {"labels": "labels belong to mode 'score'", "decoding": "decoding belongs to mode 'generate'"}
@@ -184,14 +194,17 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
     """
     refuse_if("mode" not in values, "mode is missing; expected a string")
     kind = find_kind(values["mode"])
-    own_names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    known: Mapping[str, pydantic.fields.FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]
+    own_names = {field.alias or name for name, field in known.items()}
     common = {name: value for name, value in values.items() if name not in ("mode", *own_names)}
     own = {name: values[name] for name in own_names if name in values}
     for name, why in FOREIGN_KEYS.items():
         refuse_if(common.pop(name, None), why)
     workload = _WORKLOAD.validate_python(common | {"source": source, "kind": None}, context=folder)
-    workload = replace(workload, kind=pydantic.TypeAdapter(kind).validate_python(own))
+    workload = replace(workload, kind=pydantic.TypeAdapter(kind).validate_python(own, context=folder))
     workload.kind.check(workload.key)
+    if workload.kind.instructions:
+        workload = replace(workload, prompt=workload.prompt.with_instructions(workload.kind.instructions))
     used = {"key": workload.key, "prompt.template": workload.prompt.fields, "priority": (workload.priority,)}
     for place, columns in used.items():
         for column in columns:

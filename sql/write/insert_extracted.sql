@@ -1,0 +1,59 @@
+-- purpose: the typed columns of a run's finished parts, mode "extract"
+-- grain:   one row a row of requests that a part answers, once even if two parts hold it
+-- inputs:  the run's artifacts
+-- identifiers: {table}, {keys}, {columns}: the answer's, {types}: the same, each with its type
+-- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
+
+insert into {table} (
+    {keys}, {columns}, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens,
+    compute_ms, prefix_group, model, run_id, created_at, content_key
+)
+with requests as (
+    select columns($keys), row_id, content_key
+    from read_parquet($requests)
+),
+
+parts as (
+    select distinct on (row_id)
+        row_id,
+        answer,
+        try(cast(cast(answer as json) as struct({types}))) as extracted,
+        error,
+        finish_reason,
+        num_prompt_tokens,
+        num_cached_tokens,
+        num_output_tokens,
+        compute_ms,
+        prefix_group
+    from read_parquet($parts)
+    order by row_id, error is not null, finish_reason
+),
+
+judged as (
+    select
+        * replace (
+            case
+                when error is null and extracted is null then 'the answer cannot be cast to the columns: ' || answer
+                else error
+            end as error
+        )
+    from parts
+)
+
+select
+    requests.* exclude (row_id, content_key),
+    unnest(judged.extracted),
+    case when judged.error is null then 'ok' else 'error' end as status,
+    judged.error,
+    judged.finish_reason,
+    judged.num_prompt_tokens,
+    judged.num_cached_tokens,
+    judged.num_output_tokens,
+    judged.compute_ms,
+    judged.prefix_group,
+    $model as model,
+    $run_id as run_id,
+    $created_at as created_at,
+    requests.content_key
+from requests
+inner join judged on judged.row_id = requests.row_id

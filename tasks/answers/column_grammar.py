@@ -1,0 +1,127 @@
+"""DuckDB types as grammars: the JSON texts that DuckDB casts to a type without a loss.
+
+Types are read by DuckDB itself. What a grammar of text can know is in it: ranges of whole numbers, digits of decimals,
+days of a month. So each finished answer can be cast, and no answer is read to find that out.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][48]|[13579][26]|[2468]0)00)"
+_DATE = (
+    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    rf"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIMESTAMP = _DATE + r"[ T]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6})?)?"
+_TEXTS = {"date": f'/"{_DATE}"/', "timestamp": f'/"{_TIMESTAMP}"/', "boolean": '("true" | "false")'}
+_NUMBERS = {
+    "double": r"/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?/",
+    "float": r"/-?(0|[1-9][0-9]{0,7})(\.[0-9]{1,7})?([eE]-?[12]?[0-9])?/",
+}
+_BITS = {"tinyint": 8, "smallint": 16, "integer": 32, "bigint": 64, "hugeint": 128}
+
+SUPPORTED = "VARCHAR, BOOLEAN, whole numbers, FLOAT, DOUBLE, DECIMAL, DATE, TIMESTAMP, ENUM, lists and STRUCT of these"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a column's values are held to beyond its type.
+
+    Attributes:
+        max_chars: of each VARCHAR in the type; 0 for any number.
+        pattern: regular expression that each VARCHAR matches from end to end; empty for none.
+        max_items: of each list in the type; 0 for any number.
+    """
+
+    max_chars: int = 0
+    pattern: str = ""
+    max_items: int = 0
+
+
+def parse_type(text: str) -> Any:
+    """DuckDB's own form of a type; `ValueError` where there is no such type, or a constraint is written behind it."""
+    try:
+        (_, type_), *others = duckdb.sqltype(f"STRUCT(value {text})").children
+    except duckdb.Error as error:
+        reason = str(error).strip().splitlines()[0].partition(": ")[2]
+        why = "" if "STRUCT(value" in reason else f": {reason}"
+        raise ValueError(f"{text!r} is not a type of DuckDB{why}") from error
+    if others:
+        raise ValueError(f"{text!r} is not a type of DuckDB")
+    return type_
+
+
+def value_grammar(type_: Any, bounds: Bounds) -> str:
+    """An expression of llguidance's Lark for the values of a type, without null.
+
+    Args:
+        type_: as `parse_type` gives it.
+    Raises:
+        ValueError: the type is not supported.
+    """
+    kind = type_.id
+    if str(type_) == "VARCHAR":
+        limits: dict[str, Any] = {"maxLength": bounds.max_chars} if bounds.max_chars else {}
+        if bounds.pattern:
+            limits["pattern"] = f"^(?:{bounds.pattern})$"
+        return f"(%json {json.dumps({'type': 'string'} | limits)})"
+    if kind in _TEXTS:
+        return _TEXTS[kind]
+    if kind in _NUMBERS:
+        return _NUMBERS[kind]
+    if kind.removeprefix("u") in _BITS:
+        return f"/{_whole_numbers(_BITS[kind.removeprefix('u')], is_signed=not kind.startswith('u'))}/"
+    if kind == "decimal":
+        (_, precision), (_, scale) = type_.children
+        whole = f"(0|[1-9][0-9]{{0,{precision - scale - 1}}})" if precision > scale else "0"
+        return rf"/-?{whole}" + (rf"(\.[0-9]{{1,{scale}}})?/" if scale else "/")
+    if kind == "enum":
+        ((_, values),) = type_.children
+        return "(" + " | ".join(_literal(json.dumps(value, ensure_ascii=False)) for value in values) + ")"
+    if kind == "struct":
+        return object_grammar({name: f'({value_grammar(child, bounds)} | "null")' for name, child in type_.children})
+    if kind in ("list", "array"):
+        item = value_grammar(type_.children[0][1], bounds)
+        if kind == "array":
+            return f'("[" {item} (", " {item}){{{type_.children[1][1] - 1}}} "]")'
+        return f'("[" ({item} (", " {item}){f"{{0,{bounds.max_items - 1}}}" if bounds.max_items else "*"})? "]")'
+    raise ValueError(f"{str(type_)!r} is not supported; a column may be {SUPPORTED}")
+
+
+def object_grammar(values: dict[str, str]) -> str:
+    """An expression for a JSON object with these names, in order, each with a value of its expression."""
+    parts = []
+    for number, (name, value) in enumerate(values.items()):
+        key = json.dumps(name, ensure_ascii=False)
+        parts.append(f"{_literal(('{' if number == 0 else ', ') + key + ': ')} {value}")
+    return f'({" ".join(parts)} "}}")'
+
+
+def leaf_ids(type_: Any) -> set[str]:
+    """The kinds of type that a type is made of, itself included."""
+    children = type_.children if type_.id in ("struct", "list", "array") else []
+    return {type_.id}.union(*(leaf_ids(child) for _, child in children if not isinstance(child, int)))
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _whole_numbers(num_bits: int, *, is_signed: bool) -> str:
+    if not is_signed:
+        return _up_to(str(2**num_bits - 1))
+    return f"({_up_to(str(2 ** (num_bits - 1) - 1))}|-{_up_to(str(2 ** (num_bits - 1)))})"
+
+
+def _up_to(most: str) -> str:
+    """A regular expression for the whole numbers from 0 to `most`, without leading zeros."""
+    choices = ["0", rf"[1-9][0-9]{{0,{len(most) - 2}}}"]
+    for place, digit in enumerate(most):
+        least = 1 if place == 0 else 0
+        if int(digit) > least:
+            choices.append(f"{most[:place]}[{least}-{int(digit) - 1}][0-9]{{{len(most) - 1 - place}}}")
+    return f"({'|'.join([*choices, most])})"

@@ -1,0 +1,172 @@
+"""``mode = "extract"``: columns with types of their own, out of one constrained JSON answer a row."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, ClassVar
+
+import pyarrow as pa
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
+from pydantic.dataclasses import dataclass
+
+from engine.request import Completion
+from tasks.answers.column_grammar import Bounds, leaf_ids, object_grammar, parse_type, value_grammar
+from tasks.answers.grammar_source import GrammarSource, SchemaText, constrained_answer
+from tasks.answers.kind import AnswerKind, EncodeLabels
+from tasks.answers.text import Decoding
+from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, must, refuse_if
+
+Count = Annotated[StrictInt, must(lambda count: count >= 0, "must not be negative, got {!r}")]
+
+
+def _read_type(text: str) -> str:
+    type_ = parse_type(text)
+    value_grammar(type_, Bounds())
+    return str(type_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class Column:
+    """One column of the answer.
+
+    Attributes:
+        type: of DuckDB, as DuckDB writes it.
+        ask: what the column is to hold, told to the model.
+        max_chars, pattern, max_items: see `Bounds`.
+        not_null: the model must give a value, whether the text says one or not.
+    """
+
+    type: Annotated[str, AfterValidator(_read_type)]
+    ask: str = ""
+    max_chars: Count = 0
+    pattern: str = ""
+    max_items: Count = 0
+    not_null: StrictBool = False
+
+    @property
+    def grammar(self) -> str:
+        """Of its values."""
+        bounds = Bounds(max_chars=self.max_chars, pattern=self.pattern, max_items=self.max_items)
+        value = value_grammar(parse_type(self.type), bounds)
+        return value if self.not_null else f'({value} | "null")'
+
+    def check(self) -> None:
+        """Raise `ValueError` where a bound is of no use, or no value satisfies them all."""
+        kinds = leaf_ids(parse_type(self.type))
+        for name, is_given, needed in (
+            ("max_chars", self.max_chars, "varchar"),
+            ("pattern", self.pattern, "varchar"),
+            ("max_items", self.max_items, "list"),
+        ):
+            refuse_if(is_given and needed not in kinds, f"{name} needs a {needed.upper()} in the type {self.type}")
+        GrammarSource("lark", f"start: {self.grammar}").check()
+
+
+Columns = dict[
+    str,
+    Annotated[Column, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)],
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class ExtractOutput(Output):
+    """Where columns go.
+
+    Attributes:
+        answer_column: with a schema only: the one JSON column.
+    """
+
+    answer_column: Name = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class Extraction(AnswerKind):
+    """Typed columns, or one JSON column that a JSON schema describes."""
+
+    mode: ClassVar[str] = "extract"
+    is_decoded: ClassVar[bool] = True
+    has_exact_types: ClassVar[bool] = True
+    rank_within: ClassVar[str] = ""
+
+    asked: Columns = Field(default_factory=dict, alias="columns")
+    schema: SchemaText = ""
+    decoding: Decoding = Decoding(max_new_tokens=256)
+    output: ExtractOutput
+
+    @property
+    def digest_parts(self) -> list[Any]:
+        return [
+            self.decoding.digest_parts,
+            self.schema,
+            [[name, asdict(column)] for name, column in self.asked.items()],
+        ]
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        if self.schema:
+            return {self.output.answer_column: "JSON"}
+        return {name: column.type for name, column in self.asked.items()}
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        return dict.fromkeys(self.columns, "answer")
+
+    @property
+    def part_fields(self) -> Sequence[pa.Field]:
+        return (pa.field("answer", pa.string()), pa.field("token_ids", pa.list_(pa.int32())))
+
+    @property
+    def insert_statement(self) -> str:
+        return "write/insert_answers" if self.schema else "write/insert_extracted"
+
+    @property
+    def max_answer_tokens(self) -> int:
+        return self.decoding.max_new_tokens
+
+    @property
+    def grammar(self) -> GrammarSource:
+        """Which answers are allowed."""
+        if self.schema:
+            return GrammarSource("schema", self.schema)
+        return GrammarSource(
+            "lark", "start: " + object_grammar({n: column.grammar for n, column in self.asked.items()})
+        )
+
+    @property
+    def instructions(self) -> str:
+        if self.schema:
+            return f"Answer with JSON on one line that this JSON schema allows:\n{self.schema}"
+        lines = [f"- {name} ({c.type})" + (f": {c.ask}" if c.ask else "") for name, c in self.asked.items()]
+        first = (
+            "Answer with one JSON object on one line, with these fields; a field is null where the text does not say:"
+        )
+        return "\n".join([first, *lines])
+
+    def check(self, key: Sequence[str]) -> None:
+        """See `AnswerKind.check`."""
+        refuse_if(bool(self.asked) == bool(self.schema), "mode 'extract' needs either [columns] or a schema")
+        refuse_if(self.decoding.has_grammar, "[decoding]: pattern and schema belong to mode 'generate'")
+        refuse_if(
+            self.decoding.stop, "[decoding]: stop belongs to mode 'generate': the columns say where an answer ends"
+        )
+        name = self.output.answer_column
+        refuse_if(self.schema and not name.strip(), "[output]: answer_column is missing; expected a string")
+        refuse_if(self.asked and name, "[output]: answer_column belongs to a schema; [columns] name their own")
+        refuse_if(name.lower() in RESERVED_COLUMNS, f"[output]: answer_column may not be {name!r}")
+        for column_name, column in self.asked.items():
+            try:
+                refuse_if(not (column_name.strip() and column_name.isprintable()), "a column needs a printable name")
+                refuse_if(column_name.lower() in RESERVED_COLUMNS, "batchloom writes a column of this name itself")
+                column.check()
+            except ValueError as error:
+                raise ValueError(f"[columns]: {column_name}: {error}") from error
+        try:
+            self.grammar.check()
+        except ValueError as error:
+            raise ValueError(f"{'schema' if self.schema else '[columns]'}: {error}") from error
+
+    def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
+        settings = self.decoding.settings | {"grammar": self.grammar}
+        return [settings | {"mode": "generate", "expected_output_tokens": expected_output_tokens}]
+
+    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        return constrained_answer(completion, decode)
