@@ -31,11 +31,12 @@ COMMANDS = {
     "nightly": "Answer the rows of a database that have no answer yet, with a language model, into its tables.",
     "explain": "Say what the nightly flow would do and how long it would take, without loading the model.",
     "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
+    "compare": "Show what changes where one workload's prompt takes the place of another's, on a sample of rows.",
     "check": "Find what is wrong with a night file, in seconds, without loading a model.",
     "report": "Write the page of a run: one HTML file that needs nothing else.",
     "demo": "Run the nightly flow on a database of its own, and show what came out.",
 }
-FLAGS = {"nightly": {}, "explain": {"json": "print JSON instead of a page"}, "evaluate": {}}
+FLAGS = {"nightly": {}, "explain": {"json": "print JSON instead of a page"}, "evaluate": {}, "compare": {}}
 """The commands that are flows, and what each takes beside the flow's parameters."""
 
 MODULES = {"check": "flows.nights.check"}
@@ -51,6 +52,8 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
         with temporary_server() if needs_server else nullcontext():  # it starts while the flow is imported
             if is_file:
                 return main(import_module("flows.nights.night").night, ["--file", *arguments])
+            if name == "compare" and arguments[:1] != [] and not arguments[0].startswith("-"):
+                arguments = ["--workload", *arguments]
             module = import_module(MODULES.get(name, f"flows.{name}"))
             return main(getattr(module, name), arguments) if name in FLAGS else int(module.main(arguments))
     if name == "--version":

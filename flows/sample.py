@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows.sample_page import publish_sample, render_sample
 from flows.workload_run import Night, begin_record, infer, plan_requests, read_and_plan, write_and_report
-from tasks.forecast.sampled import forecast_whole
+from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunSummary
@@ -53,13 +53,13 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
             sample = choose_rows(found.requests, tokens, plan, run.folder, num_rows, SEED)
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
             sample_plan = plan_requests(source, workload, run, sample.requests)
-            infer(night, workload, run, sample_plan)
+            num_left = infer(night, workload, run, sample_plan)
         except BaseException as error:
             if keep:
                 stop_run(run, workload, error)
             raise
         _show(night, workload, run, sample, plan, sample_plan)
-        return write_and_report(night, workload, run) if keep else None
+        return write_and_report(night, workload, run, num_left) if keep else None
 
 
 def _show(
@@ -69,9 +69,14 @@ def _show(
     rows = read_sample(sample, workload, run.list_parts())
     output_tokens = [row.num_output_tokens for row in rows if row.error is None]
     team = night.workers.count(night.engine)
-    state = forecast_whole(
-        plan, sample_plan, output_tokens, run.list_steps(), workload, night.source.checkpoint, team, return_state=True
+    answered = AnsweredSample(
+        plan=sample_plan,
+        workload=workload,
+        mean_output_tokens=sum(output_tokens) / max(1, len(output_tokens)),
+        steps=run.list_steps(),
     )
+    checkpoint = night.source.checkpoint
+    state = forecast_whole(plan, workload, output_tokens, answered, checkpoint, team, return_state=True)
     forecast = state.result() if state.is_completed() else None
     if forecast is None:
         LOGGER.warning("%s: no forecast: %s", workload.name, state.message)

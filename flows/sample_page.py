@@ -42,7 +42,7 @@ def render_sample(
     )
     console.print(_list_answers(rows))
     if forecast is not None:
-        console.print(_list_forecast(forecast))
+        console.print(list_forecast(forecast))
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 
@@ -67,13 +67,14 @@ def _list_answers(rows: Sequence[SampledRow]) -> Table:
         table.add_column(name, justify="right")
     for row in rows:
         values = [*row.key.values(), *(row.answer.get(name) for name in answers)]
-        texts = [_show(value) for value in (*values, *([row.error] if has_errors else []))]
+        texts = [show_value(value) for value in (*values, *([row.error] if has_errors else []))]
         counts = (row.share_degree, row.num_prompt_tokens, row.num_output_tokens)
         table.add_row(*texts, *(f"{count:,}" for count in counts))
     return table
 
 
-def _list_forecast(forecast: SampledForecast) -> Table:
+def list_forecast(forecast: SampledForecast) -> Table:
+    """What all rows will take, with error bars."""
     table = Table(title="All rows, with 95% intervals", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("", "forecast"):
         table.add_column(name)
@@ -95,7 +96,8 @@ def _list_forecast(forecast: SampledForecast) -> Table:
     return table
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
+    """A value of the database in one line, without markup, cut where it is long."""
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
     return escape(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}")
 

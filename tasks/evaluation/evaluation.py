@@ -105,7 +105,7 @@ def evaluate_answers(
     with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection:
         connection.begin()
         try:
-            comparison = _Comparison(connection, workload, evaluation.evaluation_id)
+            comparison = Comparison(connection, workload, evaluation.evaluation_id)
             comparison.take_answers("answers", run_id)
             if gold is not None:
                 comparison.compare_with_gold(gold, k)
@@ -126,7 +126,7 @@ def evaluate_answers(
     )
 
 
-class _Comparison:
+class Comparison:
     """One evaluation on an open connection, which has a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, workload: Workload, evaluation_id: str) -> None:

@@ -15,7 +15,7 @@ from tasks.forecast.hardware import choose_hardware
 from tasks.forecast.prediction import predict_on
 from tasks.read import AnswerLength
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, read_plan_summary
+from tasks.storage.plan_file import read_plan_summary
 from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import Workload
 
@@ -59,13 +59,29 @@ class SampledForecast:
     kv_budget_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredSample:
+    """What was computed for a sample.
+
+    Attributes:
+        plan: of its rows.
+        workload: what they asked.
+        mean_output_tokens: of its answers.
+        steps: its step records.
+    """
+
+    plan: ArtifactRef
+    workload: Workload
+    mean_output_tokens: float
+    steps: Sequence[ArtifactRef]
+
+
 @task(name="forecast", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def forecast_whole(
     plan: ArtifactRef,
-    sample_plan: ArtifactRef,
-    output_tokens: Sequence[int],
-    steps: Sequence[ArtifactRef],
     workload: Workload,
+    output_tokens: Sequence[int],
+    sample: AnsweredSample,
     checkpoint: Path,
     team: EngineTeam,
 ) -> SampledForecast:
@@ -76,10 +92,9 @@ def forecast_whole(
 
     Args:
         plan: of all rows.
-        sample_plan: of the rows that were answered.
-        output_tokens: of each answer.
-        steps: the sample's step records.
-        workload: what was answered.
+        workload: what they ask.
+        output_tokens: of each answer that the sample has.
+        sample: what was computed.
         checkpoint: the model's folder.
         team: the engines of the night.
     Raises:
@@ -88,15 +103,17 @@ def forecast_whole(
     """
     engine = team.engine
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
-    whole, of_sample = read_plan_summary(plan), read_plan_summary(sample_plan)
+    whole = read_plan_summary(plan)
     length = mean_of(np.array(output_tokens, dtype=float), whole.num_rows, workload.kind.max_answer_tokens)
 
-    def simulate(of_plan: ArtifactRef, summary: PlanSummary, num_tokens: float) -> dict[str, float]:
+    def simulate(of_plan: ArtifactRef, of_workload: Workload, num_tokens: float) -> dict[str, float]:
         answer = AnswerLength(num_tokens=max(1, round(num_tokens)), num_earlier_answers=len(output_tokens))
-        return predict_on(hardware, of_plan, summary, workload, answer, checkpoint, team)
+        summary = read_plan_summary(of_plan)
+        return predict_on(hardware, of_plan, summary, of_workload, answer, checkpoint, team)
 
-    ratio = _compare_speed(steps, simulate(sample_plan, of_sample, length.value)["step_seconds"])
-    at = {end: simulate(plan, whole, value) for end, value in _ends(length).items()}
+    simulated = simulate(sample.plan, sample.workload, sample.mean_output_tokens)
+    ratio = _compare_speed(sample.steps, simulated["step_seconds"])
+    at = {end: simulate(plan, workload, value) for end, value in _ends(length).items()}
     block_bytes = engine.block_size * hardware.shape.kv_bytes_per_token
     return SampledForecast(
         num_rows=whole.num_rows,

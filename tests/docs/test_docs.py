@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import COMMANDS, main
+from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.explain import explain
 from flows.nightly import nightly
@@ -53,7 +54,7 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert target in targets, f"{name_of(page)}: make {target}"
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
-    for flow, *forms in ((nightly, night), (explain,), (evaluate,)):
+    for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,)):
         for form in (flow, *forms):
             assert main(form, ["--help-all"]) == 0
         known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))

@@ -1,0 +1,164 @@
+"""A prompt diff: `batchloom compare OLD.toml NEW.toml --database X --model M --sample 200 [--gold TABLE]`.
+
+rows of the new workload --sample--> both prompts of each row as one plan --infer--> answers that changed, what is right
+"""
+
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from prefect import flow
+from pydantic import Field
+
+from engine.device.placement import check_device
+from engine.limits import check_kv_budget
+from flows.comparison_page import publish_comparison, render_comparison
+from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
+from flows.workers import Workers
+from flows.workload_run import Night, Source, infer, read_and_plan
+from tasks.answers.pair import PairedAnswers
+from tasks.comparison.comparison import PromptDiff, count_computed
+from tasks.comparison.difference import compare_with_gold
+from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
+from tasks.database.connection import connect
+from tasks.forecast.sampled import AnsweredSample, forecast_whole
+from tasks.plan_prefix import write_plan
+from tasks.read import read
+from tasks.runs.infer_job import FailurePolicy
+from tasks.runs.run import Run, hold_database, protect_result_storage
+from tasks.runs.run_record import RunRecord
+from tasks.sample import choose_rows
+from tasks.storage.artifact import ArtifactRef, prune_cache
+from tasks.workloads.workload import Workload, load_workload
+
+LOGGER = logging.getLogger("batchloom")
+LOGGER.setLevel(logging.INFO)  # else what it says would not reach Prefect's log
+
+SEED = 0
+
+
+@flow(name="compare", flow_run_name="compare-{database.stem}", retries=0, persist_result=False)
+def compare(
+    database: Path,
+    model: str,
+    workloads: tuple[str, str],
+    sample: Annotated[int, Field(ge=1)] = 200,
+    gold: str | None = None,
+    engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
+    planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
+    failures: FailurePolicy = FailurePolicy(),  # noqa: B008 - frozen
+    machines: WorkerSettings = WorkerSettings(),  # noqa: B008 - frozen
+    attach: Attachments = (),
+    lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
+) -> PromptDiff:
+    """Answer the same rows by two workloads, as one batch, and show what changes; nothing is written.
+
+    Args:
+        database: DuckDB file with the inputs, and the gold rows if any.
+        model: checkpoint folder, GGUF file or hub id of a causal language model.
+        workloads: two with the same key, the one that is and the one that is to take its place.
+        sample: rows of the second workload that both answer.
+        gold: table or view with expected values, as evaluate takes it.
+        engine: how the model computes.
+        planning: how prompts are grouped, and how much work is one unit.
+        failures: when to try again, and when to give up.
+        machines: which processes and machines compute.
+        attach: NAME=PATH of what SQL of workloads may read beside the database: a folder, a DuckDB or SQLite file.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+
+    Returns:
+        both answers to each row, measures of both against gold, and what answering all rows anew would take.
+    Raises:
+        BatchloomError: a parameter names nothing usable; the message says what and where.
+    """
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass  # a wrong path ends here, before anything is made beside it
+    first, second = (load_workload(name) for name in workloads)
+    with hold_database(database):
+        protect_result_storage()
+        prune_cache(database)
+        config = engine.to_config()
+        source = Source.find(database, model, config, planning, True, find_attachments(attach))
+        if machines.runner == "local":
+            check_device(config.device)
+            check_kv_budget(config, source.checkpoint)
+        workers = Workers(machines)
+        night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
+        try:
+            found = compare_workloads(night, first, second, sample, gold)
+        finally:
+            workers.close()
+    LOGGER.info("%s", render_comparison(found))
+    publish_comparison(found)
+    return found
+
+
+def compare_workloads(night: Night, first: Workload, second: Workload, num_rows: int, gold: str | None) -> PromptDiff:
+    """See `compare`.
+
+    Args:
+        night: the engines and the source of rows.
+        first, second: the workloads.
+        num_rows: of the sample.
+        gold: table of expected values; None for none.
+    """
+    source = night.source
+    both = pair_workloads(first, second, source.checkpoint)
+    assert isinstance(both.kind, PairedAnswers)
+    with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as name:
+        folder = Path(name)
+        whole = _begin(source, second, folder)
+        found, plan = read_and_plan(source, second, whole)
+        if plan is None:
+            return PromptDiff(names=(first.name, second.name))
+        run = _begin(source, both, folder)
+        asked = _begin(source, first, folder)
+        requests = read(
+            str(source.database), first, source.model_digest, asked.folder, True, dict(source.attach)
+        ).requests
+        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, SEED).requests
+        limit = source.max_model_len
+        tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
+        plans = {side: _plan(night, both, of_side, folder / f"{side}.parquet") for side, of_side in tokens.items()}
+        infer(night, both, run, plans["both"])
+        rows = read_pairs(second, both.kind, chosen, tokens["both"], run.list_parts())
+        differences = [] if gold is None else compare_with_gold(source.database, gold, (first, second), rows)
+        lengths = [[row.num_output_tokens[side] for row in rows if row.errors[side] is None] for side in (0, 1)]
+        all_lengths = lengths[0] + lengths[1]
+        answered = AnsweredSample(
+            plan=plans["both"],
+            workload=both,
+            mean_output_tokens=sum(all_lengths) / max(1, len(all_lengths)),
+            steps=run.list_steps(),
+        )
+        team = night.workers.count(night.engine)
+        state = forecast_whole(plan, second, lengths[1], answered, source.checkpoint, team, return_state=True)
+        if not state.is_completed():
+            LOGGER.warning("%s: no forecast: %s", second.name, state.message)
+        return PromptDiff(
+            names=(first.name, second.name),
+            gold=gold or "",
+            rows=tuple(rows),
+            differences=tuple(differences),
+            num_tokens_together=count_computed(plans["both"]),
+            num_tokens_apart=count_computed(plans["first"]) + count_computed(plans["second"]),
+            forecast=state.result() if state.is_completed() else None,
+        )
+
+
+def _begin(source: Source, workload: Workload, folder: Path) -> Run:
+    """A run that is gone with the folder."""
+    return Run.create(source.database, RunRecord.begin(workload, source.model, source.model_digest, {}), folder)
+
+
+def _plan(night: Night, workload: Workload, tokens: ArtifactRef, target: Path) -> ArtifactRef:
+    planning = night.source.planning
+    return write_plan(tokens, target, planning.method, planning.partition_tokens, workload.kind.max_answer_tokens)
+
+
+if __name__ == "__main__":
+    from flows.cli import main
+
+    sys.exit(main(compare))

@@ -1,0 +1,8 @@
+-- purpose: the gold rows
+-- grain:   one row a gold row
+-- inputs:  the table of gold rows
+-- identifiers: {gold}
+-- parameters: none
+
+select *
+from {gold}

@@ -1,0 +1,27 @@
+-- purpose: the requests of one workload for the rows that were chosen of another, numbered as those; a chosen row that
+--          this workload does not ask about has an error
+-- grain:   one row a chosen row
+-- inputs:  requests artifacts of both, as files
+-- identifiers: {keys}
+-- parameters: $requests (of this workload), $chosen
+
+with asked as (
+    select *
+    from read_parquet($requests)
+    qualify row_number() over (partition by {keys} order by row_id) = 1
+),
+
+chosen as (
+    select row_id as chosen_id, {keys}
+    from read_parquet($chosen)
+)
+
+select asked.* exclude ({keys}) replace (
+    chosen.chosen_id as row_id,
+    coalesce(asked.content_key, '') as content_key,
+    coalesce(asked.row_priority, 0) as row_priority,
+    case when asked.row_id is null then 'the other workload does not ask about this row' else asked.error end as error
+), chosen.* exclude (chosen_id)
+from chosen
+left join asked using ({keys})
+order by chosen.chosen_id

@@ -1,0 +1,100 @@
+"""`batchloom compare` on real nights: both sides' answers are those of their own nights, computed together for less."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import DatabaseError, WorkloadError
+from flows.cli import batchloom, main
+from flows.compare import compare
+from flows.comparison_page import render_comparison
+from tests.flows.conftest import ENGINE
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+SHIPPED = Path(__file__).parents[2] / "workloads"
+
+
+def write_variant(folder: Path, shipped: str, name: str, **changes: str) -> str:
+    """A shipped workload under another name, with its own table and changed texts; returns its path."""
+    text = (SHIPPED / f"{shipped}.toml").read_text()
+    table = {"snippets": "snippets", "ranking": "rankings"}[shipped]
+    changes = {f'name = "{shipped}"': f'name = "{name}"', f'table = "{table}"': f'table = "{name}"', **changes}
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def run_compare(nights: Any, first: str, second: str, **options: Any) -> Any:
+    return compare(database=nights.path, model=str(nights.model), workloads=(first, second), engine=ENGINE, **options)
+
+
+def test_both_sides_answer_as_their_own_nights_would(nights: Any, tmp_path: Path) -> None:
+    old = write_variant(tmp_path, "snippets", "old", **{"max_new_tokens = 48": "max_new_tokens = 8"})
+    new = write_variant(
+        tmp_path, "snippets", "new", **{"max_new_tokens = 48": "max_new_tokens = 12", "Question:": "Asked:"}
+    )
+    found = run_compare(nights, old, new, sample=9)
+    assert len(found.rows) == 9
+    assert not nights.sql("select table_name from information_schema.tables where table_name in ('old', 'new')")
+    assert not nights.sql("select * from runs")
+    assert found.num_tokens_together < 0.9 * found.num_tokens_apart, "documents are computed once for both"
+    assert found.forecast is not None
+    assert (found.forecast.num_rows, found.forecast.answer_tokens.value > 0) == (12, True)
+
+    nights.run(old, new)
+    expected = {
+        name: {(doc, query): text for doc, query, text in nights.sql(f"select doc_id, query_id, snippet from {name}")}
+        for name in ("old", "new")
+    }
+    for row in found.rows:
+        key = (row.key["doc_id"], row.key["query_id"])
+        assert row.errors == (None, None)
+        assert [side["snippet"] for side in row.answers] == [expected["old"][key], expected["new"][key]]
+        assert row.is_changed == (expected["old"][key] != expected["new"][key])
+    page = render_comparison(found, 140)
+    assert f"old against new: {len(found.changed)} of 9 rows have another answer" in page
+    assert "Answering all rows by new:" in page
+
+
+def test_gold_says_which_is_better_with_a_paired_interval(
+    nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels in another order are another question: the answers differ, and gold holds those of one side."""
+    other = write_variant(tmp_path, "ranking", "other", **{'labels = ["yes", "no"]': 'labels = ["night", "house"]'})
+    words = write_variant(tmp_path, "ranking", "words", **{'labels = ["yes", "no"]': 'labels = ["night", "the"]'})
+    nights.run(words)
+    nights.sql("create table gold as select query_id, doc_id, 'night' as label from words")
+    found = run_compare(nights, words, other, gold="gold")
+    by_metric = {(each.column_name, each.metric): each for each in found.differences}
+    accuracy = by_metric["label", "accuracy"]
+    for side, value in ((0, accuracy.first_value), (1, accuracy.second_value)):
+        labels = [row.answers[side]["label"] for row in found.rows]
+        assert value == pytest.approx(sum(label == "night" for label in labels) / len(labels))
+    brier = by_metric["score", "brier_score"]
+    scores = [[row.answers[side]["score"] for row in found.rows] for side in (0, 1)]
+    means = [sum((score - 1) ** 2 for score in of_side) / len(of_side) for of_side in scores]
+    assert (brier.first_value, brier.second_value) == (pytest.approx(means[0]), pytest.approx(means[1]))
+    assert brier.difference == pytest.approx(means[1] - means[0])
+    assert brier.low <= brier.difference <= brier.high
+    assert brier.num_rows == 6
+    assert nights.sql("select count(*) from runs") == [(1,)]
+
+    same = run_compare(nights, words, words, gold="gold")
+    assert same.changed == []
+    assert {(each.difference, each.low, each.high) for each in same.differences} == {(0.0, 0.0, 0.0)}
+    with pytest.raises(WorkloadError, match=r"answer different rows: their keys are \['query_id', 'doc_id'\] and"):
+        run_compare(nights, "ranking", "snippets")
+    with pytest.raises(DatabaseError, match="no table or view 'none' with gold rows"):
+        run_compare(nights, words, words, gold="none")
+
+    options = ["--dtype", "float32", "--kv-memory", "8MiB", "--gold", "gold", "--sample", "4"]
+    assert batchloom(["compare", words, other, *nights.inputs, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "words against other:" in printed
+    assert "Against gold" in printed
+    assert main(compare, ["--workload", words, *nights.inputs]) == 2
