@@ -11,8 +11,11 @@ with texts as (
         status,
         confidence,
         given,
-        decode(encode(expected::varchar), 'replace') as expected,
-        decode(encode(answer::varchar), 'replace') as answer
+        coalesce(decode(encode(expected::varchar), 'replace'), case when $kind = 'label' then 'NULL' end) as expected,
+        coalesce(
+            decode(encode(answer::varchar), 'replace'),
+            case when $kind = 'label' and status = 'ok' then 'NULL' end
+        ) as answer
     from pairs
     where given is not null or $is_nullable
 ),

@@ -115,6 +115,11 @@ class Extraction(AnswerKind):
         return (pa.field("answer", pa.string()), pa.field("token_ids", pa.list_(pa.int32())))
 
     @property
+    def nullable_columns(self) -> Sequence[str]:
+        """Those whose value a text may not say."""
+        return [name for name, column in self.asked.items() if not column.not_null]
+
+    @property
     def insert_statement(self) -> str:
         return "write/insert_answers" if self.schema else "write/insert_extracted"
 

@@ -57,6 +57,11 @@ class AnswerKind:
         return {name: name for name in self.columns}
 
     @property
+    def nullable_columns(self) -> Sequence[str]:
+        """Those of `columns` in which NULL is an answer."""
+        return ()
+
+    @property
     def part_fields(self) -> Sequence[pa.Field]:
         """Columns of a part that hold what `read` gives."""
         return PLAIN_FIELDS

@@ -136,9 +136,7 @@ def read_pairs(
             number = row["row_id"]
             errors[number], counts[number] = row["error"], row["num_output_tokens"]
             if row["error"] is None:
-                values = json.loads(row["answer"])
-                written = kind.kinds[number % 2].written
-                answers[number] = {name: values.get(inside) for name, inside in written.items()}
+                answers[number] = _read_columns(kind.kinds[number % 2].written, json.loads(row["answer"]))
     return [
         PairedRow(
             key=key,
@@ -148,6 +146,15 @@ def read_pairs(
         )
         for number, key in enumerate(keys)
     ]
+
+
+def _read_columns(written: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of the output table; those that share one of a part are fields of the JSON object in it."""
+    inside = set(written.values())
+    if len(inside) == 1 < len(written):
+        values = json.loads(values[inside.pop()])
+        return {name: values.get(name) for name in written}
+    return {name: values.get(name_inside) for name, name_inside in written.items()}
 
 
 def _why(errors: Mapping[int, str | None], answers: Mapping[int, Any], number: int) -> str | None:

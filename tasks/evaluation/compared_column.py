@@ -39,6 +39,7 @@ class ComparedColumn:
     probability: str = ""
     labels: tuple[str, ...] = ()
     first_label: str | None = None
+    is_nullable: bool = False
 
 
 def match_columns(
@@ -129,6 +130,7 @@ def _compare(
         expected=expected,
         kind=_kind_of(answer_types[name], gold_type, is_chosen=bool(probability)),
         probability=probability,
+        is_nullable=name in workload.kind.nullable_columns,
     )
 
 
@@ -147,6 +149,8 @@ def _names_of_probabilities(name: str) -> tuple[str, str]:
 
 
 def _is_about_another(name: str, answer_types: Mapping[str, str]) -> bool:
-    """Whether a column says how sure the model was of another one."""
+    """Whether a column says how sure the model was of others, or keeps books about them; no answer is a MAP."""
+    if answer_types[name].startswith("MAP("):
+        return True
     names = {about for other in answer_types for about in _names_of_probabilities(other)}
     return name.lower() in names or name.lower() == "label_logprobs"

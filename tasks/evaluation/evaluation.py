@@ -207,7 +207,7 @@ class Comparison:
 
     def _insert(self, column: ComparedColumn, reference: str, right: str) -> None:
         parameters = {"column": column.name, "kind": column.kind, "reference": reference, "right": right}
-        self._execute("insert_rows", self._this | parameters | {"is_nullable": False})
+        self._execute("insert_rows", self._this | parameters | {"is_nullable": column.is_nullable})
 
     def _check_keys(self, gold: str) -> None:
         if self._count("expected_rows") == 0:

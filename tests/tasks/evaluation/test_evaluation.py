@@ -250,6 +250,39 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
             evaluate_answers(path, SNIPPETS, "gold")
 
 
+@pytest.mark.usefixtures("few_replicates")
+def test_null_is_an_answer_where_a_text_may_not_say(tmp_path: Path) -> None:
+    """An extracted column is right where gold and answer are both NULL, and wrong where one of them is."""
+    (tmp_path / "invoices.sql").write_text("select id, text from invoices")
+    (tmp_path / "invoices.toml").write_text(
+        'name = "invoices"\nmode = "extract"\nrequests_sql = "invoices.sql"\nkey = ["id"]\n'
+        '[prompt]\ntemplate = "{text}"\n[output]\ntable = "invoice_values"\n'
+        "[columns]\ncurrency = \"ENUM('EUR', 'USD')\"\ntotal = \"DECIMAL(12, 2)\"\n"
+        'vendor = { type = "VARCHAR", not_null = true }\n'
+    )
+    path = tmp_path / "typed.duckdb"
+    sql(
+        path,
+        "create view latest_invoice_values as select i::varchar as id, 'ok' as status, 'r' as run_id,"
+        " now() as created_at, '' as content_key, (case i when 0 then 'EUR' end)::enum ('EUR', 'USD') as currency,"
+        " case when i < 2 then 7.5 end::decimal(12, 2) as total, 'x' as vendor from range(4) as rows (i)",
+    )
+    sql(
+        path,
+        "create table gold as select i as id, case when i < 2 then 'EUR' end as currency,"
+        " case i when 0 then 7.5 when 2 then 8 end as total, case i when 0 then 'x' end as vendor"
+        " from range(4) as rows (i)",
+    )
+    found = values_of(evaluate_answers(path, load_workload(tmp_path / "invoices.toml"), "gold"))
+    assert found["currency", "accuracy", None] == pytest.approx(3 / 4)
+    assert found["currency", "kappa", None] == pytest.approx(
+        sk.cohen_kappa_score(*zip("EE", "EN", "NN", "NN", strict=True))
+    )
+    assert found["total", "exact_match", None] == pytest.approx(2 / 4)
+    assert found["total", "mean_absolute_error", None] == 0
+    assert found["vendor", "exact_match", None] == 1, "one row is judged"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
