@@ -80,7 +80,8 @@ def explain(
         policies = _compare_policies(rows, int(tree.leaf_lens.sum()), job)
         shape = measure_shape(tree, rows.groups())
     with _timed("order fields", seconds):
-        orders = order_fields(found.requests, rows.row_id, workload.prompt)
+        row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
+        orders = order_fields(found.requests, row_ids, workload.prompt)
     prediction = None
     if rows.num_rows:
         with _timed("simulate", seconds):
@@ -98,7 +99,7 @@ def explain(
         model=job.model,
         num_rows=found.num_selected,
         num_already_done=found.num_already_done,
-        num_error_rows=found.num_selected - rows.num_rows,
+        num_error_rows=found.num_selected - len(row_ids),
         num_duplicates=rows.num_rows - tree.num_leaves,
         num_prompt_tokens=tree.num_logical_tokens,
         num_partitions=summary.num_partitions,

@@ -24,6 +24,11 @@ from tasks.workloads.workload import Workload
 
 BATCH_ROWS = 1024
 
+NO_ANSWERS = "read/newest_answers_none"
+
+OPEN_QUESTIONS = pa.list_(pa.field("item", pa.int32(), nullable=False))
+"""Numbers of the questions that are to be asked, of a row that makes several requests."""
+
 MOST_TEXT_BYTES = 16 << 20
 """Of a batch of sorted rows."""
 
@@ -51,7 +56,8 @@ class ReadResult:
 
 
 def requests_schema(workload: Workload) -> pa.Schema:
-    """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error, row_priority."""
+    """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error, row_priority;
+    open_questions where a row makes several requests."""
     return pa.schema(
         [
             pa.field("row_id", pa.int64(), nullable=False),
@@ -59,6 +65,7 @@ def requests_schema(workload: Workload) -> pa.Schema:
             pa.field("content_key", pa.string(), nullable=False),
             pa.field("error", pa.large_string()),
             pa.field("row_priority", pa.int64(), nullable=False),
+            *([pa.field("open_questions", OPEN_QUESTIONS, nullable=False)] if workload.kind.question_digests else []),
         ]
     )
 
@@ -103,7 +110,7 @@ def read_requests(
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
         with SpillFile(run_folder) as spill:
-            ordered = sort_batches(_put_texts(rows, spill), "sort_key", run_folder)
+            ordered = sort_batches(_put_texts(rows, spill, requests_schema(workload)), "sort_key", run_folder)
             path = Path(run_folder) / "requests.parquet"
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, spill))
     return ReadResult(
@@ -120,7 +127,8 @@ def _select_rows(
 ) -> pa.RecordBatchReader:
     table = workload.output.table
     has_answers = not full and table.lower() in list_relations(connection)
-    newest = statement("read/newest_answers" if has_answers else "read/newest_answers_none")
+    digests = list(workload.kind.question_digests.values())
+    newest = statement(f"read/newest_{'decisions' if digests else 'answers'}" if has_answers else NO_ANSWERS)
     for text in (statement("read/macro_bytes_of"), statement("read/macro_problem_of"), newest):
         connection.execute(fill_identifiers(text, table=table, keys=workload.key))
     parameters: Mapping[str, Any] = {
@@ -128,7 +136,8 @@ def _select_rows(
         "keys": list(workload.key),
         "fields": [name for name in workload.columns if name in workload.prompt.fields],
         "may_be_empty": list(workload.prompt.may_be_empty),
-        "workload_digest": workload.digest,
+        "workload_digest": workload.row_digest,
+        "questions": digests,
         "model_digest": model_digest,
     }
     query = fill_identifiers(
@@ -166,11 +175,14 @@ def _drop_done(rows: pa.RecordBatchReader, counts: dict[str, int]) -> Iterator[p
             yield undone
 
 
-def _put_texts(rows: Iterable[pa.RecordBatch], spill: SpillFile) -> Iterator[pa.RecordBatch]:
+def _put_texts(rows: Iterable[pa.RecordBatch], spill: SpillFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows with place_* and size_* in the spill file instead of text_*, so that a sort moves no text."""
+    unused = {"hashes", "open_questions"}.difference(schema.names)
     for batch in rows:
         texts = [name for name in batch.schema.names if name.startswith("text_")]
-        columns = {name: batch.column(name) for name in batch.schema.names if name not in (*texts, "hashes")}
+        columns = {name: batch.column(name) for name in batch.schema.names if name not in (*texts, *unused)}
+        if "open_questions" in columns:
+            columns["open_questions"] = columns["open_questions"].cast(OPEN_QUESTIONS)
         hashes = batch.column("hashes").flatten().to_pylist()
         for number, name in enumerate(texts):
             places, sizes = spill.put_once(batch.column(name), hashes[number :: len(texts)])
@@ -190,8 +202,8 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, spill: Spil
             for number, name in enumerate(fields)
         }
         keys = dict(zip(workload.key, batch.columns[: len(workload.key)], strict=True))
-        own = {name: batch.column(name) for name in ("content_key", "error", "row_priority")}
-        columns = {**texts, **keys, **own}
+        own = {name: batch.column(name) for name in schema.names if name in batch.schema.names}
+        columns = {**own, **texts, **keys}
         columns["row_id"] = pa.array(range(num_rows, num_rows + batch.num_rows), pa.int64())
         num_rows += batch.num_rows
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)

@@ -1,8 +1,9 @@
 """requests.parquet to tokens.parquet: each row's prompt as token ids, batch by batch."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +14,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError
-from tasks.prompts.prompt import PromptEncoder, PromptFormat, RequestForm, build_prompt_format
+from tasks.prompts.prompt import SUFFIX, PromptEncoder, PromptFormat, RequestForm, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
+from tasks.storage.plan_file import list_tokens
 from tasks.workloads.workload import Workload
 
 TOKENS_SCHEMA = pa.schema(
@@ -35,6 +37,8 @@ CODE = (
     "tasks.prompts.text_cuts",
 )
 """Modules that decide which tokens there are."""
+
+NO_TOKENS = np.empty(0, np.int32)
 
 BATCH_ROWS = 512
 """Rows in memory at a time: enough to keep every core busy, few enough for long documents."""
@@ -71,7 +75,14 @@ def write_tokens(
     form = build_prompt_format(workload.prompt, codec)
     num_answer_tokens = RequestForm.of(workload, codec, None).num_answer_tokens
     with open_parquet(requests) as file:
-        batches = tokenize_requests(file, form, codec, max_model_len=max_model_len, num_answer_tokens=num_answer_tokens)
+        batches = tokenize_requests(
+            file,
+            form,
+            codec,
+            max_model_len=max_model_len,
+            num_answer_tokens=num_answer_tokens,
+            suffixes=workload.kind.suffixes,
+        )
         return write_parquet(target, TOKENS_SCHEMA, batches)
 
 
@@ -91,36 +102,61 @@ def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
 
 
 def tokenize_requests(
-    requests: pq.ParquetFile, form: PromptFormat, codec: TextCodec, *, max_model_len: int, num_answer_tokens: int
+    requests: pq.ParquetFile,
+    form: PromptFormat,
+    codec: TextCodec,
+    *,
+    max_model_len: int,
+    num_answer_tokens: int,
+    suffixes: Sequence[str] = ("",),
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `TOKENS_SCHEMA`, in the requests' order.
+
+    Where a row makes several requests, ``requests`` has a column ``open_questions`` with the numbers of those that are
+    to be made, and the row id of request ``n`` of row ``r`` is ``r * len(suffixes) + n``.
 
     Args:
         requests: columns row_id, error, row_priority, and the template's.
         max_model_len: tokens of the longest prompt plus answer.
         num_answer_tokens: of these, kept free for the answer.
+        suffixes: see `AnswerKind.suffixes`.
     """
+    trusted = [codec.trust(suffix) for suffix in suffixes]
+    numbers = ["open_questions"] if len(suffixes) > 1 else []
     columns = sorted({column for _, column in form.segments if column is not None})
     encoder = PromptEncoder(form, codec)
-    for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=["row_id", "error", "row_priority", *columns]):
-        errors: list[str | None] = batch.column("error").to_pylist()
-        texts = {column: _decode_column(batch.column(column), column, errors) for column in columns}
-        rows = [row for row, error in enumerate(errors) if error is None]
-        prompts = encoder.encode([{column: texts[column][row] for column in columns} for row in rows])
-        lengths = np.zeros(len(errors) + 1, dtype=np.int64)
-        for row, prompt in zip(rows, prompts, strict=True):
-            errors[row] = _why_impossible(len(prompt), max_model_len, num_answer_tokens)
-            lengths[row + 1] = 0 if errors[row] else len(prompt)
-        kept = [prompt for row, prompt in zip(rows, prompts, strict=True) if errors[row] is None]
-        token_ids = pa.ListArray.from_arrays(
-            pa.array(np.cumsum(lengths), pa.int32()),
-            pa.array(np.concatenate([np.empty(0, np.int32), *kept])),
-            TOKENS_SCHEMA.field("token_ids").type,
-        )
+    names = ["row_id", "error", "row_priority", *numbers, *columns]
+    for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=names):
+        of_rows: list[str | None] = batch.column("error").to_pylist()
+        texts = {column: _decode_column(batch.column(column), column, of_rows) for column in columns}
+        asked = np.array(list(_list_asked(batch, of_rows, numbers)), np.int64).reshape(-1, 2)
+        errors = [of_rows[row] for row in asked[:, 0].tolist()]
+        values = [
+            {column: texts[column][row] for column in columns} | {SUFFIX: trusted[number]}
+            for (row, number), error in zip(asked.tolist(), errors, strict=True)
+            if error is None
+        ]
+        encoded = iter(encoder.encode(values))
+        prompts = [next(encoded) if error is None else NO_TOKENS for error in errors]
+        for place, prompt in enumerate(prompts):
+            errors[place] = errors[place] or _why_impossible(len(prompt), max_model_len, num_answer_tokens)
+        kept = [NO_TOKENS if error else prompt for prompt, error in zip(prompts, errors, strict=True)]
+        row_ids = batch.column("row_id").to_numpy()[asked[:, 0]] * len(suffixes) + asked[:, 1]
+        priorities = batch.column("row_priority").to_numpy()[asked[:, 0]]
         yield pa.RecordBatch.from_arrays(
-            [batch.column("row_id"), token_ids, pa.array(errors, pa.string()), batch.column("row_priority")],
+            [pa.array(row_ids), list_tokens(kept), pa.array(errors, pa.string()), pa.array(priorities)],
             schema=TOKENS_SCHEMA,
         )
+
+
+def _list_asked(
+    batch: pa.RecordBatch, errors: Sequence[str | None], numbers: Sequence[str]
+) -> Iterator[tuple[int, int]]:
+    """Row of the batch and number of the request, of all that are to be made; a row with an error has number 0."""
+    opened = batch.column(numbers[0]).to_pylist() if numbers else repeat((0,))
+    for row, (error, row_numbers) in enumerate(zip(errors, opened, strict=False)):
+        for number in row_numbers if error is None else (0,):
+            yield row, number
 
 
 def _decode_column(column: pa.Array, name: str, errors: list[str | None]) -> list[str]:

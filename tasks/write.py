@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from engine.errors import ArtifactError
 from sql import statement
 from tasks.database.connection import connect, fill_identifiers, restrict_sql
 from tasks.database.schema import create_schema
+from tasks.partitions.part import part_schema
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord, RunSummary
 from tasks.storage.artifact import ArtifactRef, open_parquet, runs_folder
@@ -150,9 +152,18 @@ def _replace_answers(
         "model": run.model,
         "created_at": first_written or datetime.now(UTC),
     }
-    execute("write/insert_invalid_rows", errors=[ref.path for ref in (requests, tokens) if ref], **row)
-    if parts:
-        execute(kind.insert_statement, parts=[ref.path for ref in parts], **row)
+    paths = [ref.path for ref in parts]
+    refused = (requests,) if kind.question_digests else (requests, tokens)
+    execute("write/insert_invalid_rows", errors=[ref.path for ref in refused if ref], **row)
+    if kind.question_digests:
+        if run.workload_digest != workload.digest:
+            raise ArtifactError(f"the questions of {workload.source} were changed since run {run.run_id} asked them")
+        from tasks.database.decisions import insert_decisions  # rows that ask one thing need none of it
+
+        if tokens:
+            insert_decisions(connection, workload, this_run | row, tokens.path, paths, part_schema(kind))
+    elif parts:
+        execute(kind.insert_statement, parts=paths, **row)
     if kind.rank_within:
         execute("write/rank_answers")
 

@@ -7,7 +7,8 @@
 -- identifiers: {columns}: the key's, then the prompt's fields that are not among them; {priority}
 --          (row_priority, which is null, where rows have none); {sha256_of}: a function like sha256, but faster
 -- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
---          the fields), $workload_digest, $model_digest
+--          the fields), $workload_digest, $model_digest, $questions (digests of
+--          the questions that each row is asked; none where a row makes one request)
 
 with requested as (
     select {columns}, error, {priority} as row_priority
@@ -96,7 +97,12 @@ final as (
         keyed.hashes,
         keyed.content_key,
         nullif(keyed.error, '') as error,
-        newest_answers.content_key is not null as is_done,
+        newest_answers.content_key is not null
+        and (newest_answers.settled is null or list_has_all(newest_answers.settled, $questions::varchar[])) as is_done,
+        list_filter(
+            range(len($questions::varchar[])),
+            lambda number: not list_contains(coalesce(newest_answers.settled, []), ($questions::varchar[])[number + 1])
+        )::integer[] as open_questions,
         create_sort_key(keyed.request_key, 'asc nulls last', keyed.content_key, 'asc nulls last') as whole_key
     from keyed
     left join newest_answers  -- a correlated exists would keep every row with its text
@@ -111,6 +117,7 @@ select
     error,
     row_priority,
     is_done,
+    open_questions,
     case
         when octet_length(whole_key) > 300 then whole_key[:300] || unhex(sha256(whole_key))
         else whole_key

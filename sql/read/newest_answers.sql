@@ -17,6 +17,6 @@ newest as (
     qualify rank() over (partition by request_key order by created_at desc, run_id desc) = 1
 )
 
-select distinct request_key, content_key
+select distinct request_key, content_key, null::varchar[] as settled
 from newest
 where status = 'ok' or finish_reason = 'invalid'

@@ -3,4 +3,4 @@
 -- inputs:  none
 -- parameters: none
 
-create or replace temp table newest_answers (request_key varchar[], content_key varchar)
+create or replace temp table newest_answers (request_key varchar[], content_key varchar, settled varchar[])

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from engine.request import Completion
 from tasks.answers.column_grammar import Bounds, leaf_ids, object_grammar, parse_type, value_grammar
 from tasks.answers.grammar_source import GrammarSource, SchemaText, constrained_answer
-from tasks.answers.kind import AnswerKind, EncodeLabels
+from tasks.answers.kind import EncodeLabels, SingleRequest
 from tasks.answers.text import Decoding
 from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, must, refuse_if
 
@@ -79,7 +79,7 @@ class ExtractOutput(Output):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class Extraction(AnswerKind):
+class Extraction(SingleRequest):
     """Typed columns, or one JSON column that a JSON schema describes."""
 
     mode: ClassVar[str] = "extract"

@@ -1,15 +1,21 @@
 """What a kind of answer says of itself: its keys in a workload's file, its requests, its columns, its values."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
 from engine.request import Completion
 from tasks.answers.toml_value import Output
 
-EncodeLabels = Callable[[Sequence[str]], Sequence[tuple[int, ...]]]
-"""Gives the token ids of labels as they follow the workload's prompt; see `TextCodec.encode_labels`."""
+
+class EncodeLabels(Protocol):
+    """Gives the token ids of labels as they follow the workload's prompt; see `TextCodec.encode_labels`."""
+
+    def __call__(self, labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
+        """`suffix` is one of `AnswerKind.suffixes`."""
+
 
 PLAIN_FIELDS = (
     pa.field("answer", pa.string()),
@@ -40,6 +46,22 @@ class AnswerKind:
     has_exact_types: ClassVar[bool] = False
 
     output: Output
+
+    @property
+    def question_digests(self) -> Mapping[str, str]:
+        """Of a kind whose rows make several requests: name of each question to a digest of all that decides its answers
+        apart from the row and its prompt. Empty where a row makes one request."""
+        raise NotImplementedError
+
+    @property
+    def question_columns(self) -> Sequence[Sequence[str]]:
+        """The columns that answer each question."""
+        raise NotImplementedError
+
+    @property
+    def suffixes(self) -> Sequence[str]:
+        """What follows the workload's template in each of the requests that a row makes."""
+        raise NotImplementedError
 
     @property
     def digest_parts(self) -> list[Any]:
@@ -115,3 +137,12 @@ class AnswerKind:
             decode: token ids to text.
         """
         raise NotImplementedError
+
+
+class SingleRequest(AnswerKind):
+    """A kind whose rows make one request each."""
+
+    __slots__ = ()
+
+    question_digests: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    suffixes: ClassVar[Sequence[str]] = ("",)

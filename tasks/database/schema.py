@@ -134,7 +134,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
     needed = _needed_relations(workload)
     columns = frozenset(name.lower() for name in (*workload.key, *workload.kind.columns))
     upgrades = _list_upgrades(workload)
-    _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
+    _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns - upgrades[table].keys())
     if workload.kind.has_exact_types and table in existing:
         _check_types(connection, workload, f"{database}: table {table!r}")
     for name, relation in needed.items():
@@ -169,11 +169,16 @@ def _check_columns(where: str, relation: Relation, expected: frozenset[str]) -> 
 
 
 def _check_types(connection: duckdb.DuckDBPyConnection, workload: Workload, where: str) -> None:
-    columns = workload.kind.columns
-    query = fill_identifiers(statement("schema/select_columns"), columns=list(columns), table=workload.output.table)
-    for (name, expected), found in zip(columns.items(), connection.sql(query).types, strict=True):
-        if str(found) != str(duckdb.sqltype(expected)):
-            raise DatabaseError(f"{where}: column {name!r} is {found}, the workload has {expected}: give a new table")
+    """Refuse a table that has a column for answers of another type."""
+    table = workload.output.table
+    found = connection.execute(fill_identifiers(statement("schema/table_columns"), table=table)).description or ()
+    types = {column[0].lower(): str(column[1]) for column in found}
+    for column, type_ in workload.kind.columns.items():
+        expected = str(duckdb.sqltype(type_))
+        if (is_there := types.get(column.lower(), expected)) != expected:
+            raise DatabaseError(
+                f"{where}: column {column!r} is {is_there}, the workload has {expected}: give a new table"
+            )
 
 
 def _create_answers(workload: Workload) -> str:
@@ -191,13 +196,19 @@ def _list_upgrades(workload: Workload | None) -> Mapping[str, Mapping[str, str]]
     if answers & SHIPPED_OUTPUTS:
         answers = SHIPPED_OUTPUTS
     added = dict.fromkeys(answers, ADDED_TO_ANSWERS) | {"steps": ADDED_TO_STEPS}
-    return {
+    upgrades = {
         table: {
             column: fill_identifiers(statement(f"schema/add_{type_}_column"), table=table, column=column)
             for column, type_ in columns.items()
         }
         for table, columns in added.items()
     }
+    if workload is not None and workload.kind.question_digests:
+        table = workload.output.table.lower()
+        for column, type_ in workload.kind.columns.items():
+            text = fill_identifiers(statement("schema/add_column"), table=table, column={column: type_})
+            upgrades[table] |= {column.lower(): text}
+    return upgrades
 
 
 def _shipped_statements() -> dict[str, str]:

@@ -27,6 +27,9 @@ KEPT_TOKENS = 4_000_000
 CUT_WINDOW = 256
 """Characters before a column's value in which a cut is looked for."""
 
+SUFFIX = ""
+"""Stands among the columns of a row for the trusted text that follows the template."""
+
 CHECKED_ROWS = 64
 """Prompts of the first batch that are encoded both whole and in pieces."""
 
@@ -61,16 +64,18 @@ class PromptFormat:
             if column is not None:
                 starts.append(len(message))
                 message += values[column]
+        if values.get(SUFFIX):
+            starts.append(len(message))
+            message += values[SUFFIX]
         stripped = self._strip(message)
         num_stripped = len(message) - len(message.lstrip()) if self.strips_start else 0
         places = [len(self.head) + min(max(start - num_stripped, 0), len(stripped)) for start in starts]
         return self.head + stripped + self.tail, places
 
-    @property
-    def ending(self) -> str:
-        """What follows the last column: the same in every prompt."""
+    def ending(self, suffix: str = "") -> str:
+        """What follows the last column: the same in every prompt that has this suffix, a trusted text."""
         after_columns = takewhile(lambda segment: segment[1] is None, reversed(self.segments))
-        message = "".join(reversed([literal for literal, _ in after_columns]))
+        message = "".join(reversed([literal for literal, _ in after_columns])) + suffix
         return (message.rstrip() if self.strips_end else message) + self.tail
 
     def _strip(self, message: str) -> str:
@@ -151,9 +156,9 @@ class RequestForm:
             ModelError, WorkloadError: see `build_prompt_format` and `TextCodec.encode_labels`.
         """
 
-        def encode_labels(labels: Sequence[str]) -> Sequence[tuple[int, ...]]:
+        def encode_labels(labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
             assert codec is not None, "labels need a tokenizer"
-            return codec.encode_labels(labels, _find_ending(workload.prompt, codec))
+            return codec.encode_labels(labels, _build_once(workload.prompt, codec).ending(codec.trust(suffix)))
 
         settings = workload.kind.ask(encode_labels, expected_output_tokens)
         label_lens = [len(label) for each in settings for label in each.get("labels", ())]
@@ -174,9 +179,9 @@ class RequestForm:
 
 
 @lru_cache(maxsize=1)
-def _find_ending(prompt: Prompt, codec: TextCodec) -> str:
+def _build_once(prompt: Prompt, codec: TextCodec) -> PromptFormat:
     """Tokenization, prediction and inference of a workload ask with the same labels."""
-    return build_prompt_format(prompt, codec).ending
+    return build_prompt_format(prompt, codec)
 
 
 class PromptEncoder:

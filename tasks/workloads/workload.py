@@ -121,7 +121,15 @@ class Workload:
     @property
     def digest(self) -> str:
         """sha256 over all that decides an answer apart from the row and the model: prompt, decoding, labels."""
-        parts = [self.mode, asdict(self.prompt), *self.kind.digest_parts]
+        return self._hash(self.kind.digest_parts)
+
+    @property
+    def row_digest(self) -> str:
+        """The same without questions, whose answers have digests of their own: see `AnswerKind.question_digests`."""
+        return self._hash([]) if self.kind.question_digests else self.digest
+
+    def _hash(self, parts: list[Any]) -> str:
+        parts = [self.mode, asdict(self.prompt), *parts]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -145,10 +153,18 @@ def find_kind(mode: object) -> type[AnswerKind]:
             from tasks.answers.extract import Extraction
 
             return Extraction
-    raise ValueError(f"mode must be 'generate', 'score' or 'extract', got {mode!r}")
+        case "decide":
+            from tasks.answers.decide import Decisions
+
+            return Decisions
+    raise ValueError(f"mode must be 'generate', 'score', 'extract' or 'decide', got {mode!r}")
 
 
-FOREIGN_KEYS = {"labels": "labels belong to mode 'score'", "decoding": "decoding belongs to mode 'generate'"}
+FOREIGN_KEYS = {
+    "labels": "labels belong to mode 'score'",
+    "decoding": "decoding belongs to mode 'generate'",
+    "questions": "questions belong to mode 'decide'",
+}
 """Keys of one mode, and what a file of another mode is told that has them."""
 
 

@@ -221,7 +221,7 @@ def test_labels_are_encoded_as_they_follow_the_prompt(tokenizer: transformers.Pr
     for template, chat in (("{body}\nIs it? Answer:", False), ("{body} {{}}", True)):
         form = build_prompt_format(prompt_of(template, chat=chat), codec)
         (prompt_ids,) = encode_rows(form, codec, [{"body": "the dog"}])
-        for label, token_ids in zip(("yes", " no"), codec.encode_labels(["yes", " no"], form.ending), strict=True):
+        for label, token_ids in zip(("yes", " no"), codec.encode_labels(["yes", " no"], form.ending()), strict=True):
             whole = codec.encode(
                 [form.place({"body": "the dog"})[0] + label], add_special_tokens=form.add_special_tokens
             )[0]
@@ -233,7 +233,7 @@ def test_a_label_that_would_melt_into_the_prompt_is_encoded_alone() -> None:
     codec = codec_of(tokenizer)
     form = build_prompt_format(prompt_of("{body} Answer: ye", chat=False), codec)
     assert tokenizer("yes").input_ids == tokenizer.convert_tokens_to_ids(["yes"])
-    (token_ids, _) = codec.encode_labels(["s", "t"], form.ending)
+    (token_ids, _) = codec.encode_labels(["s", "t"], form.ending())
     assert list(token_ids) == tokenizer("s").input_ids
 
 
@@ -241,7 +241,7 @@ def test_labels_that_cannot_be_told_apart_are_refused() -> None:
     codec = codec_of(unigram())
     form = build_prompt_format(prompt_of("{body}", chat=False), codec)
     with pytest.raises(WorkloadError, match="'é' and 'ü' are the same tokens"):
-        codec.encode_labels(["é", "ü"], form.ending)
+        codec.encode_labels(["é", "ü"], form.ending())
 
 
 def test_chat_without_a_chat_template_is_refused() -> None:

@@ -1,0 +1,32 @@
+-- purpose: what is answered already where each row is asked several questions: of the content keys in the newest run of
+--          each row the digests of the questions that are settled, with an answer or because no prompt fits the model;
+--          an error of the run itself (finish_reason 'error') is tried again. Null for a row that cannot be asked at all
+-- grain:   one row a request key and content key
+-- inputs:  the workload's output table
+-- identifiers: {table}, {keys}
+-- parameters: none
+
+create or replace temp table newest_answers as
+with answers as (
+    select [{keys}] as request_key, content_key, finish_reason, question_states, created_at, run_id
+    from {table}
+),
+
+newest as (
+    select request_key, content_key, finish_reason, question_states
+    from answers
+    qualify rank() over (partition by request_key order by created_at desc, run_id desc) = 1
+)
+
+select
+    request_key,
+    content_key,
+    any_value(
+        list_transform(
+            list_filter(map_values(question_states), lambda state: state.finish_reason <> 'error'),
+            lambda state: state.digest
+        )
+    ) as settled
+from newest
+where question_states is not null or finish_reason = 'invalid'
+group by request_key, content_key

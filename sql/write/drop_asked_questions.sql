@@ -1,0 +1,6 @@
+-- purpose: give back the memory of a run's answers
+-- grain:   none
+-- inputs:  asked_questions
+-- parameters: none
+
+drop table asked_questions

@@ -1,0 +1,121 @@
+-- purpose: the rows of a run that were asked certain questions, with all their answers: those of the run, and those that
+--          the row's newest answer before gave to the questions that were settled. A row that was not asked all it was
+--          to be asked is left out
+-- grain:   one row a row of requests with $open_questions that the run has come through
+-- inputs:  the run's artifacts; view asked_questions: parts and errors of tokens, one row a question asked
+-- identifiers: {table}, {keys}, {answered}: columns that this run answers, {kept}: question_states, and the columns that
+--          are kept
+-- parameters: $requests (path), $open_questions (numbers), $names and $digests (of all questions of the workload),
+--          $model, $run_id, $created_at
+
+insert into {table} by name
+with requests as (
+    select row_id, content_key, [{keys}] as request_key, {keys}
+    from read_parquet($requests)
+    where error is null and open_questions = $open_questions
+),
+
+asked as (
+    select
+        * exclude (row_id),
+        row_id // len($names) as row_id,
+        (row_id % len($names))::integer as number
+    from asked_questions
+),
+
+answers as (
+    select
+        row_id,
+        list(
+            {
+                number: number,
+                name: $names[number + 1],
+                state: {digest: $digests[number + 1], finish_reason: finish_reason, error: error}
+            }
+        ) as new_states,
+        sum(num_prompt_tokens)::integer as num_prompt_tokens,
+        sum(num_cached_tokens)::integer as num_cached_tokens,
+        sum(num_output_tokens)::integer as num_output_tokens,
+        sum(compute_ms) as compute_ms,
+        min(prefix_group) as prefix_group
+    from asked
+    group by row_id
+    having count(distinct number) = len($open_questions)
+),
+
+answered as (
+    select row_id, any_value(columns(* exclude (row_id))) as '\0'
+    from (select row_id, {answered} from asked)
+    group by row_id
+),
+
+kept as (
+    select [{keys}] as request_key, content_key, {kept}
+    from {table}
+    where run_id <> $run_id and question_states is not null and len($open_questions) < len($names)
+    qualify row_number() over (partition by {keys}, content_key order by created_at desc, run_id desc) = 1
+),
+
+stated as (
+    select
+        answers.row_id,
+        list_sort(
+            list_concat(
+                answers.new_states,
+                list_transform(
+                    list_filter(
+                        range(len($names))::integer[], lambda number: not list_contains($open_questions, number)
+                    ),
+                    lambda number: {
+                        number: number,
+                        name: $names[number + 1],
+                        state: kept.question_states[$names[number + 1]]
+                    }
+                )
+            )
+        ) as states
+    from answers
+    inner join requests on requests.row_id = answers.row_id
+    left join kept on kept.request_key = requests.request_key and kept.content_key = requests.content_key
+),
+
+judged as (
+    select
+        row_id,
+        states,
+        list_transform(states, lambda each: each.state.finish_reason) as finish_reasons,
+        list_transform(
+            list_filter(states, lambda each: each.state.error is not null),
+            lambda each: each.name || ': ' || each.state.error
+        ) as errors
+    from stated
+)
+
+select
+    requests.* exclude (row_id, content_key, request_key),
+    answered.* exclude (row_id),
+    kept.* exclude (request_key, content_key, question_states),
+    map_from_entries(
+        list_transform(judged.states, lambda each: {key: each.name, value: each.state})
+    ) as question_states,
+    case when len(judged.errors) = 0 then 'ok' else 'error' end as status,
+    nullif(array_to_string(judged.errors, '; '), '') as error,
+    case
+        when list_contains(judged.finish_reasons, 'error') then 'error'
+        when list_contains(judged.finish_reasons, 'invalid') then 'invalid'
+        else 'scored'
+    end as finish_reason,
+    answers.num_prompt_tokens,
+    answers.num_cached_tokens,
+    answers.num_output_tokens,
+    answers.compute_ms,
+    answers.prefix_group,
+    $model as model,
+    $run_id as run_id,
+    $created_at as created_at,
+    requests.content_key
+from requests
+inner join answers on answers.row_id = requests.row_id
+inner join answered on answered.row_id = requests.row_id
+inner join judged on judged.row_id = requests.row_id
+left join kept on kept.request_key = requests.request_key and kept.content_key = requests.content_key

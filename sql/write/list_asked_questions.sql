@@ -1,0 +1,15 @@
+-- purpose: what became of the questions of a run: as its parts say, or why no prompt was made
+-- grain:   one row a question asked of a row, once even if two parts hold it
+-- inputs:  view part_rows: the run's finished parts; the run's tokens
+-- parameters: $tokens (path)
+
+create or replace temp table asked_questions as
+select distinct on (row_id) *
+from (
+    from part_rows
+    union all by name
+    select row_id, error, 'invalid' as finish_reason
+    from read_parquet($tokens)
+    where error is not null
+)
+order by row_id, error is not null, finish_reason

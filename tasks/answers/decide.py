@@ -1,0 +1,183 @@
+"""``mode = "decide"``: typed answers to several questions about a row, each with its probability."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import duckdb
+import pyarrow as pa
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
+
+from engine.request import Completion
+from tasks.answers.kind import AnswerKind, EncodeLabels
+from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Text, must, refuse_if
+
+STATES_COLUMN = "question_states"
+"""Column of the output table: what became of each question of the row, and the digest of the question."""
+
+STATES_TYPE = "MAP(VARCHAR, STRUCT(digest VARCHAR, finish_reason VARCHAR, error VARCHAR))"
+
+MOST_LABELS = 100
+
+_SCORE = re.compile(r"SCORE\s*\(\s*(-?\d{1,9})\s*,\s*(-?\d{1,9})\s*\)", re.IGNORECASE)
+_EXPECTED = "must be BOOLEAN, ENUM('a', 'b', ...) or SCORE(1, 5)"
+
+
+def find_labels(type_: str) -> tuple[Literal["boolean", "enum", "score"], tuple[str, ...]]:
+    """What a question's type is, and the labels that the model chooses from.
+
+    Raises:
+        ValueError: it is no type of a question; the message goes on from the key ``type``.
+    """
+    if match := _SCORE.fullmatch(type_.strip()):
+        low, high = int(match[1]), int(match[2])
+        refuse_if(not low < high < low + MOST_LABELS, f"must have from 2 to {MOST_LABELS} scores, got {type_!r}")
+        return "score", tuple(map(str, range(low, high + 1)))
+    try:
+        parsed = duckdb.sqltype(type_)
+    except duckdb.Error as error:
+        raise ValueError(f"{_EXPECTED}, got {type_!r}: {str(error).splitlines()[0]}") from error
+    if parsed.id == "boolean":
+        return "boolean", ("yes", "no")
+    refuse_if(parsed.id != "enum", f"{_EXPECTED}, got {type_!r}")
+    labels = tuple(parsed.children[0][1])
+    is_choice = 2 <= len(labels) <= MOST_LABELS and all(label.strip() for label in labels)
+    refuse_if(not is_choice, f"must have from 2 to {MOST_LABELS} labels, none of them empty, got {type_!r}")
+    return "enum", labels
+
+
+def _check_type(type_: str) -> str:
+    find_labels(type_)
+    return type_
+
+
+def _check_names(questions: dict[str, "Question"]) -> dict[str, "Question"]:
+    columns = [column.lower() for name, question in questions.items() for column in question.columns(name)]
+    refuse_if(not questions, "must hold at least one question")
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    refuse_if(twice, f"give the column {twice[0]!r} twice" if twice else "")
+    reserved = sorted({*columns}.intersection(RESERVED_COLUMNS))
+    refuse_if(reserved, f"may not give the column {reserved[0]!r}, which batchloom writes itself" if reserved else "")
+    return questions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class Question:
+    """One question about a row.
+
+    Attributes:
+        type: BOOLEAN, ENUM('a', 'b', ...) or SCORE(a, b): the expectation over the whole numbers a to b.
+        ask: the question, as the model reads it.
+    """
+
+    type: Annotated[str, AfterValidator(_check_type)]
+    ask: Text
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the model chooses from."""
+        return find_labels(self.type)[1]
+
+    def columns(self, name: str) -> dict[str, str]:
+        """Columns of the output table that answer it, each with its DuckDB type."""
+        match find_labels(self.type)[0]:
+            case "boolean":
+                return {name: "BOOLEAN", f"{name}_probability": "DOUBLE"}
+            case "enum":
+                return {name: "VARCHAR", f"{name}_probabilities": "MAP(VARCHAR, DOUBLE)"}
+        return {name: "DOUBLE"}
+
+    def read(self, name: str, logprobs: Sequence[float]) -> dict[str, Any]:
+        """The values of its `columns`.
+
+        Args:
+            name: of the question.
+            logprobs: natural logarithm of the probability of each label, normalised over the labels.
+        """
+        kind, labels = find_labels(self.type)
+        probabilities = [math.exp(logprob) for logprob in logprobs]
+        if kind == "score":
+            expectation = math.fsum(int(label) * each for label, each in zip(labels, probabilities, strict=True))
+            return {name: expectation / math.fsum(probabilities)}
+        best = max(range(len(labels)), key=probabilities.__getitem__)
+        if kind == "boolean":
+            return {name: best == 0, f"{name}_probability": probabilities[0]}
+        return {name: labels[best], f"{name}_probabilities": list(zip(labels, probabilities, strict=True))}
+
+
+ARROW_TYPES = {
+    "BOOLEAN": pa.bool_(),
+    "VARCHAR": pa.string(),
+    "DOUBLE": pa.float64(),
+    "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class Decisions(AnswerKind):
+    """Answers to questions. Each question is a request of its own, whose prompt is the row's own text and a suffix.
+
+    Attributes:
+        questions: name to question; the name is a column of the output table.
+        question_template: the suffix: text with ``{question}`` and ``{options}``.
+    """
+
+    mode: ClassVar[str] = "decide"
+    has_labels: ClassVar[bool] = True
+    has_exact_types: ClassVar[bool] = True
+
+    questions: Annotated[dict[Annotated[Name, Field(min_length=1)], Question], AfterValidator(_check_names)]
+    question_template: Annotated[Text, must(lambda text: "{question}" in text, "must hold {{question}}, got {!r}")] = (
+        "\n\n{question}\nAnswer with one of: {options}."
+    )
+    output: Output
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What follows the row's own text, for each question."""
+        return tuple(
+            self.question_template.replace("{options}", ", ".join(question.labels)).replace("{question}", question.ask)
+            for question in self.questions.values()
+        )
+
+    @property
+    def question_digests(self) -> Mapping[str, str]:
+        """Name of each question to a sha256 over all that decides its answers, apart from the row and its prompt."""
+        parts = {
+            name: [name, find_labels(question.type), suffix]
+            for (name, question), suffix in zip(self.questions.items(), self.suffixes, strict=True)
+        }
+        return {name: hashlib.sha256(json.dumps(part).encode()).hexdigest() for name, part in parts.items()}
+
+    @property
+    def question_columns(self) -> Sequence[Sequence[str]]:
+        return [list(question.columns(name)) for name, question in self.questions.items()]
+
+    @property
+    def digest_parts(self) -> list[Any]:
+        return list(self.question_digests.values())
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for name, question in self.questions.items():
+            found |= question.columns(name)
+        return {**found, STATES_COLUMN: STATES_TYPE}
+
+    @property
+    def part_fields(self) -> Sequence[pa.Field]:
+        return [pa.field(name, ARROW_TYPES[type_]) for name, type_ in self.columns.items() if type_ in ARROW_TYPES]
+
+    def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
+        return [
+            {"mode": "score", "labels": encode_labels(question.labels, suffix)}
+            for question, suffix in zip(self.questions.values(), self.suffixes, strict=True)
+        ]
+
+    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        name, question = [*self.questions.items()][int(completion.request_id) % len(self.questions)]
+        return question.read(name, [float(logprob) for logprob in completion.label_logprobs])

@@ -1,0 +1,55 @@
+"""The output table of a workload that asks several questions a row: each row whole, whichever run answered which."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from sql import statement
+from tasks.database.connection import fill_identifiers
+from tasks.workloads.workload import Workload
+
+
+def insert_decisions(
+    connection: duckdb.DuckDBPyConnection,
+    workload: Workload,
+    row: Mapping[str, Any],
+    tokens: str,
+    parts: Sequence[str],
+    schema: pa.Schema,
+) -> None:
+    """Write the rows that a run has come through.
+
+    Rows that were asked the same questions are written together: all of them at first, and one when a question was
+    added; the columns of the others are taken from the row's answer before.
+
+    Args:
+        connection: in a transaction, in which the run has no answers yet.
+        workload: whose questions were asked.
+        row: parameters of the statement that all rows share: requests, model, run_id, created_at.
+        tokens: path of the run's prompts, some of which could not be made.
+        parts: paths of the finished ones.
+        schema: of a part.
+    """
+    part_rows = ds.dataset(list(parts), schema=schema) if parts else schema.empty_table()
+    connection.register("part_rows", part_rows)
+    connection.execute(statement("write/list_asked_questions"), {"tokens": tokens})
+    connection.unregister("part_rows")
+    digests = workload.kind.question_digests
+    asked = connection.execute(statement("write/list_open_questions"), {"requests": row["requests"]}).fetchall()
+    shared = {name: value for name, value in row.items() if name != "keys"}
+    for (numbers,) in asked:
+        answered = {column for number in numbers for column in workload.kind.question_columns[number]}
+        every = [column for columns in workload.kind.question_columns for column in columns]
+        text = fill_identifiers(
+            statement("write/insert_decisions"),
+            table=workload.output.table,
+            keys=workload.key,
+            answered=[column for column in every if column in answered],
+            kept=["question_states", *(column for column in every if column not in answered)],
+        )
+        parameters = {"open_questions": numbers, "names": list(digests), "digests": list(digests.values())}
+        connection.execute(text, shared | parameters)
+    connection.execute(statement("write/drop_asked_questions"))
