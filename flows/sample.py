@@ -50,7 +50,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
         run = Run.create(source.database, begin_record(night, workload), None if keep else Path(folder))
         try:
             tokens = whole.artifacts["tokens"]
-            sample = choose_rows(found.requests, tokens, plan, run.folder, num_rows, SEED)
+            sample = choose_rows(found.requests, tokens, plan, run.folder, num_rows, SEED, workload)
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
             sample_plan = plan_requests(source, workload, run, sample.requests)
             num_left = infer(night, workload, run, sample_plan)

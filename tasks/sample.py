@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
@@ -58,7 +59,13 @@ class SampledRow:
 
 @task(name="sample", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def choose_rows(
-    requests: ArtifactRef, tokens: ArtifactRef, plan: ArtifactRef, folder: str, num_rows: int, seed: int
+    requests: ArtifactRef,
+    tokens: ArtifactRef,
+    plan: ArtifactRef,
+    folder: str,
+    num_rows: int,
+    seed: int,
+    workload: Workload,
 ) -> Sample:
     """Write ``requests.parquet`` of so many rows, or of all where there are fewer, into a folder.
 
@@ -66,17 +73,21 @@ def choose_rows(
         requests: of all rows, as are `tokens` and `plan`.
         folder: of the run that answers the sample.
         seed: another one chooses other rows.
+        workload: whose rows make one prompt each, or several.
     Raises:
         ArtifactError: an artifact is not what its reference says, or the folder cannot be written.
     """
     for ref in (requests, tokens, plan):
         open_parquet(ref).close()
     files = {"plan": plan.path, "tokens": tokens.path}
+    num_questions = len(workload.kind.suffixes)
     with duckdb.connect() as connection:
         chosen = connection.execute(
-            statement("sample/choose_rows"), {**files, "num_rows": num_rows, "seed": seed}
+            statement("sample/choose_rows"),
+            {**files, "num_rows": num_rows, "seed": seed, "num_questions": num_questions},
         ).fetchall()
         parameters = {"requests": requests.path, "row_ids": [row_id for row_id, _, _ in chosen]}
+        num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
         rows = connection.sql(statement("sample/take_requests"), params=parameters).to_arrow_reader(BATCH_ROWS)
         with open_parquet(requests) as file:
             schema = file.schema_arrow
@@ -84,7 +95,7 @@ def choose_rows(
     return Sample(
         requests=sampled,
         share_degrees=[degree for _, degree, _ in chosen],
-        num_all=pq.read_metadata(plan.path).num_rows,
+        num_all=num_all,
     )
 
 
@@ -96,7 +107,11 @@ def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]
         parts: all that was answered.
     """
     keys = pq.read_table(sample.requests.path, columns=list(workload.key)).to_pylist()
-    answers = {row["row_id"]: row for part in parts for row in pq.read_table(part.path).to_pylist()}
+    answers: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        for row in pq.read_table(part.path).to_pylist():
+            number = row["row_id"] // len(workload.kind.suffixes)
+            answers[number] = _join(answers[number], row) if number in answers else row
     return [
         SampledRow(
             key=key,
@@ -109,6 +124,13 @@ def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]
         for number, (key, degree) in enumerate(zip(keys, sample.share_degrees, strict=True))
         if number in answers
     ]
+
+
+def _join(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Answers to two questions about a row."""
+    sums = {name: row[name] + other[name] for name in ("num_prompt_tokens", "num_output_tokens")}
+    error = "; ".join(filter(None, (row["error"], other["error"]))) or None
+    return row | {name: value for name, value in other.items() if value is not None} | sums | {"error": error}
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 --          long their prompt is: every n-th row of an order by both, within which chance decides; the same at every call
 -- grain:   one row a chosen row
 -- inputs:  plan and tokens artifacts, as files
--- parameters: $plan, $tokens, $num_rows, $seed
+-- parameters: $plan, $tokens, $num_rows, $seed, $num_questions (of a row, each with a prompt of its own)
 
 with planned as (
     select
@@ -12,9 +12,13 @@ with planned as (
 ),
 
 measured as (
-    select planned.row_id, planned.share_degree, len(tokens.token_ids) as num_prompt_tokens
+    select
+        planned.row_id // $num_questions as row_id,
+        max(planned.share_degree) as share_degree,
+        max(len(tokens.token_ids)) as num_prompt_tokens
     from planned
     inner join read_parquet($tokens) as tokens on tokens.row_id = planned.row_id
+    group by all
 ),
 
 tiered as (

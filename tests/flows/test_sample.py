@@ -71,7 +71,7 @@ def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:
 
     def choose(num_rows: int, seed: int = 0) -> list[tuple[int, int, int]]:
         with duckdb.connect() as connection:
-            parameters = {**files, "num_rows": num_rows, "seed": seed}
+            parameters = {**files, "num_rows": num_rows, "seed": seed, "num_questions": 1}
             return connection.execute(statement("sample/choose_rows"), parameters).fetchall()
 
     chosen = choose(62)
