@@ -118,7 +118,9 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         requests = read(
             str(source.database), first, source.model_digest, asked.folder, True, dict(source.attach)
         ).requests
-        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, SEED).requests
+        chosen = choose_rows(
+            found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, SEED, second
+        ).requests
         limit = source.max_model_len
         tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
         plans = {side: _plan(night, both, of_side, folder / f"{side}.parquet") for side, of_side in tokens.items()}

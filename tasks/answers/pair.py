@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from engine.request import Completion
-from tasks.answers.kind import AnswerKind, EncodeLabels
+from tasks.answers.kind import AnswerKind, EncodeLabels, SingleRequest
 from tasks.answers.toml_value import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairedAnswers(AnswerKind):
+class PairedAnswers(SingleRequest):
     """Requests with an even row id are answered as the first kind, those with an odd one as the second.
 
     No file names it: it has a mode for messages alone, and its answers are written nowhere.
