@@ -8,8 +8,10 @@ benchmarks/measuring/workloads.py; rows shuffled, as a table gives them, or grou
 First, in float32, a small part of each workload: an engine whose answers are not those of a transformers model (teacher
 forced, but for near ties) is named and not timed; if it is batchloom, the program ends. Then, in --dtype, every engine
 is loaded and warmed up by the workload itself, on a GPU twice; it is timed in rounds, one engine after the other, each
-round in another order; processes that wait are stopped. Prompts of two rounds share nothing. Each round measures the
-machine as well: what it reaches in matrix products and copies. No figure contains loading or compiling.
+round in another order; processes that wait are stopped. With --in-turn, one engine is in memory at a time, and all its
+rounds come before the next one's: for models of which memory does not hold several. Prompts of two rounds share
+nothing. Each round measures the machine as well: what it reaches in matrix products and copies. No figure contains
+loading or compiling.
 
 The defaults are sizes for a CPU. A GPU needs larger ones to have anything to do: docs/measurements.md has its command.
 """
@@ -18,131 +20,29 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring.batch import Batch
-from benchmarks.measuring.correctness import Referee, Verdict
+from benchmarks.measuring.comparison import check_answers, measure
 from benchmarks.measuring.engine_session import BLOCK_TOKENS, Session
 from benchmarks.measuring.machine import describe_command, describe_machine
 from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.measuring.result_file import write_result
-from benchmarks.measuring.timed_runs import OURS, Ceilings, Timed, figures, measure_batch, speedups
+from benchmarks.measuring.timed_runs import OURS
 from benchmarks.measuring.workloads import Sizes, make_batches, workload_names
-from benchmarks.peers.catalog import PEERS, Peer, available
-from benchmarks.peers.process import PeerError, PeerProcess
-from benchmarks.peers.protocol import Loaded
+from benchmarks.peers.catalog import PEERS, available
+from benchmarks.peers.process import PeerError
 from engine.errors import BatchloomError
-from engine.kernels import cdiv
 from engine.model.checkpoint import resolve_checkpoint
 
-LOAD_SECONDS = 900.0
-GATE_GROUPS, GATE_MEMBERS = 3, 2
-ROOM_BYTES = 1024**3
-"""What an engine may take besides its weights and the KV memory."""
 
-
-def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Batch]) -> dict[str, Verdict]:
-    """Every engine's float32 answers to a small part of each workload, in KV memory that does not hold all of it."""
-    parts = [batch.first(GATE_GROUPS, GATE_MEMBERS) for batch in batches]
-    longest = max(part.longest_request for part in parts)
-    kv_tokens = cdiv(3 * longest, 2 * BLOCK_TOKENS) * BLOCK_TOKENS
-    verdicts = {peer.name: Verdict() for peer in peers}
-    with session.start("referee", "benchmarks.peers.judge_engine") as process:
-        process.load(session.settings("referee", "float32", kv_tokens, longest), LOAD_SECONDS)
-        referee = Referee(process, session.run_seconds)
-        for peer in peers:
-            verdict = verdicts[peer.name]
-            try:
-                with session.start(peer.name, peer.module, peer.arguments) as engine:
-                    engine.load(session.settings(peer.name, "float32", kv_tokens, longest), LOAD_SECONDS)
-                    for number, part in enumerate(parts):
-                        work = part.work("shuffled", round_number=number)
-                        answers, _ = engine.run(work, session.run_seconds)
-                        referee.judge(part, work.token_ids, answers, verdict)
-            except PeerError as error:
-                verdict.failure = str(error)
-            print(f"{peer.name:24} float32: {verdict.text}", flush=True)
-    return verdicts
-
-
-def measure(
-    session: Session, peers: Sequence[Peer], batches: Sequence[Batch], arguments: argparse.Namespace
-) -> Iterator[tuple[str, Any]]:
-    """Parts of the report: "engines", then for each workload "ceilings" (the best so far) and "workloads"."""
-    longest = max(batch.longest_request for batch in batches)
-    shape = read_model_shape(session.model, arguments.dtype)
-    with ExitStack() as stack:
-        process = stack.enter_context(session.start("ceilings", "benchmarks.peers.ceilings_engine"))
-        process.load(session.settings("ceilings", arguments.dtype, BLOCK_TOKENS, longest), LOAD_SECONDS)
-        ceilings = Ceilings(**process.call("measure", {}, LOAD_SECONDS)["answer"])
-
-        def measure_ceilings() -> None:
-            nonlocal ceilings
-            ceilings = ceilings.best_of(Ceilings(**process.call("measure", {}, LOAD_SECONDS)["answer"]))
-
-        engines: dict[str, PeerProcess] = {}
-        loads: dict[str, Any] = {}
-        for peer in peers:
-            engine = stack.enter_context(session.start(peer.name, peer.module, peer.arguments))
-            settings = session.settings(peer.name, arguments.dtype, arguments.kv_tokens, longest)
-            try:
-                loads[peer.name] = _described(*engine.load(settings, LOAD_SECONDS))
-                engines[peer.name] = engine
-            except PeerError as error:
-                loads[peer.name] = {"failure": str(error)}
-            print(f"{peer.name:24} loaded: {json.dumps(loads[peer.name])}", flush=True)
-        yield "engines", loads
-        memory_limit = arguments.kv_tokens * shape.kv_bytes_per_token + shape.weight_bytes + ROOM_BYTES
-        first_round = 1
-        for batch in batches:
-            for order in arguments.orders:
-                found = measure_batch(
-                    engines, batch, order, num_unmeasured=session.num_unmeasured, num_repeats=arguments.repeats,
-                    run_seconds=session.run_seconds, first_round=first_round, before_round=measure_ceilings,
-                )  # fmt: skip
-                first_round += session.num_unmeasured + arguments.repeats
-                yield "ceilings", asdict(ceilings)
-                yield (
-                    "workloads",
-                    _workload(batch, order, arguments.kv_tokens, memory_limit)
-                    | {
-                        "engines": {
-                            name: figures(timed, batch, shape, ceilings)
-                            if isinstance(timed, Timed)
-                            else {"failure": timed}
-                            for name, timed in found.items()
-                        },
-                        "batchloom_over": speedups(found),
-                    },
-                )
-
-
-def _described(loaded: Loaded, seconds: float, memory: Mapping[str, int]) -> dict[str, Any]:
-    return asdict(loaded) | {"load_seconds": round(seconds, 2), "load_peak_host_bytes": memory["host_bytes"]}
-
-
-def _workload(batch: Batch, order: str, kv_tokens: int, memory_limit_bytes: int) -> dict[str, Any]:
-    return {
-        "name": batch.name,
-        "order": order,
-        "shape": batch.shape,
-        "num_requests": batch.num_requests,
-        "num_prompt_tokens": batch.num_prompt_tokens,
-        "num_distinct_tokens": batch.num_distinct_tokens,
-        "num_output_tokens": 0 if batch.labels else batch.num_requests * batch.num_output_tokens,
-        "do_prefixes_fit_in_kv": batch.num_prefix_tokens <= kv_tokens,
-        "memory_limit_bytes": memory_limit_bytes,
-    }
-
-
-def print_workload(workload: Mapping[str, Any]) -> None:
-    """One line an engine."""
+def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
+    """One line for each engine that is named."""
     print(f"\n{workload['name']}, {workload['order']}: {workload['shape']}", flush=True)
-    for name, row in workload["engines"].items():
+    for name in names:
+        row = workload["engines"][name]
         if "failure" in row:
             print(f"  {name:24} {row['failure']}", flush=True)
             continue
@@ -223,14 +123,13 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         right = [peer for peer in present if verdicts[peer.name].is_right]
         if not right:
             raise PeerError("no figures: no engine that is installed gives right answers")
-        found["workloads"] = []
         for part, value in measure(session, right, batches, arguments):
-            if part != "workloads":
-                found[part] = value
+            if part == "measured":
+                index, names = value
+                print_workload(found["workloads"][index], names)
                 continue
-            found["workloads"].append(value)
-            print_workload(value)
-            if arguments.out is not None:  # what is measured is kept, whatever happens next
+            found[part] = value
+            if part == "workloads" and arguments.out is not None:  # what is measured is kept, whatever happens next
                 write_result(arguments.out, found)
     return found
 
@@ -252,6 +151,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-tokens", type=int, default=4096, help="KV memory of every engine; a multiple of 128")
     parser.add_argument("--article-tokens", type=int, default=1500, help="of an article as a document, at most")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="most tokens in one step of the model")
+    parser.add_argument(
+        "--in-turn", action="store_true",
+        help="one engine in memory at a time, all rounds of one before the next one's",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="that is timed")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for engines that run there")
     parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])

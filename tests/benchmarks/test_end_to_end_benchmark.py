@@ -1,14 +1,19 @@
 """The end-to-end benchmark as a whole, on a tiny random model: who is measured, who is refused, who is skipped."""
 
+import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import end_to_end, render
-from benchmarks.measuring import engine_session
+from benchmarks.measuring import comparison, engine_session
 from benchmarks.measuring.batch import Batch, random_groups
 from benchmarks.measuring.machine import commit
 from benchmarks.measuring.model_folder import read_model_shape
@@ -16,7 +21,7 @@ from benchmarks.measuring.timed_runs import Ceilings, Timed, figures, measure_ba
 from benchmarks.measuring.workloads import MICRO_DEGREES, MICRO_LENGTHS, Sizes, make_batches, workload_names
 from benchmarks.peers.catalog import PEERS, Peer, available, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
-from benchmarks.peers.protocol import Answers, LoadSettings, Work
+from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work
 from benchmarks.random_model import SHAPES, write_checkpoint
 
 WRONG_ENGINE = """
@@ -311,3 +316,53 @@ def test_texts_become_documents_with_their_questions(tiny_llama: Path, tmp_path:
     assert len(ranking.labels) == 2
     assert ranking.num_output_tokens == 1
     assert len(articles.groups[0].prefix) > len(squads.groups[0].prefix)
+
+
+class LoggedSession:
+    """Starts engines that count up, and notes which are in memory together."""
+
+    model = Path("unused")
+    num_unmeasured = 1
+    run_seconds = 1.0
+
+    def __init__(self) -> None:
+        self.loaded: set[str] = set()
+        self.most_loaded = 0
+        self.prompts: dict[str, list[list[list[int]]]] = {}
+
+    def settings(self, *_: Any) -> None: ...
+
+    @contextmanager
+    def start(self, name: str, *_: Any) -> Iterator[Any]:
+        engine = CountingEngine()
+        if name == "ceilings":
+            rates = {"device": "CPU", "matrix_flops_per_second": 1e15, "copy_bytes_per_second": 1e15, "by_product": {}}
+            yield SimpleNamespace(load=lambda *_: None, call=lambda *_: {"answer": rates})
+            return
+        self.loaded.add(name)
+        self.most_loaded = max(self.most_loaded, len(self.loaded))
+        self.prompts[name] = engine.prompts
+        engine.load = lambda *_: (Loaded(versions={}), 0.0, {"host_bytes": 0})  # type: ignore[attr-defined]
+        yield engine
+        self.loaded.remove(name)
+
+
+def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    shape = read_model_shape(tmp_path / "model", "float32")
+    monkeypatch.setattr(comparison, "read_model_shape", lambda *_: shape)
+    found = []
+    for in_turn in (False, True):
+        session = LoggedSession()
+        arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
+        report = list(comparison.measure(session, PEERS[:2], [case_1_batch(), case_1_batch()], arguments))  # type: ignore[arg-type]
+        assert session.most_loaded == (1 if in_turn else 2)
+        names = [peer.name for peer in PEERS[:2]]
+        workloads = [value for part, value in report if part == "workloads"][-1]
+        assert [list(workload["engines"]) for workload in workloads] == [names] * 2
+        measured = [value for part, value in report if part == "measured"]
+        assert measured == ([(i, [name]) for name in names for i in (0, 1)] if in_turn else [(0, names), (1, names)])
+        found.append((session.prompts, workloads))
+    assert found[0] == found[1]
