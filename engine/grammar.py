@@ -126,6 +126,10 @@ class Grammar:
     def __hash__(self) -> int:
         return hash((self._source, self.vocabulary))
 
+    def start(self, known: Sequences[int]) -> "Constraint":
+        """An answer that begins with these tokens of the opening."""
+        return Constraint(self, known)
+
     def lend(self) -> LLMatcher:
         """A matcher at the beginning of an answer. One that has been used knows the grammar's states and is faster."""
         return self._idle.pop() if self._idle else self.vocabulary.compile(self._source, is_json=self._is_json)

@@ -63,7 +63,7 @@ class ConstrainedSampler(TokenSampler):
         """Made when the first token is to be sampled: requests that wait have none."""
         if sequence not in self._constraints:
             assert sequence.request.grammar is not None
-            self._constraints[sequence] = Constraint(sequence.request.grammar, sequence.request.opening)
+            self._constraints[sequence] = sequence.request.grammar.start(sequence.request.opening)
         return self._constraints[sequence]
 
     def _make_masks(self, rows: Sequences[tuple[int, Constraint]], num_rows: int) -> Masks:
