@@ -19,7 +19,7 @@ from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahe
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
 from engine.model.checkpoint import resolve_checkpoint
-from engine.model.model import Model
+from engine.model.model import Model, read_config
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prefix_groups
 from engine.request import Completion, Mode, Request
@@ -78,8 +78,21 @@ class Engine:
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device)
+        loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device, prove=cls.prove)
         return cls(loaded, config, None if isinstance(model, transformers.PreTrainedModel) else str(model))
+
+    @classmethod
+    def prove(cls, model: Path | transformers.PretrainedConfig) -> None:
+        """Refuses an architecture that this engine does not compute as transformers does; once a few seconds.
+
+        Args:
+            model: a checkpoint's folder or its configuration.
+        Raises:
+            ModelError: with the reason.
+        """
+        from engine.model.probe import prove  # most models need none
+
+        prove(read_config(model) if isinstance(model, Path) else model, cls)
 
     @property
     def max_model_len(self) -> int:

@@ -1,12 +1,13 @@
 """One workload from table to table: read, tokenize, plan, infer, write."""
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers
@@ -29,6 +30,20 @@ LOGGER = logging.getLogger("batchloom")
 
 FEWEST_TOKENS_TO_PREDICT = 50_000
 """Prompt tokens to compute: less is done before a device that is not in the table has been measured."""
+
+
+def prove_architecture(checkpoint: Path) -> None:
+    """Refuse a model that is not computed as transformers does; once a few seconds, nothing for the plain families.
+
+    Raises:
+        ModelError: with the reason.
+    """
+    if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
+        from engine.encoding.families import is_encoder
+        from engine.engine import Engine
+
+        if not is_encoder(checkpoint):
+            Engine.prove(checkpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +86,14 @@ class Source:
             ModelError: it cannot be used.
         """
         checkpoint = resolve_checkpoint(model)
+        max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
+        prove_architecture(checkpoint)
         return cls(
             database=database,
             model=model,
             checkpoint=checkpoint,
             model_digest=checkpoint_digest(checkpoint),
-            max_model_len=read_max_model_len(checkpoint, engine.max_model_len),
+            max_model_len=max_model_len,
             planning=planning,
             full=full,
             attach=attach,

@@ -1,8 +1,8 @@
-"""A stock transformers causal LM with our attention underneath; what is not computed exactly is refused."""
+"""A stock transformers causal LM with our attention underneath."""
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from engine.kernels.decoder_layer import LayerWeights, OutputLayer, mask_logits
 from engine.kernels.draw import draw_tokens
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend, AttentionStep
-from engine.model.checkpoint import check_supported, no_progress_bars, resolve_checkpoint
+from engine.model.checkpoint import is_plain, no_progress_bars, resolve_checkpoint
 from engine.model.layers import ReplacedLayers, TiedEmbedding, TorchOutputLayer, read_weights
 from engine.model.stock_attention import ATTENTION_NAME
 from engine.scheduling.token_batch import TokenBatch
@@ -44,25 +44,23 @@ class Model:
     def __init__(
         self, language_model: transformers.PreTrainedModel, *, device: torch.device, owns_weights: bool
     ) -> None:
-        config = language_model.config
-        check_supported(config)
-        self._base = language_model.base_model
+        config = language_model.config.get_text_config(decoder=True)
+        self._base = language_model.get_decoder()
         self._output_layer: OutputLayer = TorchOutputLayer(language_model.get_output_embeddings())
         self._draw_tokens = draw_tokens
         self.device = device
         self.dtype: torch.dtype = language_model.dtype
         self.vocab_size = int(config.vocab_size)
-        self.max_positions = int(config.max_position_embeddings)
         self.hidden_size = int(config.hidden_size)
         self.num_q_heads = int(config.num_attention_heads)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.kv_shape = KVShape(
-            num_layers=int(config.num_hidden_layers),
-            num_kv_heads=int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
-            head_dim=int(head_dim),
-            dtype=self.dtype,
-        )
-        self.has_plain_layers = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
+        self.kv_shape = kv_shape_of(config, self.dtype)
+        self.has_plain_layers = is_plain(config.to_dict())
+        self.max_positions = int(config.max_position_embeddings)
+        self._finish_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if not self.has_plain_layers:
+            from engine.model.stock_model import find_logit_rule, longest_sequence
+
+            self.max_positions, self._finish_logits = longest_sequence(config), find_logit_rule(config)
         self.eos_token_ids = _eos_token_ids(language_model)
         self.is_compiled = False
         self._has_replaced_layers = False
@@ -71,7 +69,12 @@ class Model:
 
     @classmethod
     def load(
-        cls, model: str | Path | transformers.PreTrainedModel, *, dtype: torch.dtype, device: torch.device
+        cls,
+        model: str | Path | transformers.PreTrainedModel,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        prove: Callable[[transformers.PretrainedConfig], None],
     ) -> "Model":
         """Reads a checkpoint straight onto the device; a model object is used as it is, switched to our attention.
 
@@ -79,17 +82,19 @@ class Model:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
             dtype: of weights and computation.
             device: where the weights go.
+            prove: refuses an architecture that is not computed exactly; called before weights are read, where the
+                backends' own layers do not compute the model.
         Raises:
-            ModelError: not readable, or of an architecture that has not been shown to be computed exactly.
+            ModelError: not readable, or refused by prove.
         """
         if isinstance(model, transformers.PreTrainedModel):
+            if not is_plain(model.config.to_dict()):
+                prove(model.config)
             return cls(model.to(device=device, dtype=dtype).eval(), device=device, owns_weights=False)
         folder = resolve_checkpoint(model)
-        try:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (ValueError, OSError) as error:
-            raise ModelError(f"model {str(model)!r}: config.json cannot be used: {error}") from error
-        check_supported(config)
+        config = read_config(folder)
+        if not is_plain(config.to_dict()):
+            prove(config)
         try:
             with no_progress_bars(), device:  # weights go straight to the device
                 loaded = AutoModelForCausalLM.from_pretrained(
@@ -109,6 +114,8 @@ class Model:
         self._draw_tokens = backend.draw_tokens
         layers = backend.make_layers(self._take_layers())
         if layers is None:
+            if not self.has_plain_layers:
+                LOGGER.info("transformers' own layers compute this model, attention %s its attention", backend.name)
             return
         # A caller's model keeps its own layers: the copy shares everything but the list of them.
         self._base = copy.copy(self._base)
@@ -218,11 +225,15 @@ class Model:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, hidden]`` through the output layer: float32 ``[R, vocab_size]``."""
-        return self._output_layer.logits(hidden).float()
+        logits = self._output_layer.logits(hidden).float()
+        return logits if self._finish_logits is None else self._finish_logits(logits)
 
     @torch.inference_mode()
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """``[R, hidden]`` -> int64 ``[R]``: see `OutputLayer.most_likely`."""
+        if self._finish_logits is not None:  # a cap can make logits equal that were not
+            logits = self.logits(hidden)
+            return (logits if allowed is None else mask_logits(logits, allowed)).argmax(dim=-1)
         return self._output_layer.most_likely(hidden, allowed)
 
     @torch.inference_mode()
@@ -245,7 +256,31 @@ class Model:
         """
         head = self._output_layer
         bias = None if head.bias is None else head.bias[token_ids].double()
-        return nn.functional.linear(hidden.double(), head.weights_of(token_ids).double(), bias).float()
+        logits = nn.functional.linear(hidden.double(), head.weights_of(token_ids).double(), bias)
+        return (logits if self._finish_logits is None else self._finish_logits(logits)).float()
+
+
+def read_config(folder: Path) -> transformers.PretrainedConfig:
+    """A checkpoint's configuration.
+
+    Raises:
+        ModelError: it cannot be read, or transformers does not know the architecture.
+    """
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, OSError) as error:
+        raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
+
+
+def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KVShape:
+    """What a text model of this config keeps per token."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return KVShape(
+        num_layers=int(config.num_hidden_layers),
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
+        head_dim=int(head_dim),
+        dtype=dtype,
+    )
 
 
 def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:

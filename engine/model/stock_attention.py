@@ -35,7 +35,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    attention_step: AttentionStep,
+    attention_step: AttentionStep | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -49,6 +49,7 @@ def attend(
         module: the layer's attention.
         query: ``[1, num_q_heads, T, head_dim]``.
         key, value: ``[1, num_kv_heads, T, head_dim]``.
+        attention_step: the step's work and KV cache.
         attention_mask: None: who sees what is in the `AttentionBatch`.
         scaling: of the scores; None: 1 / sqrt(head_dim).
         sliding_window: positions that a row sees, its own included; None: all.
@@ -60,6 +61,8 @@ def attend(
         ModelError: the model asks for something that is not computed.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if attention_step is None:
+        raise ModelError(f"layer {layer}: the model does not pass keywords on to its attention")
     asked = keywords | {"attention_mask": attention_mask}
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         asked["is_causal"] = False

@@ -9,8 +9,9 @@ from engine.config import EngineConfig
 from engine.device.placement import check_device
 from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
-from engine.model.checkpoint import check_supported, resolve_checkpoint
+from engine.model.checkpoint import resolve_checkpoint
 from flows.nights.night_file import NightPlan, load_night
+from flows.workload_run import prove_architecture
 from tasks.nights.check_steps import find_query_problems
 from tasks.prompts.prompt import RequestForm, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
@@ -51,11 +52,9 @@ def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload],
     Raises:
         BatchloomError: the model or a setting cannot be used.
     """
-    from transformers import AutoConfig
-
     checkpoint = resolve_checkpoint(model)
-    check_supported(AutoConfig.from_pretrained(checkpoint))
     read_max_model_len(checkpoint, config.max_model_len)
+    prove_architecture(checkpoint)
     if is_local:
         check_device(config.device)
         check_kv_budget(config, checkpoint)

@@ -103,8 +103,11 @@ class NativeKernels:
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`.
 
-        Query rows may be strided, heads lie together. The caches are laid out in the order of cpp/attention.h.
+        Query rows may be strided; where heads do not lie together, they are copied. The caches are laid out as
+        cpp/attention.h says.
         """
+        if query.stride()[1:] != (self.head_dim, 1):
+            query = query.contiguous()
         out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
         sinks = None if sinks is None else sinks.float().contiguous()
         self._attend(

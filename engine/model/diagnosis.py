@@ -1,0 +1,73 @@
+"""Why a tiny model is not computed as transformers does: the first layer that differs, and the switch that makes it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from engine.model.model import Model
+from engine.model.tiny_model import decoder_layers, make_tiny_model
+from engine.model.tiny_run import MOST_ERROR, Difference, MakeEngine, as_request, find_difference, policies, prompts
+from engine.planning.planner import plan_prefix_groups
+
+_SWITCH = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias", "norm", "temperature", "gate", "attn")
+"""What the names of switches contain."""
+
+
+def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference) -> str:
+    """Which layer differs first, and which switch makes the difference.
+
+    Args:
+        config: of the tiny model.
+        make_engine: the engine's class.
+        found: what `find_difference` gave.
+    """
+    layer = _first_layer_that_differs(config, make_engine)
+    where = f"layer {layer} is the first that differs" if layer is not None else "it depends on the rest of the batch"
+    reason = f"with {found.policy}, log-probabilities differ by up to {found.error:.2g}; {where}"
+    for name, value in config.to_dict().items():
+        if any(part in name for part in _SWITCH) and value and isinstance(value, bool | int | float):
+            neutral = False if value is True else 1.0 if isinstance(value, float) and value != 1.0 else None
+            for other in dict.fromkeys((neutral, None)):
+                try:
+                    without = type(config).from_dict(config.to_dict() | {name: other})
+                    if find_difference(without, make_engine) is None:
+                        return f"{reason}, and it does not with {name}={other} in place of {value}"
+                except Exception:  # a value that the class does not take, or cannot compute with
+                    continue
+    return reason
+
+
+def _first_layer_that_differs(config: PretrainedConfig, make_engine: MakeEngine) -> int | None:
+    """Of a prompt alone in its batch; None where all layers are alike."""
+    prompt = max(prompts(), key=len)
+    reference, mine = make_tiny_model(config), make_tiny_model(config)
+    with torch.inference_mode(), _keeping_outputs(reference) as expected:
+        reference(torch.tensor([prompt]), use_cache=False)
+    ours = Model(mine, device=torch.device("cpu"), owns_weights=False)
+    made = make_engine(ours, policies(config)["whole prompts"])
+    with _keeping_outputs(mine) as found:
+        list(made.run_plan([as_request("alone", prompt)], plan_prefix_groups([prompt])))
+    for layer, (theirs, own) in enumerate(zip(expected, found, strict=False)):
+        if theirs.shape != own.shape or not torch.allclose(theirs, own, atol=MOST_ERROR, rtol=MOST_ERROR):
+            return layer
+    return None
+
+
+@contextmanager
+def _keeping_outputs(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """The outputs of the decoder layers, as they are computed within the block."""
+    outputs: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, given: object, made: Any) -> None:
+        outputs.append((made[0] if isinstance(made, tuple) else made).detach().clone())
+
+    handles = [layer.register_forward_hook(keep) for layer in decoder_layers(model)]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,94 @@
+"""A proof at the door: a tiny model of a new architecture, computed by us and by transformers' own `generate`.
+
+The tiny model has the class and the switches of the checkpoint (`tiny_model.shrink`). We compute it in float32 with
+prompts in chunks, shared beginnings and preemption; transformers one prompt at a time. Where tokens and
+log-probabilities are alike, the architecture is accepted and remembered in the cache folder, by the tiny model's config
+and the versions of torch, transformers and this engine.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from engine.errors import ModelError
+from engine.model.checkpoint import cache_folder
+from engine.model.diagnosis import explain
+from engine.model.stock_model import refuse_known
+from engine.model.tiny_model import shrink
+from engine.model.tiny_run import MakeEngine, find_difference
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+
+def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:
+    """Refuses an architecture that is not computed as transformers does.
+
+    Args:
+        config: of the checkpoint.
+        make_engine: the engine's class.
+    Raises:
+        ModelError: with the reason: the layer, and the switch without which there is no difference.
+    """
+    refuse_known(config)
+    text_config = config.get_text_config(decoder=True)
+    refuse_known(text_config)
+    _check_decoder(config, text_config)
+    tiny = shrink(text_config)
+    record = cache_folder() / "proven" / f"{tiny.model_type}-{_digest(tiny)}.json"
+    if record.is_file():
+        return
+    name = text_config.model_type
+    LOGGER.info("architecture %r is new here: a tiny model of it is compared with transformers, once", name)
+    try:
+        found = find_difference(tiny, make_engine)
+    except ModelError as error:
+        raise ModelError(f"architecture {name!r} is not supported: {error}") from error
+    if found is not None:
+        raise ModelError(
+            f"architecture {name!r} is not computed as transformers does: {explain(tiny, make_engine, found)}"
+        )
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=record.parent, delete=False) as scratch:
+        json.dump({"versions": _versions(), "config": tiny.to_dict()}, scratch, indent=2, default=str)
+    os.replace(scratch.name, record)
+
+
+def _check_decoder(config: PretrainedConfig, text_config: PretrainedConfig) -> None:
+    """Refuses a model of several modalities unless the decoder in it is what the text model alone has."""
+    if text_config is config:
+        return
+    try:
+        with torch.device("meta"):
+            both = [AutoModelForCausalLM.from_config(found) for found in (config, text_config)]
+    except Exception as error:  # no class for the text model alone, or sizes that do not fit
+        raise ModelError(
+            f"architecture {config.model_type!r} is not supported: its text model is no model of its own: {error}"
+        ) from error
+    inside, alone = (type(model.get_decoder()).__name__ for model in both)
+    if inside != alone:
+        raise ModelError(
+            f"architecture {config.model_type!r} is not supported: its decoder is a {inside}, that of its text model "
+            f"alone a {alone}"
+        )
+
+
+def _digest(tiny: PretrainedConfig) -> str:
+    text = json.dumps([tiny.to_dict(), _versions()], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _versions() -> dict[str, str]:
+    """Of torch and transformers, and a digest of the engine's own source."""
+    root, source = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(path for kind in ("*.py", "*.h", "*.cpp") for path in root.rglob(kind)):
+        source.update(file.read_bytes())
+    return {name: importlib.metadata.version(name) for name in ("torch", "transformers")} | {
+        "engine": source.hexdigest()[:16]
+    }

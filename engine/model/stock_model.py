@@ -1,0 +1,84 @@
+"""What the engine has to know of a model that transformers' layers compute: its last step, and how far it reaches."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError
+
+_STATE_LAYERS = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "lightning")
+_STATE_KEYS = ("mamba_d_state", "ssm_cfg", "state_size", "linear_num_value_heads", "conv_L_cache", "time_step_rank")
+
+
+def refuse_known(config: Any) -> None:
+    """Refuses by name what the engine has no kernels or no memory for.
+
+    Args:
+        config: of the text model.
+    Raises:
+        ModelError: the architecture, and why it cannot be computed.
+    """
+    layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    reason = None
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        reason = "its decoder attends to an encoder (cross attention), and KV is kept of prompts alone"
+    elif getattr(config, "cross_attention_layers", None):
+        reason = "its decoder attends to images (cross attention), and KV is kept of prompts alone"
+    elif getattr(config, "kv_lora_rank", None):
+        reason = "its keys and values are projections of one small vector a token (MLA), which KV blocks do not hold"
+    elif any(word in kind for kind in layer_types for word in _STATE_LAYERS) or any(
+        getattr(config, key, None) is not None for key in _STATE_KEYS
+    ):
+        reason = "layers of linear attention, convolution or state spaces keep a state in place of KV"
+    elif getattr(config, "num_kv_shared_layers", None):
+        reason = "some of its layers read the KV of others"
+    elif getattr(config, "attention_chunk_size", None):
+        reason = "some of its layers attend within chunks of the context"
+    elif getattr(config, "alibi", False):
+        reason = "positions are added to its attention scores (ALiBi)"
+    if reason is not None:
+        raise ModelError(f"architecture {config.model_type!r} is not supported: {reason}")
+
+
+def find_logit_rule(config: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What a family does to the output layer's logits; None: nothing.
+
+    Args:
+        config: of the text model. Granite divides by `logits_scaling`, Cohere multiplies by `logit_scale`, Gemma caps
+            by `final_logit_softcapping`.
+    """
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
+    if scale == 1.0 and not cap:
+        return None
+
+    def finish(logits: torch.Tensor) -> torch.Tensor:
+        scaled = logits * scale
+        return cap * torch.tanh(scaled / cap) if cap else scaled
+
+    return finish
+
+
+def longest_sequence(config: Any) -> int:
+    """Tokens of the longest sequence whose positions mean the same whatever else is in its batch.
+
+    Rotary embeddings of type longrope have other angles once any sequence of a batch is longer than the context that
+    the model was first trained with. So the engine goes as far as that, and `dynamic` ones as far as the model's own.
+
+    Args:
+        config: of the text model.
+    Raises:
+        ModelError: the config names no longest sequence.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        raise ModelError(f"architecture {config.model_type!r}: config.json names no max_position_embeddings")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]
+    first = [
+        int(kind.get("original_max_position_embeddings", longest))
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    ]
+    return min([longest, *first])

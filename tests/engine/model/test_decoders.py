@@ -1,0 +1,154 @@
+"""Decoder families against transformers' own `generate`, as the probe compares them; docs/models.md has their table."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers import PretrainedConfig
+
+from engine import Engine, EngineConfig
+from engine.model import stock_attention
+from engine.model.checkpoint import is_plain
+from engine.model.model import Model
+from engine.model.probe import prove
+from engine.model.stock_model import longest_sequence, refuse_known
+from engine.model.tiny_model import make_tiny_model, shrink
+from engine.model.tiny_run import find_difference
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+
+PHI4_MINI = {
+    "partial_rotary_factor": 0.75,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "hidden_size": 3072,
+    "max_position_embeddings": 131072,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + i / 10 for i in range(48)],
+        "long_factor": [1.0 + i for i in range(48)],
+        "original_max_position_embeddings": 4096,
+    },
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_key_value_heads": 8}),
+    "llama, biases": ("Llama", {"num_key_value_heads": 8, "attention_bias": True, "mlp_bias": True}),
+    "mistral, a window": ("Mistral", {"sliding_window": 4096, "max_position_embeddings": 32768}),
+    "ministral": (
+        "Ministral",
+        {"head_dim": 128, "layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 4096},
+    ),
+    "mixtral": ("Mixtral", {"head_dim": 128}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 4, "num_attention_heads": 28, "hidden_size": 3584}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 8}),
+    "qwen2_moe": ("Qwen2Moe", {}),
+    "qwen3_moe": ("Qwen3Moe", {"head_dim": 64}),
+    "gemma": ("Gemma", {}),
+    "gemma2": ("Gemma2", {}),
+    "gemma3_text": ("Gemma3Text", {"head_dim": 128}),
+    "gpt_oss": ("GptOss", {}),
+    "phi3": ("Phi3", {"sliding_window": 2047}),
+    "phi4-mini": ("Phi3", PHI4_MINI),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"max_position_embeddings": 8192}),
+    "granite": ("Granite", {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}),
+    "granitemoe": ("GraniteMoe", {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "num_local_experts": 40}),
+    "smollm3": ("SmolLM3", {"head_dim": 64}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 2048, "hidden_size": 768, "num_attention_heads": 12}),
+    "cohere": ("Cohere", {}),
+    "cohere2": ("Cohere2", {}),
+    "glm4": ("Glm4", {}),
+    "glm4_moe": ("Glm4Moe", {"head_dim": 64, "first_k_dense_replace": 1}),
+    "exaone4": ("Exaone4", {"max_position_embeddings": 8192, "sliding_window": 4096}),
+    "ernie4_5": ("Ernie4_5", {}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 64}),
+    "seed_oss": ("SeedOss", {"num_attention_heads": 16}),
+    "gpt2": ("GPT2", {}),
+}
+"""Configs as released models have them, or as their classes give them; `shrink` makes them small."""
+
+
+def make_config(name: str) -> PretrainedConfig:
+    kind, values = FAMILIES[name]
+    config: PretrainedConfig = getattr(transformers, f"{kind}Config")(**values)
+    return config
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The keywords of all calls of our attention function."""
+    calls: list[dict[str, Any]] = []
+    original = stock_attention.attend
+
+    def attend(module: Any, *tensors: Any, **keywords: Any) -> Any:
+        calls.append(keywords)
+        return original(module, *tensors, **keywords)
+
+    monkeypatch.setattr(stock_attention, "attend", attend)
+    return calls
+
+
+def row(name: str, config: PretrainedConfig, tiny: PretrainedConfig, calls: list[dict[str, Any]]) -> str:
+    """The family's line of the table."""
+    longest = config.max_position_embeddings
+    windows = {(call.get("sliding_window") or longest) < longest for call in calls}
+    if is_plain(config.to_dict()):
+        windows = {(getattr(config, "sliding_window", None) or longest) < longest}
+    attention = " and ".join(
+        kind for kind, is_there in (("window", True in windows), ("full", False in windows)) if is_there
+    )
+    attention += "".join(
+        f", {kind}"
+        for kind, is_there in (
+            ("soft cap", any(call.get("softcap") for call in calls)),
+            ("sinks", any(call.get("s_aux") is not None for call in calls)),
+        )
+        if is_there
+    )
+    modules = [type(module).__name__ for module in make_tiny_model(tiny).modules()]
+    feed_forward = "experts" if any("Experts" in module for module in modules) else "dense"
+    layers = "batchloom" if is_plain(config.to_dict()) else "transformers"
+    return f"| {name} | `{config.model_type}` | {attention} | {feed_forward} | {layers} |"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_computed_as_generate_does(name: str, asked: list[dict[str, Any]]) -> None:
+    """Whole prompts, shared prefixes in chunks, and preempted; tokens and log-probabilities."""
+    config = make_config(name)
+    refuse_known(config)
+    tiny = shrink(config)
+    num_preempted = 0
+
+    def count(step: Any) -> None:
+        nonlocal num_preempted
+        num_preempted += step.num_preempted_requests
+
+    assert find_difference(tiny, Engine, count) is None
+    assert num_preempted > 0
+    assert row(name, config, tiny, asked) in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", ["mistral, a window", "gemma2", "gpt_oss"])
+def test_windows_caps_and_sinks_are_computed_without_a_compiler(name: str) -> None:
+    def make_engine(model: Model, config: EngineConfig) -> Engine:
+        return Engine(model, replace(config, attention="torch"))
+
+    assert find_difference(shrink(make_config(name)), make_engine) is None
+
+
+def test_the_page_lists_these_families_alone() -> None:
+    rows = [line.split("|")[1].strip() for line in PAGE.read_text(encoding="utf-8").splitlines() if "| `" in line]
+    assert rows == list(FAMILIES)
+
+
+@pytest.mark.parametrize(("name", "longest"), [("llama", 2048), ("phi4-mini", 4096), ("gemma3_text", 131072)])
+def test_sequences_end_where_positions_would_depend_on_the_batch(name: str, longest: int) -> None:
+    assert longest_sequence(make_config(name)) == longest
+
+
+def test_the_text_model_in_a_model_of_images_is_computed() -> None:
+    """Gemma 3 with its vision tower: its decoder is that of the text model, which is compared."""
+    prove(transformers.Gemma3Config(), Engine)

@@ -1,0 +1,155 @@
+"""The proof at the door: what is refused and why, and what is remembered."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from engine import Engine, EngineConfig, Request
+from engine.errors import ModelError
+from engine.model import attention, probe, stock_attention
+from engine.model.probe import prove
+
+SIZES = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
+
+
+def gemma2(**switches: Any) -> PretrainedConfig:
+    return transformers.Gemma2Config(**SIZES, layer_types=LAYERS, sliding_window=100, **switches)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is remembered from other tests; compiled kernels are still found where those are."""
+    monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def without(monkeypatch: pytest.MonkeyPatch, keyword: str) -> None:
+    """Has our attention function forget a keyword."""
+    original = stock_attention.attend
+
+    def attend(*tensors: Any, **keywords: Any) -> Any:
+        return original(*tensors, **keywords | {keyword: None})
+
+    monkeypatch.setattr(stock_attention, "attend", attend)
+
+
+def test_a_forgotten_window_is_found_with_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "sliding_window")
+    reason = "log-probabilities differ by up to .*; layer 1 is the first that differs"
+    with pytest.raises(ModelError, match=f"architecture 'gemma2' is not computed as transformers does: .*{reason}"):
+        prove(gemma2(), Engine)
+
+
+def test_a_forgotten_soft_cap_is_found_with_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "softcap")
+    switch = r"layer 0 is the first that differs, and it does not with attn_logit_softcapping=None in place of 2\.0"
+    with pytest.raises(ModelError, match=switch):
+        prove(gemma2(attn_logit_softcapping=2.0), Engine)
+
+
+def test_forgotten_sinks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "s_aux")
+    config = transformers.GptOssConfig(**SIZES, num_local_experts=4, layer_types=LAYERS)
+    with pytest.raises(ModelError, match="layer 0 is the first that differs"):
+        prove(config, Engine)
+
+
+def test_what_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone each prompt is right; in a batch every row is given the first sequence's first block."""
+    original = attention.NativeBackend.prepare
+
+    def prepare(self: Any, batch: Any) -> Any:
+        tables = batch.suffix_block_table.copy()
+        tables[:] = tables[0]
+        return original(self, replace(batch, suffix_block_table=tables) if batch.num_sequences > 1 else batch)
+
+    monkeypatch.setattr(attention.NativeBackend, "prepare", prepare)
+    with pytest.raises(ModelError, match=r"with whole prompts, .* it depends on the rest of the batch"):
+        prove(gemma2(), Engine)
+
+
+def test_what_is_alike_is_remembered_by_its_switches(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, empty_cache: Path
+) -> None:
+    with caplog.at_level(logging.INFO, logger="batchloom.engine"):
+        prove(gemma2(), Engine)
+    assert (
+        "architecture 'gemma2' is new here: a tiny model of it is compared with transformers, once" in caplog.messages
+    )
+    assert len(list((empty_cache / "proven").glob("gemma2-*.json"))) == 1
+
+    def compare(*_: Any) -> None:
+        raise AssertionError("compared")
+
+    monkeypatch.setattr(probe, "find_difference", compare)
+    prove(gemma2(), Engine)
+    larger = SIZES | {"intermediate_size": 200, "vocab_size": 999}
+    prove(transformers.Gemma2Config(**larger, layer_types=LAYERS, sliding_window=80), Engine)
+    with pytest.raises(AssertionError, match="compared"):
+        prove(gemma2(attn_logit_softcapping=3.0), Engine)
+    monkeypatch.setattr(probe, "_versions", lambda: {"transformers": "6.0"})
+    with pytest.raises(AssertionError, match="compared"):
+        prove(gemma2(), Engine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("DeepseekV3", "projections of one small vector a token \\(MLA\\)"),
+        ("Qwen3Next", "keep a state in place of KV"),
+        ("Mamba", "keep a state in place of KV"),
+        ("Lfm2", "keep a state in place of KV"),
+        ("T5", "attends to an encoder \\(cross attention\\)"),
+        ("Gemma3nText", "some of its layers read the KV of others"),
+        ("StableLm", "layer 0: the model does not pass keywords on to its attention"),
+        ("Falcon", "layer 0 does not use transformers' attention interface"),
+        ("Llama4Text", "chunks"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_with_its_reason(kind: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=f"is not supported: .*{reason}"):
+        prove(getattr(transformers, f"{kind}Config")(), Engine)
+
+
+@pytest.fixture
+def gemma_checkpoint(tmp_path: Path, tiny_checkpoint: Callable[[str], Path]) -> Path:
+    folder = tmp_path / "gemma"
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(gemma2())
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_an_engine_loads_what_is_proven_and_says_whose_layers_compute(
+    gemma_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22)
+    with caplog.at_level(logging.INFO, logger="batchloom.engine"):
+        engine = Engine.load(gemma_checkpoint, config)
+    assert any("transformers' own layers compute" in message for message in caplog.messages)
+    answer = engine.generate([Request(request_id="a", token_ids=[5, 6], max_new_tokens=3, ignore_eos=True)])[0]
+    assert answer.num_output_tokens == 3
+
+
+def test_an_engine_refuses_before_weights_are_read(gemma_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "sliding_window")
+    next(gemma_checkpoint.glob("*.safetensors")).write_bytes(b"damaged")
+    with pytest.raises(ModelError, match="architecture 'gemma2' is not computed as transformers does"):
+        Engine.load(gemma_checkpoint, EngineConfig(dtype="float32", device="cpu"))
