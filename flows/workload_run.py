@@ -180,13 +180,18 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
     Returns:
         what was read, and the plan; None where there is nothing to do.
     """
+    found = read_rows(source, workload, run)
+    return found, plan_requests(source, workload, run, found.requests) if found.num_selected else None
+
+
+def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
+    """Rows to requests. See `read_and_plan`."""
     with run.measure("read"):
         found = read(str(source.database), workload, source.model_digest, run.folder, source.full, dict(source.attach))
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
-    if not found.num_selected:
-        return found, None
-    LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
-    return found, plan_requests(source, workload, run, found.requests)
+    if found.num_selected:
+        LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
+    return found
 
 
 def plan_requests(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
@@ -198,10 +203,8 @@ def plan_requests(source: Source, workload: Workload, run: Run, requests: Artifa
         run: keeps the artifacts and the seconds that each stage takes.
         requests: the requests artifact.
     """
-    database, checkpoint, planning = str(source.database), str(source.checkpoint), source.planning
-    with run.measure("tokenize"):
-        tokens = tokenize(database, requests, workload, checkpoint, source.model_digest, source.max_model_len)
-    run.note({"tokens": tokens})
+    database, planning = str(source.database), source.planning
+    tokens = tokenize_rows(source, workload, run, requests)
     with run.measure("plan"):
         plan = plan_prefix(
             database,
@@ -213,6 +216,15 @@ def plan_requests(source: Source, workload: Workload, run: Run, requests: Artifa
         )
     run.note({"plan": plan})
     return plan
+
+
+def tokenize_rows(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
+    """Requests to tokens. See `plan_requests`."""
+    limit = source.max_model_len
+    with run.measure("tokenize"):
+        tokens = tokenize(str(source.database), requests, workload, str(source.checkpoint), source.model_digest, limit)
+    run.note({"tokens": tokens})
+    return tokens
 
 
 def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:

@@ -185,6 +185,7 @@ def _replace_run(
         "finished_at": datetime.now(UTC).isoformat(),
         "requested_rows": requests.num_rows if requests else 0,
         "write_seconds": time.perf_counter() - started,
+        "shared_with": json.dumps(dict(run.shared_with)) if run.shared_with else None,
         "config": json.dumps(dict(run.config)),
         "versions": json.dumps(dict(run.versions)),
     }

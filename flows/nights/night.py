@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from engine.errors import ConfigError, NightError
 from flows.nightly import go_on_unread
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
+from flows.nights.together import answer_together
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
 from tasks.database.connection import connect
@@ -116,17 +118,29 @@ class NightRun:
     def answer(self, wave: Wave) -> dict[str, Outcome]:
         """Run a wave's workloads, and say how each ended; a failed one does not keep the others from theirs."""
         night = self._use(wave.model)
-        outcomes: dict[str, Outcome] = {}
-        for name in wave.steps:
+        workloads = [self._plan.workloads[name] for name in wave.steps]
+        results: dict[str, RunSummary | Exception] = {}
+        if len(workloads) > 1 and night.deadline is None and not night.machines.exchange:
             try:
-                summary = answer_step(night, self._plan.workloads[name])
-                self.summaries.append(summary)
-                outcomes[name] = "left" if summary.status == "deadline" else "done"
+                results = answer_wave(night, workloads)
             except Exception as error:
-                LOGGER.error("%s: failed: %s", name, " ".join(str(error).split()))
-                self.errors[name] = error
-                outcomes[name] = "failed"
-        return outcomes
+                names = " + ".join(wave.steps)
+                LOGGER.warning("%s: each goes on alone: %s", names, " ".join(str(error).split()))
+        for workload in workloads:
+            if workload.name not in results:
+                try:
+                    results[workload.name] = answer_step(night, workload)
+                except Exception as error:
+                    results[workload.name] = error
+        return {name: self._note(name, result) for name, result in results.items()}
+
+    def _note(self, name: str, result: RunSummary | Exception) -> Outcome:
+        if isinstance(result, Exception):
+            LOGGER.error("%s: failed: %s", name, " ".join(str(result).split()))
+            self.errors[name] = result
+            return "failed"
+        self.summaries.append(result)
+        return "left" if result.status == "deadline" else "done"
 
     def has_time(self) -> bool:
         """Whether a wave may begin before the deadline."""
@@ -164,3 +178,13 @@ def answer_step(night: Night, workload: Workload) -> RunSummary:
         return answer_workload(night, workload)
 
     return answer(workload.name)
+
+
+def answer_wave(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
+    """`answer_together` as a flow run of its own, within the night's."""
+
+    @flow(name="workloads", flow_run_name=" + ".join(one.name for one in workloads), retries=0, persist_result=False)
+    def answer(workload_names: tuple[str, ...]) -> dict[str, RunSummary | Exception]:
+        return answer_together(night, workloads)
+
+    return answer(tuple(workload.name for workload in workloads))

@@ -103,7 +103,8 @@ create table if not exists runs (
     model_digest text,
     workload_digest text,
     config json,
-    versions json
+    versions json,
+    shared_with json           -- workload planned together with it: prompt tokens in common; null where planned alone
 );
 
 -- one row a step of the engine

@@ -52,6 +52,7 @@ select
     $model as model,
     $model_digest as model_digest,
     $workload_digest as workload_digest,
+    $shared_with::json as shared_with,
     $config::json as config,
     $versions::json as versions
 from answers

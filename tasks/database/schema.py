@@ -22,6 +22,7 @@ ADDED_TO_STEPS = {
     "worker": "text",
     "started_at": "timestamptz",
 }
+ADDED_TO_RUNS = {"shared_with": "json"}
 RUN_RELATIONS = frozenset(("runs", "steps", "run_summary"))
 
 
@@ -195,7 +196,7 @@ def _list_upgrades(workload: Workload | None) -> Mapping[str, Mapping[str, str]]
     answers = {workload.output.table.lower()} if workload is not None else SHIPPED_OUTPUTS
     if answers & SHIPPED_OUTPUTS:
         answers = SHIPPED_OUTPUTS
-    added = dict.fromkeys(answers, ADDED_TO_ANSWERS) | {"steps": ADDED_TO_STEPS}
+    added = dict.fromkeys(answers, ADDED_TO_ANSWERS) | {"steps": ADDED_TO_STEPS, "runs": ADDED_TO_RUNS}
     upgrades = {
         table: {
             column: fill_identifiers(statement(f"schema/add_{type_}_column"), table=table, column=column)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tasks.partitions.attempt import Failure, StoppedError, check_other_rows, try_rows
 from tasks.partitions.engine_host import PROCESS_HOST
+from tasks.partitions.joint import JointWork
 from tasks.partitions.part import error_batch
 from tasks.partitions.partition_work import AttemptLog, PartitionWork, Pieces
 from tasks.runs.infer_job import InferJob
@@ -28,7 +29,8 @@ def infer_partition(
         upload_file: gets each changed file that other processes need.
     """
     with job.stop.make_on_error():  # else the next partition would begin before the flow hears of it
-        work = PartitionWork(job.run_folder, partition, upload_file)
+        run_folder = job.run_folder
+        work = JointWork(job, partition) if job.members else PartitionWork(run_folder, partition, upload_file)
         try:
             answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
         except StoppedError:
@@ -90,6 +92,9 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
         elif len(prompts) > 1:
             todo += reversed(pieces.split(prompts))
         else:
-            work.keep(error_batch(rows, reason, workload.kind))
+            if isinstance(work, JointWork):
+                work.keep_errors(rows, reason)
+            else:
+                work.keep(error_batch(rows, reason, workload.kind))
     if work.num_failed:
         LOGGER.warning("%s: %s rows failed", where, f"{work.num_failed:,}")

@@ -11,11 +11,13 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel, is_out_of_memory
+from tasks.partitions.joint import JointWork, ask_jointly
 from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
 from tasks.storage.plan_file import read_spread_rows
+from tasks.workloads.workload import Workload
 
 TRIM_SECONDS = 20.0
 """Between two times that freed memory is given back, which takes some milliseconds. Steps differ in size, so the C
@@ -73,7 +75,10 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         except Exception as error:
             return _judge(error)
         finally:
-            work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
+            if isinstance(work, JointWork):
+                work.keep_answers(completions, rows, model.codec, steps)
+            else:
+                work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
     return None
 
 
@@ -109,12 +114,21 @@ def check_other_rows(job: InferJob) -> None:
 def _run_model(
     rows: Plan, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
-    form = RequestForm.of(job.workload, model.codec, job.expected_output_tokens)
+    if job.members:
+        requests = ask_jointly(rows, job, lambda workload, length: _make_form(workload, length, model))
+    else:
+        requests = _make_form(job.workload, job.expected_output_tokens, model).ask(rows)
+    yield from model.engine.run_plan(requests, rows.groups(), decode=model.codec.decode, on_step=on_step)
+
+
+def _make_form(workload: Workload, expected_output_tokens: int | None, model: LoadedModel) -> RequestForm:
+    """How a workload's rows are asked of this model."""
+    form = RequestForm.of(workload, model.codec, expected_output_tokens)
     if any("grammar" in each for each in form.settings):
         from tasks.partitions.grammars import compile_grammars  # most workloads have none
 
         form = compile_grammars(form, model)
-    yield from model.engine.run_plan(form.ask(rows), rows.groups(), decode=model.codec.decode, on_step=on_step)
+    return form
 
 
 def _judge(error: Exception) -> Failure:

@@ -129,6 +129,22 @@ class FailurePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One of several workloads whose rows are in one plan.
+
+    Attributes:
+        run_folder: of its run, where its parts and step records go.
+        first_row_id: that its first row has in the plan; the next member's rows follow.
+        expected_output_tokens: of an answer, see `AnswerLength`.
+    """
+
+    run_folder: str
+    workload: Workload
+    first_row_id: int
+    expected_output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferJob:
     """What all partitions of a run have in common.
 
@@ -140,6 +156,7 @@ class InferJob:
         expected_output_tokens: of an answer, see `AnswerLength`.
         exchange: None where workers see run folder, plan and checkpoint under the paths above.
         deadline: Unix time after which no step of the engine begins; None for none.
+        members: the workloads, where the plan holds rows of several; `workload` and `run_folder` are then the first's.
     """
 
     run_folder: str
@@ -152,6 +169,7 @@ class InferJob:
     expected_output_tokens: int | None
     exchange: Exchange | None = None
     deadline: float | None = None
+    members: tuple[Member, ...] = ()
 
     @property
     def stop(self) -> StopRequest:

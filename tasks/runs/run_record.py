@@ -40,6 +40,7 @@ class RunRecord:
         seconds: stage (read, tokenize, plan, infer) to wall seconds; the write measures itself.
         token_saving_ratio: of the plan, Eq. 2 of BatchLLM, 0 to 1; None before there is a plan.
         best_token_saving_ratio: the best that any sharing could reach.
+        shared_with: workload that was planned together with this one, to the prompt tokens that both have in common.
         config: settings of engine and flow, JSON values.
         versions: package to version.
     """
@@ -57,6 +58,7 @@ class RunRecord:
     seconds: Mapping[str, float] = field(default_factory=dict)
     token_saving_ratio: float | None = None
     best_token_saving_ratio: float | None = None
+    shared_with: Mapping[str, int] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,0 +1,157 @@
+"""Workloads of one model that do not read each other's answers: planned as one batch, each written to its own table."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from flows.workload_run import Night, begin_record, infer, plan_requests, read_rows, tokenize_rows, write_and_report
+from tasks.nights.joint_tokens import count_shared, find_first_row_ids, join_tokens, name_shared
+from tasks.partitions.answer import ENDED
+from tasks.partitions.part import count_reasons
+from tasks.plan_prefix import plan_prefix
+from tasks.read import read_answer_length
+from tasks.recover import stop_run
+from tasks.runs.infer_job import InferJob, Member
+from tasks.runs.progress import PlannedWork
+from tasks.runs.run import Run, set_isolation
+from tasks.runs.run_record import RunSummary
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import read_plan_summary
+from tasks.workloads.workload import Workload
+
+LOGGER = logging.getLogger("batchloom")
+
+Job = tuple[Workload, Run]
+
+
+def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
+    """Answer workloads from one plan: a beginning that prompts of several share is computed once for all.
+
+    Each has a run of its own, with its table, content keys, counts and report. Steps, the seconds of planning and
+    inference and the plan's saving are those of all, and each run names what it shares with which other one.
+
+    Args:
+        night: whose model answers.
+        workloads: none reads what another one writes.
+    Returns:
+        of each workload its summary, or why it failed where too many of its rows did.
+    Raises:
+        what ends all of them; finished partitions are in the tables all the same.
+    """
+    jobs: list[Job] = []
+    try:
+        for workload in workloads:
+            jobs.append((workload, Run.create(night.source.database, begin_record(night, workload))))
+        failed = _answer_jobs(night, jobs)
+    except BaseException as error:
+        for workload, run in jobs:
+            stop_run(run, workload, error)
+        raise
+    results: dict[str, RunSummary | Exception] = {}
+    for workload, run in jobs:
+        if workload.name in failed:
+            stop_run(run, workload, failed[workload.name])
+            results[workload.name] = failed[workload.name]
+        else:
+            results[workload.name] = write_and_report(night, workload, run)
+    return results
+
+
+def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, Exception]:
+    """Read, tokenize, plan and infer; gives the workloads of which too many rows failed."""
+    source = night.source
+    busy = []
+    for workload, run in jobs:
+        found = read_rows(source, workload, run)
+        if found.num_selected:
+            busy.append((workload, run, found.requests))
+    if len(busy) == 1:
+        workload, run, requests = busy[0]
+        infer(night, workload, run, plan_requests(source, workload, run, requests))
+    if len(busy) < 2:
+        return {}
+    tokens = [tokenize_rows(source, workload, run, requests) for workload, run, requests in busy]
+    jobs = [(workload, run) for workload, run, _ in busy]
+    return _infer_together(night, jobs, tokens, _plan_together(night, jobs, tokens))
+
+
+def _plan_together(night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
+    """The plan of all prompts, noted in each run with what the run shares with the others."""
+    planning, database = night.source.planning, str(night.source.database)
+    num_answer_tokens = _average([workload.kind.max_answer_tokens for workload, _ in jobs], tokens)
+    with _measure(jobs, "plan"):
+        joint = join_tokens(database, tokens)
+        plan = plan_prefix(database, joint, planning.method, planning.partition_tokens, round(num_answer_tokens))
+        shared = count_shared(joint, find_first_row_ids(tokens), jobs[0][1].folder)
+    sharing = read_plan_summary(plan).sharing
+    names = [workload.name for workload, _ in jobs]
+    for number, (_, run) in enumerate(jobs):
+        run.note(
+            {"plan": plan},
+            shared_with=name_shared(names, shared, number),
+            token_saving_ratio=sharing.token_saving_ratio,
+            best_token_saving_ratio=sharing.best_token_saving_ratio,
+        )
+    return plan
+
+
+def _infer_together(
+    night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactRef], plan: ArtifactRef
+) -> dict[str, Exception]:
+    """Each partition of the joint plan to parts of all runs; gives the workloads of which too many rows failed."""
+    source, summary = night.source, read_plan_summary(plan)
+    title = " + ".join(workload.name for workload, _ in jobs)
+    LOGGER.info("%s: %s", title, summary.text)
+    lengths = [read_answer_length(source.database, workload) for workload, _ in jobs]
+    firsts = find_first_row_ids(tokens)
+    first, first_run = jobs[0]
+    job = InferJob(
+        run_folder=first_run.folder,
+        plan=plan,
+        workload=first,
+        checkpoint=str(source.checkpoint),
+        model_digest=source.model_digest,
+        engine=night.engine,
+        failures=night.failures,
+        expected_output_tokens=None,
+        members=tuple(
+            Member(
+                run_folder=run.folder,
+                workload=workload,
+                first_row_id=first_row_id,
+                expected_output_tokens=length.expected_output_tokens,
+            )
+            for (workload, run), first_row_id, length in zip(jobs, firsts, lengths, strict=True)
+        ),
+    )
+    work = PlannedWork(
+        num_rows=summary.num_rows,
+        num_prompt_tokens=summary.sharing.num_processed_tokens,
+        answer_tokens=_average([length.num_tokens for length in lengths], tokens) - 1,
+    )
+    with _measure(jobs, "infer"):
+        night.workers.infer_partitions(job, summary.dispatch_order, title, work)
+    failed: dict[str, Exception] = {}
+    for workload, run in jobs:
+        parts = run.list_parts()
+        reasons = count_reasons(parts)
+        set_isolation(source.database, workload.name, is_needed=ENDED.reason in reasons)
+        try:
+            night.failures.check(reasons, sum(part.num_rows for part in parts))
+        except Exception as error:
+            failed[workload.name] = error
+    return failed
+
+
+def _measure(jobs: Sequence[Job], stage: str) -> ExitStack:
+    """`Run.measure` of all runs at once."""
+    stack = ExitStack()
+    for _, run in jobs:
+        stack.enter_context(run.measure(stage))
+    return stack
+
+
+def _average(values: Sequence[int], tokens: Sequence[ArtifactRef]) -> float:
+    """Of a number of each workload, by its rows."""
+    num_rows = [ref.num_rows for ref in tokens]
+    return sum(value * rows for value, rows in zip(values, num_rows, strict=True)) / max(1, sum(num_rows))

@@ -1,0 +1,97 @@
+"""Prompts of several workloads as one batch: their tokens in one file, and what they have in common."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, combinations
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from engine.planning.prefix_tree import common_prefix_len
+from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
+from tasks.storage.external_sort import sort_prompts
+from tasks.tokenize import BATCH_ROWS, TOKENS_SCHEMA
+
+CODE = (__name__, "tasks.tokenize")
+
+
+def find_first_row_ids(tokens: Sequence[ArtifactRef]) -> list[int]:
+    """The number that each file's first row has in the joint file; row ids of a file may have gaps."""
+    last_ids = [pc.max(pq.read_table(ref.path, columns=["row_id"]).column("row_id")).as_py() for ref in tokens[:-1]]
+    return [0, *accumulate(last + 1 for last in last_ids)]
+
+
+@task(name="join_tokens", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
+    """The prompts of all files in one, numbered on from file to file; kept in the database's cache.
+
+    Raises:
+        ArtifactError: a file is not what its reference says.
+    """
+
+    def write(target: Path) -> ArtifactRef:
+        return write_parquet(target, TOKENS_SCHEMA, _renumber(tokens))
+
+    return build_once(database, "tokens", [ref.digest for ref in tokens], CODE, write)
+
+
+def _renumber(tokens: Sequence[ArtifactRef]) -> Iterator[pa.RecordBatch]:
+    for ref, first in zip(tokens, find_first_row_ids(tokens), strict=True):
+        with open_parquet(ref) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                row_ids = pa.array(batch.column("row_id").to_numpy() + first, pa.int64())
+                batch = batch.set_column(0, TOKENS_SCHEMA.field("row_id"), row_ids)
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=TOKENS_SCHEMA)
+
+
+@task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) -> list[list[int]]:
+    """Prompt tokens that the workloads have in common, two by two: those that one prefix tree of both saves over two.
+
+    Args:
+        joint: the prompts of all.
+        first_row_ids: of each workload in it.
+        folder: where that lies which does not fit in memory.
+    Returns:
+        symmetric, with zeros where a workload meets itself.
+    """
+    num = len(first_row_ids)
+    sets = [(number,) for number in range(num)] + list(combinations(range(num), 2))
+    num_tokens = dict.fromkeys(sets, 0)
+    last: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
+    with open_parquet(joint) as file:
+        for row_id, _, prompt in sort_prompts(file, folder):
+            owner = int(np.searchsorted(first_row_ids, row_id, side="right")) - 1
+            for members in sets:
+                if owner in members:
+                    num_tokens[members] += _num_new_tokens(last.get(members), prompt)
+                    last[members] = prompt
+    shared = [[0] * num for _ in range(num)]
+    for one, other in combinations(range(num), 2):
+        saved = num_tokens[one,] + num_tokens[other,] - num_tokens[one, other]
+        shared[one][other] = shared[other][one] = saved
+    return shared
+
+
+def _num_new_tokens(before: npt.NDArray[np.int32] | None, prompt: npt.NDArray[np.int32]) -> int:
+    """Tokens of a prompt that a prefix tree does not hold yet; the last token of a new prompt is never shared."""
+    if before is None:
+        return len(prompt)
+    common = common_prefix_len(before, prompt)
+    return 0 if common == len(before) == len(prompt) else len(prompt) - min(common, len(before) - 1, len(prompt) - 1)
+
+
+def name_shared(names: Sequence[str], shared: Sequence[Sequence[int]], number: int) -> Mapping[str, int]:
+    """What one workload shares with each other one, by name.
+
+    Args:
+        names: of all.
+        shared: what `count_shared` returned.
+        number: of the one.
+    """
+    return {name: shared[number][other] for other, name in enumerate(names) if other != number}

@@ -1,0 +1,122 @@
+"""Rows of several workloads in one plan: each asked in its workload's way, each answer kept in its workload's run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.execution.step_record import StepRecord
+from engine.planning.plan import Plan
+from engine.request import Completion, Request
+from tasks.partitions.part import answer_batch, error_batch
+from tasks.partitions.partition_work import PartitionWork
+from tasks.prompts.prompt import RequestForm
+from tasks.prompts.text_codec import TextCodec
+from tasks.runs.infer_job import InferJob
+from tasks.runs.progress import PartitionProgress
+from tasks.workloads.workload import Workload
+
+
+class _NoProgress(PartitionProgress):
+    """A member's counts are part of those of all."""
+
+    def _write(self) -> None:
+        pass
+
+
+def split_rows(rows: Plan, job: InferJob) -> list[Plan]:
+    """The rows of each member, numbered as in its own tokens; in the order of `InferJob.members`."""
+    owners = find_members(rows.row_id, job)
+    parts = [rows.select(owners == number) for number in range(len(job.members))]
+    return [
+        replace(part, row_id=part.row_id - member.first_row_id) for part, member in zip(parts, job.members, strict=True)
+    ]
+
+
+def find_members(row_ids: npt.NDArray[np.int64], job: InferJob) -> npt.NDArray[np.int64]:
+    """The number of each row's member."""
+    firsts = np.array([member.first_row_id for member in job.members], np.int64)
+    return np.asarray(np.searchsorted(firsts, row_ids, side="right") - 1)
+
+
+def ask_jointly(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | None], RequestForm]) -> list[Request]:
+    """As `RequestForm.ask`, each row in the way of its workload.
+
+    Args:
+        rows: of the joint plan.
+        job: whose members the rows belong to.
+        make_form: how a workload's rows are asked, given the length that its answers will probably have.
+    """
+    requests = []
+    for part, member in zip(split_rows(rows, job), job.members, strict=True):
+        form = make_form(member.workload, member.expected_output_tokens)
+        requests += [
+            replace(request, request_id=str(int(request.request_id) + member.first_row_id))
+            for request in form.ask(part)
+        ]
+    return requests
+
+
+class JointWork(PartitionWork):
+    """As `PartitionWork`, of a partition whose answers go to the runs of several workloads.
+
+    Each run gets the step records of the whole partition.
+
+    Args:
+        job: with members.
+        partition: its number in the joint plan.
+    """
+
+    __slots__ = ("_job", "_works")
+
+    def __init__(self, job: InferJob, partition: int) -> None:
+        self._job = job
+        self._works = [PartitionWork(member.run_folder, partition) for member in job.members]
+        for work, member in zip(self._works, job.members, strict=True):
+            work.progress = _NoProgress(Path(member.run_folder), partition)
+        self.progress = PartitionProgress(Path(job.run_folder), partition)
+        self._add_up()
+
+    def keep_answers(
+        self, completions: Sequence[Completion], rows: Plan, codec: TextCodec, steps: Sequence[StepRecord]
+    ) -> None:
+        """Write each answer to its run; durable when this returns.
+
+        Args:
+            completions: of `rows`, in any order.
+            rows: that were tried.
+            codec: decodes token ids.
+            steps: that they took.
+        """
+        owners = find_members(np.array([int(one.request_id) for one in completions], np.int64), self._job).tolist()
+        for number, part in enumerate(split_rows(rows, self._job)):
+            member = self._job.members[number]
+            own = [
+                replace(completion, request_id=str(int(completion.request_id) - member.first_row_id))
+                for completion, owner in zip(completions, owners, strict=True)
+                if owner == number
+            ]
+            self._works[number].keep(answer_batch(own, part, member.workload, codec), steps)
+        self._add_up()
+
+    def keep_errors(self, rows: Plan, reason: str) -> None:
+        """Write rows that were tried in vain to their runs.
+
+        Args:
+            rows: of the joint plan.
+            reason: what they failed with.
+        """
+        for work, part, member in zip(self._works, split_rows(rows, self._job), self._job.members, strict=True):
+            work.keep(error_batch(part, reason, member.workload.kind))
+        self._add_up()
+
+    def _add_up(self) -> None:
+        firsts = [member.first_row_id for member in self._job.members]
+        self.answered = np.concatenate(
+            [work.answered + first for work, first in zip(self._works, firsts, strict=True)]
+        ).astype(np.int64)
+        self.parts = [part for work in self._works for part in work.parts]
+        self.num_failed = sum(work.num_failed for work in self._works)
+        self.progress.settle(len(self.answered), self.num_failed)

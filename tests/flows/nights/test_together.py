@@ -1,0 +1,170 @@
+"""Workloads over the same documents, planned as one batch: a document once for all questions, answers as alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.planning.plan import SharingStats
+from engine.planning.planner import plan_prompts
+from engine.request import Request
+from flows.nights.night import night
+from tasks.storage.plan_file import token_arrays
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+NIGHT = """
+database = "team.duckdb"
+[models.small]
+path = "{model}"
+dtype = "float32"
+kv_memory = "8MiB"
+block_size = 1
+max_num_batched_tokens = 128
+[planning]
+partition_tokens = {partition_tokens}
+"""
+
+SCORE = """
+name = "{name}"
+mode = "score"
+requests_sql = "about.sql"
+key = ["doc_id", "query_id"]
+labels = ["yes", "no", "maybe"]
+[prompt]
+chat = false
+template = "{{body}} -- {question} {{query_text}}"
+[output]
+table = "{name}"
+"""
+
+GENERATE = SCORE.replace('mode = "score"', 'mode = "generate"').replace(
+    'labels = ["yes", "no", "maybe"]\n', ""
+).replace("[output]", "[decoding]\nmax_new_tokens = 5\n[output]\nanswer_column = \"answer\"")  # fmt: skip
+
+SQL = """
+select documents.doc_id, queries.query_id, documents.body, queries.query_text
+from documents
+cross join queries
+"""
+
+QUESTIONS = {
+    "urgent": (SCORE, "Is this urgent for"),
+    "summary": (GENERATE, "What is it about for"),
+    "angry": (SCORE, "Is it urgent or angry about"),
+}
+
+
+@pytest.fixture
+def write_night(nights: Any, tiny_llama: Path) -> Any:
+    """Write a night of some of the `QUESTIONS`; each after those that `after` names."""
+
+    def write(*names: str, after: str = "", partition_tokens: int = 100_000) -> Path:
+        folder = nights.path.parent
+        (folder / "about.sql").write_text(SQL)
+        text = NIGHT.format(model=tiny_llama, partition_tokens=partition_tokens)
+        previous = ""
+        for name in names:
+            template, question = QUESTIONS[name]
+            (folder / f"{name}.toml").write_text(template.format(name=name, question=question))
+            text += f'[[workload]]\nfile = "{name}.toml"\n' + (f'after = "{previous}"\n' if after and previous else "")
+            previous = name
+        (folder / "night.toml").write_text(text)
+        return Path(folder / "night.toml")
+
+    return write
+
+
+def read_answers(nights: Any) -> dict[str, list[tuple[Any, ...]]]:
+    columns = {"urgent": "label", "angry": "label", "summary": "answer"}
+    return {
+        name: nights.sql(f"select doc_id, query_id, {column}, status, content_key from latest_{name} order by 1, 2")
+        for name, column in columns.items()
+    }
+
+
+def count_computed(nights: Any) -> dict[str, int]:
+    """Prompt tokens that went through the model, by run's workload, in the newest run of each."""
+    return dict(
+        nights.sql(
+            "select workload, sum(num_suffix_tokens + num_prefix_tokens) from steps join runs using (run_id)"
+            " where run_id in (select max(run_id) from runs group by workload) group by workload"
+        )
+    )
+
+
+def read_joint_prompts(nights: Any) -> list[np.ndarray]:
+    """The prompts of the largest tokens file in the cache."""
+    files = [pq.read_table(path) for path in nights.runs.glob("cache/tokens-*.parquet")]
+    joint = max(files, key=lambda table: table.num_rows)
+    return [prompt for chunk in joint.column("token_ids").chunks for prompt in token_arrays(chunk)]
+
+
+def plan(prompts: list[np.ndarray]) -> SharingStats:
+    return plan_prompts(prompts)[1]
+
+
+def count_optimum(nights: Any, prompts: list[np.ndarray]) -> int:
+    """Prompt tokens that the engine computes of one batch of these prompts, planned by it."""
+    config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, block_size=1, max_num_batched_tokens=128)
+    requests = [Request(request_id=str(row), token_ids=prompt, max_new_tokens=1) for row, prompt in enumerate(prompts)]
+    answers = Engine.load(nights.model, config).generate(requests)
+    return sum(answer.num_prompt_tokens - answer.num_cached_tokens for answer in answers)
+
+
+def test_three_workloads_are_one_batch(nights: Any, write_night: Any) -> None:
+    nights.sql("update documents set body = repeat(body, 4)")
+    names = ["urgent", "summary", "angry"]
+    together = night(file=write_night(*names))
+    assert [(summary.workload, summary.status, summary.num_ok) for summary in together] == [
+        (name, "completed", 12) for name in names
+    ]
+    joint_answers, joint_computed = read_answers(nights), count_computed(nights)
+    scores = nights.sql("select score from latest_urgent order by doc_id, query_id")
+    prompts = read_joint_prompts(nights)
+    assert len(prompts) == 36
+    assert set(joint_computed.values()) == {joint_computed["urgent"]}, "each run has the steps of all"
+    assert joint_computed["urgent"] == count_optimum(nights, prompts) < plan(prompts).num_processed_tokens
+    shared = {name: json.loads(found) for name, found in nights.sql("select workload, shared_with from runs")}
+    for number, name in enumerate(names):
+        for other in range(number + 1, len(names)):
+            one, two = prompts[12 * number :][:12], prompts[12 * other :][:12]
+            saved = plan(one).num_best_tokens + plan(two).num_best_tokens - plan([*one, *two]).num_best_tokens
+            assert shared[name][names[other]] == shared[names[other]][name] == saved
+            assert saved > sum(len(body) for (body,) in nights.sql("select body from documents")) / 10
+    assert len(list(nights.runs.glob("*/report.html"))) == 3
+
+    alone = night(file=write_night(*names, after="each"), full=True)
+    assert [summary.num_ok for summary in alone] == [12, 12, 12]
+    alone_computed = count_computed(nights)
+    assert sum(alone_computed.values()) > 1.5 * joint_computed["urgent"]
+    assert read_answers(nights) == joint_answers, "the same float32 answers, content keys and states"
+    assert nights.sql("select score from latest_urgent order by doc_id, query_id") == [
+        (pytest.approx(score, rel=1e-5),) for (score,) in scores
+    ]
+    assert nights.sql("select count(*) from runs where shared_with is null") == [(3,)]
+
+
+def test_what_is_answered_already_is_not_planned_again(nights: Any, write_night: Any) -> None:
+    night(file=write_night("urgent"))
+    summaries = night(file=write_night("urgent", "summary", partition_tokens=300))
+    assert [(summary.num_rows, summary.num_already_done) for summary in summaries] == [(0, 12), (12, 0)]
+    nights.sql("insert into queries values ('q9', 'who is it?')")
+    summaries = night(file=write_night("urgent", "summary", "angry", partition_tokens=300))
+    assert [(summary.num_ok, summary.num_already_done) for summary in summaries] == [(4, 12), (4, 12), (16, 0)]
+    assert [len(rows) for rows in read_answers(nights).values()] == [16, 16, 16]
+
+
+def test_a_workload_that_fails_fails_alone(nights: Any, write_night: Any, tmp_path: Path) -> None:
+    file = write_night("urgent", "summary")
+    bad = (nights.path.parent / "summary.toml").read_text().replace("about.sql", "bad.sql")
+    (nights.path.parent / "summary.toml").write_text(bad)
+    (nights.path.parent / "bad.sql").write_text(SQL.replace("documents.body", "error('no body')::text as body"))
+    with pytest.raises(RuntimeError, match=r"1 of 2 workloads failed: summary: .*no body"):
+        night(file=file)
+    assert nights.sql("select workload, status, num_ok from runs") == [("urgent", "completed", 12)]
