@@ -1,0 +1,28 @@
+"""The benchmark of many questions a row measures the same answers on both sides, or nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.decide import QUESTIONS, Side, check, main
+from benchmarks.measuring.wrong_answer import WrongAnswerError
+
+
+def test_both_sides_give_the_same_answers(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "decide.json"
+    options = ["--model", str(tiny_llama), "--rows", "3", "--row-tokens", "40", "--rounds", "1", "--dtype", "float32"]
+    assert main([*options, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert (found["num_rows"], found["num_questions"]) == (3, len(QUESTIONS))
+    assert found["largest_difference"] < 1e-4
+    assert found["num_computed_tokens_ratio"] > 1.2
+    assert set(found) >= {"seconds_ratio", "cpu_seconds_ratio", "machine", "command"}
+
+
+def test_another_answer_gives_no_figures() -> None:
+    side = Side(seconds=1.0, cpu_seconds=1.0, num_computed_tokens=1, probabilities=[[(-0.1, -2.3)]])
+    assert check(side, side, "float32") == 0.0
+    with pytest.raises(WrongAnswerError, match="a probability differs by"):
+        check(side, replace(side, probabilities=[[(-2.3, -0.1)]]), "bfloat16")
