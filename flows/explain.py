@@ -83,7 +83,7 @@ def explain(
         method=planning.method,
     )
     source = Source.find(database, model, team.engine, planning, full, find_attachments(attach))
-    jobs = [load_workload(name) for name in workloads]
+    jobs = [load_workload(name).bind(checkpoint) for name in workloads]
     forecasts = [explain_workload(source, workload, job) for workload in jobs]
     for forecast in forecasts:
         publish_forecast(forecast)

@@ -104,7 +104,7 @@ def nightly(
         if machines.runner == "local":
             check_device(config.device)
             check_kv_budget(config, source.checkpoint)
-        jobs = [load_workload(name) for name in workloads]
+        jobs = [load_workload(name).bind(source.checkpoint) for name in workloads]
         night = Night(
             source=source,
             engine=config,

@@ -102,7 +102,9 @@ def find_attachments(given: Attachments) -> dict[str, str]:
 class PlanSettings(Settings):
     """How prompts are grouped by their shared beginnings, and how much work is one unit."""
 
-    method: Annotated[PlanMethod, Field(description="exact: fewest tokens; paper: BatchLLM's Algorithm 1")] = "exact"
+    method: Annotated[
+        PlanMethod, Field(description="exact: fewest tokens; paper: BatchLLM's Algorithm 1; none: no prefix is shared")
+    ] = "exact"
     partition_tokens: Annotated[
         int, Field(ge=1, description="tokens of work after which answers are on disk and survive an interruption")
     ] = 500_000

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.model.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
+from engine.planning.choose_prefixes import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers
@@ -99,6 +100,15 @@ class Source:
             attach=attach,
         )
 
+    def plan_method(self, workload: Workload) -> PlanMethod:
+        """How prompts are grouped. In an encoder every token sees the whole text, so prefixes cannot be shared."""
+        if workload.kind.is_pooled:
+            from engine.encoding.families import is_encoder
+
+            if is_encoder(self.checkpoint):
+                return "none"
+        return self.planning.method
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
@@ -121,7 +131,7 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
 
     However the run ends, its finished partitions are written, by `stop_run` or by the next night's `recover_runs`.
     """
-    source = night.source
+    source, workload = night.source, workload.bind(night.source.checkpoint)
     run = Run.create(source.database, begin_record(night, workload))
     num_left = 0
     try:
@@ -209,7 +219,7 @@ def plan_requests(source: Source, workload: Workload, run: Run, requests: Artifa
         plan = plan_prefix(
             database,
             tokens,
-            planning.method,
+            source.plan_method(workload),
             planning.partition_tokens,
             workload.kind.max_answer_tokens,
             source.is_cheapest_first,
@@ -242,7 +252,8 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(source.database, workload)
-    if night.deadline is not None or summary.sharing.num_processed_tokens >= FEWEST_TOKENS_TO_PREDICT:
+    has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
+    if not has_time and source.plan_method(workload) != "none":
         from flows.prediction import predict_night  # a simulation that short nights do not need
 
         predict_night(night, workload, run, plan, summary, answer)

@@ -3,8 +3,9 @@
 import logging
 from pathlib import Path
 
-from engine.errors import ArtifactError, BatchloomError, DatabaseError
+from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
 from tasks.runs.run import Run, list_unfinished_runs, set_isolation, sweep_runs
+from tasks.runs.run_record import RunRecord
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
 
@@ -67,7 +68,7 @@ def recover_runs(database: str | Path) -> None:
                 if run.has_tried_rows:
                     set_isolation(database, workload.name, is_needed=True)
                 run.end("interrupted", "its process ended")
-            summary = write_run(run, workload)
+            summary = write_run(run, _bind(workload, run.record) if workload.kind.is_pooled else workload)
             run.finish()
         except DatabaseError:
             raise
@@ -78,3 +79,13 @@ def recover_runs(database: str | Path) -> None:
             LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
         else:
             LOGGER.info("recovered run %s: %s", run_id, summary.text)
+
+
+def _bind(workload: Workload, record: RunRecord) -> Workload:
+    """The workload with what the run's model decides of its answers; `ModelError` where that is not there any more."""
+    from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+
+    checkpoint = resolve_checkpoint(record.model)
+    if checkpoint_digest(checkpoint) != record.model_digest:
+        raise ModelError(f"model {record.model!r} is another one than it was")
+    return workload.bind(checkpoint)

@@ -1,13 +1,14 @@
 """requests.parquet to tokens.parquet: each row's prompt as token ids, batch by batch."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
@@ -73,7 +74,12 @@ def write_tokens(
     """
     codec = TextCodec.load(Path(checkpoint))
     form = build_prompt_format(workload.prompt, codec)
-    num_answer_tokens = RequestForm.of(workload, codec, None).num_answer_tokens
+    num_answer_tokens, cut = RequestForm.of(workload, codec, None).num_answer_tokens, None
+    if workload.kind.is_pooled:
+        from tasks.prompts.text_limit import TextLimit  # other prompts are never cut
+
+        limit = TextLimit.find(workload.kind, codec, Path(checkpoint), max_model_len)
+        max_model_len, num_answer_tokens, cut = limit.max_tokens, 0, limit.cut
     with open_parquet(requests) as file:
         batches = tokenize_requests(
             file,
@@ -82,6 +88,7 @@ def write_tokens(
             max_model_len=max_model_len,
             num_answer_tokens=num_answer_tokens,
             suffixes=workload.kind.suffixes,
+            cut=cut,
         )
         return write_parquet(target, TOKENS_SCHEMA, batches)
 
@@ -109,6 +116,7 @@ def tokenize_requests(
     max_model_len: int,
     num_answer_tokens: int,
     suffixes: Sequence[str] = ("",),
+    cut: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int32]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `TOKENS_SCHEMA`, in the requests' order.
 
@@ -120,6 +128,7 @@ def tokenize_requests(
         max_model_len: tokens of the longest prompt plus answer.
         num_answer_tokens: of these, kept free for the answer.
         suffixes: see `AnswerKind.suffixes`.
+        cut: shortens prompts that are too long; None: their rows get an error.
     """
     trusted = [codec.trust(suffix) for suffix in suffixes]
     numbers = ["open_questions"] if len(suffixes) > 1 else []
@@ -136,7 +145,7 @@ def tokenize_requests(
             for (row, number), error in zip(asked.tolist(), errors, strict=True)
             if error is None
         ]
-        encoded = iter(encoder.encode(values))
+        encoded = iter(encoder.encode(values) if cut is None else map(cut, encoder.encode(values)))
         prompts = [next(encoded) if error is None else NO_TOKENS for error in errors]
         for place, prompt in enumerate(prompts):
             errors[place] = errors[place] or _why_impossible(len(prompt), max_model_len, num_answer_tokens)

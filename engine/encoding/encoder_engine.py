@@ -12,14 +12,14 @@ from engine.device.placement import find_dtype, resolve_device, use_device, use_
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
-from engine.errors import RequestError
+from engine.errors import ModelError, RequestError
 from engine.execution.step_record import StepRecord
 from engine.model.checkpoint import resolve_checkpoint
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prefix_groups
 from engine.pooling.pooled_rows import Vector, pooled_answer
 from engine.pooling.sentence_files import read_json
-from engine.request import Completion, Mode, Request
+from engine.request import POOLED_MODES, Completion, Mode, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,14 @@ class EncoderEngine:
             groups: their members say which requests have the same text; a prefix is not shared.
             decode: not used: there is nothing to decode.
             on_step: called after each step.
+        Raises:
+            ModelError: the checkpoint does not answer requests of one of the modes.
         """
         use_device(self._encoder.device)
+        for mode in {request.mode for request in requests}:
+            if mode not in POOLED_MODES:
+                raise ModelError(f"mode is {mode!r}, and an encoder answers {' and '.join(map(repr, POOLED_MODES))}")
+            self._encoder.find_pooler(mode)
         reasons = [self._why_impossible(request) for request in requests]
         for request, reason in zip(requests, reasons, strict=True):
             if reason is not None:
@@ -147,8 +153,6 @@ class EncoderEngine:
         return vectors
 
     def _why_impossible(self, request: Request) -> str | None:
-        if not request.is_pooled:
-            return f"mode is {request.mode!r}, and an encoder answers 'embed' and 'classify'"
         largest, num_tokens = int(request.token_ids.max()), len(request.token_ids)
         if largest >= self._encoder.vocab_size:
             return f"token id {largest} is not below the vocabulary size {self._encoder.vocab_size}"

@@ -14,12 +14,23 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "tokenizer.model",
     "vocab.json",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
     "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
 )
+
+SENTENCE_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "[0-9]*_*/config.json",
+    "[0-9]*_*/model.safetensors",
+)
+"""Patterns of sentence-transformers' files, which say how a checkpoint makes embeddings."""
 
 
 def resolve_checkpoint(model: str | Path) -> Path:
@@ -60,6 +71,10 @@ def checkpoint_digest(folder: Path) -> str:
             digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + weight_sample(file))
+    if (folder / "modules.json").is_file():
+        for pattern in SENTENCE_FILES:
+            for file in sorted(folder.glob(pattern)):
+                digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -101,6 +116,7 @@ def _hub_snapshot(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
+    patterns += SENTENCE_FILES
     try:
         folder = Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:  # offline, no such repository, no permission: the library's message says which

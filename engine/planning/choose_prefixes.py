@@ -5,6 +5,8 @@
     chosen node above it; minimise the sum of the depths of chosen nodes + the sum of (leaf length - depth of its node).
 "paper"
     is Algorithm 1 of BatchLLM, which compares one level of the tree with the next, bottom up.
+"none"
+    chooses none: only identical prompts are computed once. Encoders need it, in which every token sees the whole text.
 """
 
 from typing import Literal, get_args
@@ -14,7 +16,7 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.planning.prefix_tree import IndexArray, PrefixTree
 
-PlanMethod = Literal["exact", "paper"]
+PlanMethod = Literal["exact", "paper", "none"]
 
 
 def choose_prefixes(tree: PrefixTree, method: PlanMethod) -> IndexArray:
@@ -25,6 +27,8 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod) -> IndexArray:
     """
     if method not in get_args(PlanMethod):
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
+    if method == "none":
+        return np.zeros(tree.num_leaves, dtype=np.int64)
     return _choose_exact(tree) if method == "exact" else _choose_paper(tree)
 
 

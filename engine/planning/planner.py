@@ -59,7 +59,7 @@ def plan_prompts(
 
     Args:
         prompts: contiguous int32 arrays ``[num_tokens]``, none of them empty; this is not checked.
-        method: "exact" or "paper".
+        method: "exact", "paper" or "none".
         row_id: int64 ``[num_rows]``, ascending where prompts are equal; by default the positions.
         priority: int64 ``[num_rows]``; by default 0.
     Raises:
@@ -100,7 +100,7 @@ def plan_prompts(
     return plan, SharingStats(
         num_logical_tokens=tree.num_logical_tokens,
         num_processed_tokens=int(prefix_lens[is_group_start].sum()) + num_suffix_tokens,
-        num_best_tokens=tree.num_trie_tokens,
+        num_best_tokens=tree.num_trie_tokens if method != "none" else num_suffix_tokens,
     )
 
 
@@ -111,7 +111,7 @@ def plan_ranges(
 
     Args:
         rows: in the byte order of the token ids (`PrefixTree`), of equal prompts by row id.
-        method: "exact" or "paper".
+        method: "exact", "paper" or "none".
         range_tokens: most in a range, `ROW_TOKENS` for each row included; a longer prompt is one alone.
     Returns:
         the plan of each range and its tokens; of num_best_tokens, those that the ranges before do not have.
@@ -122,7 +122,7 @@ def plan_ranges(
         row_ids, priorities, prompts = zip(*part, strict=True)
         columns = {"row_id": np.array(row_ids, np.int64), "priority": np.array(priorities, np.int64)}
         plan, sharing = plan_prompts(prompts, method=method, **columns)
-        num_repeated_tokens = 0 if last is None else _num_shared_tokens(last, prompts[0])
+        num_repeated_tokens = 0 if last is None or method == "none" else _num_shared_tokens(last, prompts[0])
         if before is not None:
             first = _leading_tokens(plan, 0)
             num_common_tokens = min(common_prefix_len(before[0], first[0]), before[1], first[1])

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.pooling.class_labels import ClassLabels
-from engine.pooling.sentence_files import SentenceFiles, read_sentence_files
+from engine.pooling.sentence_files import SentenceFiles, check_causal_pooling, read_sentence_files
 from engine.request import Mode
 
 
@@ -109,14 +109,6 @@ def causal_pooler(folder: Path | None, mode: Mode, device: torch.device) -> Pool
     files = read_sentence_files(folder)
     check_causal_pooling(files, folder)
     return EmbeddingPooler(files, device)
-
-
-def check_causal_pooling(files: SentenceFiles, folder: Path) -> None:
-    """Refuses a pooling that the tokens of a shared prefix would have a part in."""
-    if files.poolings != ("lasttoken",):
-        raise ModelError(
-            f"{folder}: pooling {' and '.join(files.poolings)} of a causal model is not supported, only lasttoken"
-        )
 
 
 def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -112,6 +112,14 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     )
 
 
+def check_causal_pooling(files: SentenceFiles, folder: Path) -> None:
+    """Refuses a pooling that the tokens of a shared prefix would have a part in."""
+    if files.poolings != ("lasttoken",):
+        raise ModelError(
+            f"{folder}: pooling {' and '.join(files.poolings)} of a causal model is not supported, only lasttoken"
+        )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object of a JSON file; `ModelError` where there is none."""
     try:

@@ -1,8 +1,9 @@
 """What a kind of answer says of itself: its keys in a workload's file, its requests, its columns, its values."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
 
@@ -34,6 +35,8 @@ class AnswerKind:
         mode: what a workload's file calls it.
         is_decoded: answers are decoded token by token, so that their lengths differ.
         has_labels: `ask` calls `encode_labels`, for which a tokenizer is needed.
+        is_pooled: answers are made of the prompt's hidden states; encoders answer no other kinds.
+        has_chat: prompts are in the chat template unless the file says otherwise.
         output: the file's table of that name.
         has_exact_types: a table that exists must have the columns with these very types.
     """
@@ -44,6 +47,8 @@ class AnswerKind:
     is_decoded: ClassVar[bool] = False
     has_labels: ClassVar[bool] = False
     has_exact_types: ClassVar[bool] = False
+    is_pooled: ClassVar[bool] = False
+    has_chat: ClassVar[bool] = True
 
     output: Output
 
@@ -112,6 +117,21 @@ class AnswerKind:
     def instructions(self) -> str:
         """What the model is told of the answer, before the words of the row; empty for nothing."""
         return ""
+
+    def join(self, template: str) -> str:
+        """The prompt's template with what the kind's keys add to it."""
+        return template
+
+    def bind(self, template: str, checkpoint: Path) -> tuple[Self, str]:
+        """The kind and the prompt's template with what the checkpoint decides; binding again changes nothing.
+
+        Args:
+            template: of the workload's prompt.
+            checkpoint: the model's folder.
+        Raises:
+            ModelError, WorkloadError: the checkpoint has no such answers, or none as the keys want them.
+        """
+        return self, template
 
     def check(self, key: Sequence[str]) -> None:
         """Raise `ValueError` where the kind's keys do not fit the workload's key columns."""

@@ -49,7 +49,7 @@ class LabelScore(SingleRequest):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {"score": "double", "rank": "integer", "label": "text", "label_logprobs": "double[]"}
+        return score_columns()
 
     @property
     def written(self) -> Mapping[str, str]:
@@ -64,10 +64,7 @@ class LabelScore(SingleRequest):
         return self.output.rank_within
 
     def check(self, key: Sequence[str]) -> None:
-        refuse_if(
-            self.rank_within not in ("", *key),
-            f"[output]: rank_within must be one of the key columns {list(key)}, got {self.rank_within!r}",
-        )
+        check_rank(self.rank_within, key)
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         return [{"mode": "score", "labels": encode_labels(self.labels)}]
@@ -76,3 +73,16 @@ class LabelScore(SingleRequest):
         logprobs = [float(logprob) for logprob in completion.label_logprobs]
         best = max(range(len(logprobs)), key=logprobs.__getitem__)
         return {"score": math.exp(logprobs[0]), "label": self.labels[best], "label_logprobs": logprobs}
+
+
+def score_columns() -> Mapping[str, str]:
+    """Columns of the output table of any choice among labels."""
+    return {"score": "double", "rank": "integer", "label": "text", "label_logprobs": "double[]"}
+
+
+def check_rank(rank_within: str, key: Sequence[str]) -> None:
+    """Raise `ValueError` where rows cannot be ranked within a column, as it is not one of the key."""
+    refuse_if(
+        rank_within not in ("", *key),
+        f"[output]: rank_within must be one of the key columns {list(key)}, got {rank_within!r}",
+    )

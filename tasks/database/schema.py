@@ -128,7 +128,8 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
         workload: names the table of answers and its columns.
         database: what the message calls the database.
     Raises:
-        DatabaseError: a table that exists lacks a column (both are named), or something else has its name.
+        DatabaseError: a table that exists lacks a column (both are named), or has one of another type; or something
+            else has its name.
     """
     existing = list_relations(connection)
     table = workload.output.table.lower()

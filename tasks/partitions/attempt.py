@@ -63,7 +63,9 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         if stop.is_made:
             raise StoppedError
 
-    with PROCESS_HOST.use(job.checkpoint, job.model_digest, job.engine) as model:
+    with PROCESS_HOST.use(
+        job.checkpoint, job.model_digest, job.engine, may_encode=job.workload.kind.is_pooled
+    ) as model:
         if model.engine.config != job.engine:
             job.note_lowered(model.engine.config)
         on_begin()
@@ -99,7 +101,9 @@ def check_other_rows(job: InferJob) -> None:
         if stop.is_made:
             raise StoppedError
 
-    with PROCESS_HOST.use(job.checkpoint, job.model_digest, job.engine) as model:
+    with PROCESS_HOST.use(
+        job.checkpoint, job.model_digest, job.engine, may_encode=job.workload.kind.is_pooled
+    ) as model:
         for row in sample:
             try:
                 (completion,) = _run_model(row, job, model, on_step)

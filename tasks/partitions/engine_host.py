@@ -15,6 +15,7 @@ from engine.errors import BatchloomError, CapacityError
 from tasks.prompts.text_codec import TextCodec
 
 if TYPE_CHECKING:
+    from engine.encoding.encoder_engine import EncoderEngine
     from engine.engine import Engine
 
 LOGGER = logging.getLogger("batchloom")
@@ -35,7 +36,7 @@ LEAST_KV_BYTES = 64 * 1024**2
 class LoadedModel:
     """A checkpoint in memory: the engine and the tokenizer."""
 
-    engine: "Engine"
+    engine: "Engine | EncoderEngine"
     codec: TextCodec
 
 
@@ -51,7 +52,9 @@ class EngineHost:
         self._num_halvings = 0
 
     @contextmanager
-    def use(self, checkpoint: str, model_digest: str, config: EngineConfig) -> Iterator[LoadedModel]:
+    def use(
+        self, checkpoint: str, model_digest: str, config: EngineConfig, *, may_encode: bool = False
+    ) -> Iterator[LoadedModel]:
         """The model of a checkpoint folder, for the length of the block. Another one is dropped before it is loaded.
 
         Where memory does not suffice to load it, or `lower_memory` was called for it, its engine has less of it than
@@ -61,6 +64,7 @@ class EngineHost:
             checkpoint: the model's folder.
             model_digest: of its content; another content is loaded anew.
             config: how the engine computes.
+            may_encode: an encoder is loaded, too; else a checkpoint of one is refused.
         Raises:
             ModelError, CapacityError: as `Engine.load`.
         """
@@ -69,7 +73,7 @@ class EngineHost:
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
             if self._model is None:
-                self._model = self._load(checkpoint, config)
+                self._model = self._load(checkpoint, config, may_encode)
             yield self._model
 
     def lower_memory(self) -> bool:
@@ -87,10 +91,10 @@ class EngineHost:
             self._key = self._model = None
             self._num_halvings = 0
 
-    def _load(self, checkpoint: str, config: EngineConfig) -> LoadedModel:
+    def _load(self, checkpoint: str, config: EngineConfig, may_encode: bool) -> LoadedModel:
         codec = TextCodec.load(Path(checkpoint))
         while True:
-            engine = _load_engine(checkpoint, lower(config, self._num_halvings))
+            engine = _load_engine(checkpoint, lower(config, self._num_halvings), may_encode)
             if engine is not None:
                 return LoadedModel(engine=engine, codec=codec)
             free_memory()
@@ -143,11 +147,17 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _load_engine(checkpoint: str, config: EngineConfig) -> "Engine | None":
+def _load_engine(checkpoint: str, config: EngineConfig, may_encode: bool) -> "Engine | EncoderEngine | None":
     """The engine, or None where memory ran out. Raises as `Engine.load`."""
     from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
 
     try:
+        if may_encode:
+            from engine.encoding.encoder_engine import EncoderEngine
+            from engine.encoding.families import is_encoder
+
+            if is_encoder(Path(checkpoint)):
+                return EncoderEngine.load(checkpoint, config)
         return Engine.load(checkpoint, config)
     except Exception as error:
         if is_out_of_memory(error):

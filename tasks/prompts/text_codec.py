@@ -158,6 +158,12 @@ class TextCodec:
             found[token_ids] = label
         return list(found)
 
+    @property
+    def max_tokens(self) -> int | None:
+        """Longest text of the tokenizer's model, special tokens included; None where the tokenizer does not say."""
+        limit = getattr(self._chat, "model_max_length", None)
+        return limit if limit is not None and limit < 1 << 30 else None
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without its special tokens."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)

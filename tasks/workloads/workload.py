@@ -137,14 +137,30 @@ class Workload:
         """Key columns, then the template's fields that are not among them."""
         return tuple(dict.fromkeys(self.key + self.prompt.fields))
 
+    def bind(self, checkpoint: Path) -> "Workload":
+        """With what the model decides of its answers, see `AnswerKind.bind`."""
+        try:
+            kind, template = self.kind.bind(self.prompt.template, checkpoint)
+        except WorkloadError as error:
+            raise WorkloadError(f"workload {self.name!r}: {error}") from error
+        return replace(self, kind=kind, prompt=replace(self.prompt, template=template))
 
-def find_kind(mode: object) -> type[AnswerKind]:
+
+def find_kind(mode: object, labels: object = None) -> type[AnswerKind]:
     """The kind of answer of a mode; only its own module is imported. `ValueError` where there is no such mode."""
     match mode:
         case "generate":
             from tasks.answers.text import TextAnswer
 
             return TextAnswer
+        case "embed":
+            from tasks.answers.embed import Embedding
+
+            return Embedding
+        case "score" if labels == "checkpoint":
+            from tasks.answers.head_score import HeadScore
+
+            return HeadScore
         case "score":
             from tasks.answers.score import LabelScore
 
@@ -157,7 +173,7 @@ def find_kind(mode: object) -> type[AnswerKind]:
             from tasks.answers.decide import Decisions
 
             return Decisions
-    raise ValueError(f"mode must be 'generate', 'score', 'extract' or 'decide', got {mode!r}")
+    raise ValueError(f"mode must be 'generate', 'score', 'extract', 'decide' or 'embed', got {mode!r}")
 
 
 FOREIGN_KEYS = {
@@ -209,15 +225,19 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
         folder: of the file; its query is looked up there first.
     """
     refuse_if("mode" not in values, "mode is missing; expected a string")
-    kind = find_kind(values["mode"])
+    kind = find_kind(values["mode"], values.get("labels"))
     known: Mapping[str, pydantic.fields.FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]
     own_names = {field.alias or name for name, field in known.items()}
     common = {name: value for name, value in values.items() if name not in ("mode", *own_names)}
     own = {name: values[name] for name in own_names if name in values}
+    if not kind.has_chat and isinstance(common.get("prompt"), dict):
+        common["prompt"] = {"chat": False, **common["prompt"]}
     for name, why in FOREIGN_KEYS.items():
         refuse_if(common.pop(name, None), why)
     workload = _WORKLOAD.validate_python(common | {"source": source, "kind": None}, context=folder)
-    workload = replace(workload, kind=pydantic.TypeAdapter(kind).validate_python(own, context=folder))
+    found = pydantic.TypeAdapter(kind).validate_python(own, context=folder)
+    prompt = replace(workload.prompt, template=found.join(workload.prompt.template))
+    workload = replace(workload, kind=found, prompt=prompt)
     workload.kind.check(workload.key)
     if workload.kind.instructions:
         workload = replace(workload, prompt=workload.prompt.with_instructions(workload.kind.instructions))

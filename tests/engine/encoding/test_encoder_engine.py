@@ -124,10 +124,12 @@ def test_impossible_requests(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=reason):
             engine.pool([request])
-    groups = plan_prefix_groups([[5], [6]])
-    requests = [Request(request_id="a", token_ids=[5]), Request(request_id="b", token_ids=[6], mode="embed")]
+    groups = plan_prefix_groups([[512], [6]])
+    requests = [Request(request_id=name, token_ids=ids, mode="embed") for name, ids in (("a", [512]), ("b", [6]))]
     found = {answer.request_id: answer.finish_reason for answer in engine.run_plan(requests, groups)}
     assert found == {"a": "error", "b": "embedded"}
+    with pytest.raises(ModelError, match="mode is 'generate'"):
+        list(engine.run_plan([Request(request_id="a", token_ids=[5])], groups[:1]))
     with pytest.raises(ModelError, match="no classification head"):
         engine.pool([Request(request_id="a", token_ids=[5], mode="classify")], "classify")
 

@@ -1,0 +1,117 @@
+"""``mode = "score"`` with ``labels = "checkpoint"``: the model's classification head chooses; a reranker has one."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic.dataclasses import dataclass
+from tokenizers import Tokenizer
+
+from engine.errors import ModelError, WorkloadError
+from engine.pooling.class_labels import ClassLabels
+from engine.request import Completion
+from tasks.answers.kind import EncodeLabels
+from tasks.answers.pooled import PooledKind, TooLong
+from tasks.answers.score import ScoreOutput, check_rank, score_columns
+from tasks.answers.toml_value import CONFIG, Texts
+
+PAIR_MARK = "\x1f"
+"""Stands between the two texts of a pair in a template, until the checkpoint says what the model has there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class HeadScore(PooledKind):
+    """A choice of the classification head; the score is the probability of one class.
+
+    Attributes:
+        labels: the head's classes, in its order; known from `bind` on.
+        score_label: whose probability is the score; empty for the first.
+        pair: template of the second text of a pair; empty for one text. After `bind` what stands between the two.
+        too_long: see `TooLong`; of a pair the longer text is cut.
+    """
+
+    mode: ClassVar[str] = "score"
+    has_labels: ClassVar[bool] = True
+    max_answer_tokens: ClassVar[int] = 1
+
+    labels: Literal["checkpoint"] | Texts
+    score_label: str = ""
+    pair: str = ""
+    too_long: TooLong = "truncate"
+    output: ScoreOutput
+
+    def join(self, template: str) -> str:
+        """See `AnswerKind.join`: the second text behind the first."""
+        return template + PAIR_MARK + self.pair if self.pair else template
+
+    def bind(self, template: str, checkpoint: Path) -> tuple[Self, str]:
+        """See `AnswerKind.bind`: the head's labels, and what stands between the texts of a pair."""
+        names = ClassLabels.read(checkpoint).names
+        if self.score_label and self.score_label not in names:
+            raise WorkloadError(f"score_label is {self.score_label!r}, which the model does not have; it has {names}")
+        pair = self.pair
+        if PAIR_MARK in template:
+            pair = find_pair_separator(checkpoint)
+            template = template.replace(PAIR_MARK, pair.replace("{", "{{").replace("}", "}}"))
+        return replace(self, labels=names, score_label=self.score_label or names[0], pair=pair), template
+
+    @property
+    def pair_separator(self) -> str:
+        return self.pair
+
+    @property
+    def digest_parts(self) -> list[Any]:
+        return [self.labels, self.score_label, self.too_long]
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return score_columns()
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        return {name: name for name in self.columns if name != "rank"}
+
+    @property
+    def score_labels(self) -> tuple[str, ...]:
+        return () if isinstance(self.labels, str) else self.labels
+
+    @property
+    def rank_within(self) -> str:
+        return self.output.rank_within
+
+    def check(self, key: Sequence[str]) -> None:
+        check_rank(self.rank_within, key)
+
+    def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
+        separator = encode_labels([self.pair])[0][0] if self.pair else None
+        return [{"mode": "classify", "pair_separator": separator}]
+
+    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        logprobs, labels = [float(logprob) for logprob in completion.label_logprobs], self.score_labels
+        best = max(range(len(logprobs)), key=logprobs.__getitem__)
+        score = math.exp(logprobs[labels.index(self.score_label)])
+        return {"score": score, "label": labels[best], "label_logprobs": logprobs}
+
+
+def find_pair_separator(checkpoint: Path) -> str:
+    """The control tokens that a checkpoint's tokenizer puts between the two texts of a pair.
+
+    Raises:
+        ModelError: there is no tokenizer.json, nothing stands between them, or they are not encoded as one text with
+            these tokens in it is.
+    """
+    path = checkpoint / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust library raises plain Exception
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    first, second = "the first text", "The second: text"
+    pair = tokenizer.encode(first, second)
+    places = pair.sequence_ids
+    separator = "".join(pair.tokens[len(places) - places[::-1].index(0) : places.index(1)])
+    joined = tokenizer.encode(first + separator + second)
+    if not separator or joined.ids != pair.ids:
+        raise ModelError(f"{path}: the tokenizer has no form for a pair of texts that is supported")
+    return separator

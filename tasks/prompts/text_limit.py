@@ -1,0 +1,86 @@
+"""Prompts of embeddings and class scores that are longer than the model takes: cut, or an error."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.encoding.families import first_position, is_encoder
+from engine.pooling.sentence_files import read_json, read_sentence_files
+from tasks.answers.kind import AnswerKind
+from tasks.answers.pooled import PooledKind
+from tasks.prompts.text_codec import TextCodec
+
+Tokens = npt.NDArray[np.int32]
+
+Cut = Callable[[Tokens], Tokens]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLimit:
+    """How long a prompt may be, and what becomes of a longer one.
+
+    Attributes:
+        max_tokens: special tokens included.
+        cut: makes a prompt that short; None where longer prompts are errors.
+    """
+
+    max_tokens: int
+    cut: Cut | None
+
+    @classmethod
+    def find(cls, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int) -> "TextLimit":
+        """The limit of a checkpoint: its positions, its tokenizer's limit, that of its sentence-transformers files.
+
+        Args:
+            kind: of the answers; it says what becomes of longer prompts.
+            codec: of the checkpoint.
+            checkpoint: the model's folder.
+            max_model_len: most tokens, as config.json or a setting says.
+        Raises:
+            ModelError: a file of the checkpoint cannot be read.
+        """
+        assert isinstance(kind, PooledKind), "other kinds have no such limit"
+        limits = [max_model_len, codec.max_tokens]
+        if is_encoder(checkpoint):
+            config = read_json(checkpoint / "config.json")
+            limits.append(int(config["max_position_embeddings"]) - first_position(config))
+        if kind.mode == "embed":
+            limits.append(read_sentence_files(checkpoint).max_tokens)
+        limit = min(each for each in limits if each)
+        if kind.too_long == "error":
+            return cls(max_tokens=limit, cut=None)
+        between = kind.pair_separator
+        separator = codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else []
+        num_before, num_after = map(len, codec.special_tokens)
+        return cls(max_tokens=limit, cut=lambda prompt: _cut(prompt, limit, num_before, num_after, np.array(separator)))
+
+
+def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64]) -> Tokens:
+    """A prompt of `limit` tokens at most; the special tokens around it and between its texts stay.
+
+    Args:
+        num_before, num_after: special tokens at its ends.
+        separator: what stands between the texts of a pair; empty where there is one text.
+    """
+    if len(prompt) <= limit:
+        return prompt
+    end = len(prompt) - num_after
+    if not len(separator):
+        return np.concatenate([prompt[: limit - num_after], prompt[end:]])
+    middle = num_before + int(np.flatnonzero(prompt[num_before:end] == separator[0])[0])
+    second = middle + len(separator)
+    num_first, num_second = share_tokens(
+        middle - num_before, end - second, limit - (second - middle) - num_before - num_after
+    )
+    return np.concatenate([prompt[: num_before + num_first], prompt[middle : second + num_second], prompt[end:]])
+
+
+def share_tokens(num_first: int, num_second: int, limit: int) -> tuple[int, int]:
+    """How many tokens of each text of a pair stay where `limit` may: the longer one is cut until both are equal."""
+    shorter = min(num_first, num_second)
+    longer = max(limit // 2 + limit % 2, limit - shorter)
+    kept = (min(shorter, limit // 2), longer)
+    return kept if num_first <= num_second else (kept[1], kept[0])
