@@ -79,7 +79,12 @@ def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator:
 
 
 def share_tokens(num_first: int, num_second: int, limit: int) -> tuple[int, int]:
-    """How many tokens of each text of a pair stay where `limit` may: the longer one is cut until both are equal."""
+    """How many tokens of each text of a pair stay: the longer one is cut, where both are as long, then both.
+
+    Args:
+        num_first, num_second: of the texts.
+        limit: of both together.
+    """
     shorter = min(num_first, num_second)
     longer = max(limit // 2 + limit % 2, limit - shorter)
     kept = (min(shorter, limit // 2), longer)

@@ -1,0 +1,111 @@
+"""Texts and pairs that are too long are cut as transformers' tokenizers cut them, whatever the tokenizer is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from engine.errors import ModelError
+from tasks.answers.head_score import PAIR_MARK, HeadScore, find_pair_separator
+from tasks.prompts.prompt import PromptEncoder, build_prompt_format
+from tasks.prompts.text_codec import TextCodec
+from tasks.prompts.text_limit import TextLimit, share_tokens
+from tasks.workloads.workload import Prompt
+from tests.conftest import TOKENIZER_TEXT
+
+LIMIT = 16
+TEXTS = [(TOKENIZER_TEXT[i][: 9 * i + 5], TOKENIZER_TEXT[-i - 1][: 70 - 9 * i]) for i in range(6)] + [("night", "He")]
+
+
+def save_word_piece(folder: Path) -> None:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer.train_from_iterator(
+        TOKENIZER_TEXT, trainers.WordPieceTrainer(vocab_size=200, special_tokens=specials, show_progress=False)
+    )
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    save(tokenizer, folder, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def save_unigram(folder: Path) -> None:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    specials = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=specials, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(TOKENIZER_TEXT, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    save(tokenizer, folder, pad_token="<pad>", unk_token="<unk>")
+
+
+def save(tokenizer: Tokenizer, folder: Path, **names: str) -> None:
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=LIMIT, **names)
+    wrapped.save_pretrained(folder)
+    (folder / "config.json").write_text(
+        '{"model_type": "bert", "max_position_embeddings": 99, "architectures": ["BertForSequenceClassification"]}'
+    )
+
+
+@pytest.mark.parametrize("make", [save_word_piece, save_unigram])
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_prompts_are_those_of_the_tokenizer(make: object, is_pair: bool, tmp_path: Path) -> None:
+    make(tmp_path)
+    kind = HeadScore(labels="checkpoint", pair="{b}" if is_pair else "", output={"table": "t"})
+    kind, template = kind.bind(kind.join("{a}"), tmp_path)
+    assert PAIR_MARK not in template
+    assert kind.bind(template, tmp_path) == (kind, template), "binding again changes nothing"
+    codec = TextCodec.load(tmp_path)
+    encoder = PromptEncoder(build_prompt_format(Prompt(template=template, chat=False), codec), codec)
+    limit = TextLimit.find(kind, codec, tmp_path, 10_000)
+    assert limit.max_tokens == LIMIT
+    found = [limit.cut(prompt).tolist() for prompt in encoder.encode([{"a": a, "b": b} for a, b in TEXTS])]
+    stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    pairs = [list(texts) for texts in zip(*TEXTS, strict=True)]
+    expected = stock(*pairs[: 1 + is_pair], truncation=True)["input_ids"]
+    assert found == expected
+    assert {len(prompt) for prompt in found} > {LIMIT}, "some are cut, some are not"
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 60))
+def test_the_longer_text_is_cut(num_first: int, num_second: int, limit: int) -> None:
+    if num_first + num_second <= limit:
+        return
+    first, second = share_tokens(num_first, num_second, limit)
+    assert first + second == limit
+    assert first <= num_first
+    assert second <= num_second
+    for kept, all_tokens, other in ((first, num_first, second), (second, num_second, first)):
+        assert kept == all_tokens or kept >= other - 1, "a text that is cut is not the shorter one"
+
+
+def test_longer_texts_as_errors(tmp_path: Path) -> None:
+    save_word_piece(tmp_path)
+    kind = HeadScore(labels="checkpoint", too_long="error", output={"table": "t"})
+    assert TextLimit.find(kind, TextCodec.load(tmp_path), tmp_path, 20) == TextLimit(max_tokens=20, cut=None)
+
+
+def test_a_tokenizer_without_pairs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read"):
+        find_pair_separator(tmp_path)
+    save_word_piece(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match="no form for a pair"):
+        find_pair_separator(tmp_path)
+
+
+def test_short_prompts_stay(tmp_path: Path) -> None:
+    save_unigram(tmp_path)
+    kind = HeadScore(labels="checkpoint", output={"table": "t"})
+    cut = TextLimit.find(kind, TextCodec.load(tmp_path), tmp_path, 10_000).cut
+    assert cut is not None
+    prompt = np.arange(LIMIT, dtype=np.int32)
+    assert cut(prompt) is prompt
