@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
+from engine.engine import Engine
 from engine.grammar import Grammar, Vocabulary
 from tasks.answers.grammar_source import GrammarSource
 from tasks.partitions.engine_host import LoadedModel
@@ -16,6 +17,7 @@ def compile_grammars(form: RequestForm, model: LoadedModel) -> RequestForm:
     Raises:
         GrammarError: see `engine.grammar.Grammar`.
     """
+    assert isinstance(model.engine, Engine), "an encoder decodes nothing"
     vocabulary = _make_vocabulary(model.codec, model.engine.vocab_size, model.engine.eos_token_ids)
     settings = [
         {**each, "grammar": _compile(each["grammar"], vocabulary)} if "grammar" in each else each

@@ -88,7 +88,7 @@ def test_the_longer_text_is_cut(num_first: int, num_second: int, limit: int) -> 
 def test_longer_texts_as_errors(tmp_path: Path) -> None:
     save_word_piece(tmp_path)
     kind = HeadScore(labels="checkpoint", too_long="error", output={"table": "t"})
-    assert TextLimit.find(kind, TextCodec.load(tmp_path), tmp_path, 20) == TextLimit(max_tokens=20, cut=None)
+    assert TextLimit.find(kind, TextCodec.load(tmp_path), tmp_path, 9) == TextLimit(max_tokens=9, cut=None)
 
 
 def test_a_tokenizer_without_pairs_is_refused(tmp_path: Path) -> None:
