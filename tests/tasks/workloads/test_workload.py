@@ -132,7 +132,7 @@ GENERATE_FAULTS = [
     ('name = "titles"', 'name = "a/b"', "name must hold letters, digits"),
     ('name = "titles"', 'nmae = "titles"\nname = "t"', "'nmae' is not a known key"),
     ('name = "titles"', "name = 3", "name must be a string, got 3"),
-    ('mode = "generate"', 'mode = "guess"', "mode must be 'generate', 'score', 'extract' or 'decide', got 'guess'"),
+    ('mode = "generate"', 'mode = "guess"', "'score', 'extract', 'decide' or 'embed', got 'guess'"),
     ('mode = "generate"', 'mode = "generate"\nlabels = ["a", "b"]', "labels belong to mode 'score'"),
     ('key = ["doc_id"]', "key = []", "key must name one or more different columns"),
     ('key = ["doc_id"]', 'key = "doc_id"', "key must be a list of strings, got 'doc_id'"),
