@@ -2,13 +2,13 @@
 
 from typing import ClassVar, Literal
 
-from tasks.answers.kind import AnswerKind
+from tasks.answers.kind import SingleRequest
 
 TooLong = Literal["truncate", "error"]
 """What becomes of a text of more tokens than the model takes: its end is cut off, or its row is an error."""
 
 
-class PooledKind(AnswerKind):
+class PooledKind(SingleRequest):
     """An embedding, or the classes of a classification head; encoders answer no other kinds.
 
     Attributes:

@@ -139,6 +139,8 @@ class Workload:
 
     def bind(self, checkpoint: Path) -> "Workload":
         """With what the model decides of its answers, see `AnswerKind.bind`."""
+        if not self.kind.is_pooled:
+            return self
         try:
             kind, template = self.kind.bind(self.prompt.template, checkpoint)
         except WorkloadError as error:
@@ -236,8 +238,10 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
         refuse_if(common.pop(name, None), why)
     workload = _WORKLOAD.validate_python(common | {"source": source, "kind": None}, context=folder)
     found = pydantic.TypeAdapter(kind).validate_python(own, context=folder)
-    prompt = replace(workload.prompt, template=found.join(workload.prompt.template))
-    workload = replace(workload, kind=found, prompt=prompt)
+    workload = replace(workload, kind=found)
+    if found.is_pooled:
+        joined = found.join(workload.prompt.template)
+        workload = replace(workload, prompt=replace(workload.prompt, template=joined))
     workload.kind.check(workload.key)
     if workload.kind.instructions:
         workload = replace(workload, prompt=workload.prompt.with_instructions(workload.kind.instructions))
