@@ -31,12 +31,19 @@ COMMANDS = {
     "nightly": "Answer the rows of a database that have no answer yet, with a language model, into its tables.",
     "explain": "Say what the nightly flow would do and how long it would take, without loading the model.",
     "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
+    "calibrate": "Fit probabilities to gold rows, so that what is 90% sure is right nine times in ten.",
     "compare": "Show what changes where one workload's prompt takes the place of another's, on a sample of rows.",
     "check": "Find what is wrong with a night file, in seconds, without loading a model.",
     "report": "Write the page of a run: one HTML file that needs nothing else.",
     "demo": "Run the nightly flow on a database of its own, and show what came out.",
 }
-FLAGS = {"nightly": {}, "explain": {"json": "print JSON instead of a page"}, "evaluate": {}, "compare": {}}
+FLAGS = {
+    "nightly": {},
+    "explain": {"json": "print JSON instead of a page"},
+    "evaluate": {},
+    "compare": {},
+    "calibrate": {},
+}
 """The commands that are flows, and what each takes beside the flow's parameters."""
 
 MODULES = {"check": "flows.nights.check"}

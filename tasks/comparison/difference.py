@@ -68,6 +68,7 @@ def compare_with_gold(
             for side, workload in enumerate(workloads):
                 _fill_side(memory, side, workload, rows)
                 comparison = Comparison(memory, workload, SIDES[side])
+                comparison.create_tables()
                 comparison.take_answers("answers", None)
                 comparison.compare_with_gold(gold, k=1)
             found = memory.execute(statement("compare/differences"), {"num_replicates": MOST_REPLICATES})

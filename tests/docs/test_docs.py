@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.calibrate import calibrate
 from flows.cli import COMMANDS, main
 from flows.compare import compare
 from flows.evaluate import evaluate
@@ -54,7 +55,7 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert target in targets, f"{name_of(page)}: make {target}"
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
-    for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,)):
+    for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,), (calibrate,)):
         for form in (flow, *forms):
             assert main(form, ["--help-all"]) == 0
         known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))

@@ -1,0 +1,70 @@
+"""Fit calibrations to gold rows: `batchloom calibrate --database X --workload W --gold TABLE`."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from pydantic import Field
+
+from tasks.database.connection import connect
+from tasks.evaluation.calibration import Calibration, Method, calibrate_answers
+from tasks.runs.run_record import artifact_key
+from tasks.workloads.workload import load_workload
+
+LOGGER = logging.getLogger("batchloom")
+LOGGER.setLevel(logging.INFO)  # else what was fitted would not reach Prefect's log
+
+
+@flow(name="calibrate", flow_run_name="calibrate-{database.stem}-{workload}", retries=0, persist_result=False)
+def calibrate(
+    database: Path,
+    workload: str,
+    gold: str,
+    method: Method = "auto",
+    lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
+) -> Sequence[Calibration]:
+    """Fit a monotone map to each probability that gold rows judge; a view gives the calibrated values.
+
+    Args:
+        database: DuckDB file with the answers and the gold rows.
+        workload: a shipped one by name, another by the path of its TOML file.
+        gold: table or view with expected values, as evaluate takes it; at least 50 rows with an answer.
+        method: platt is a logistic curve, isotonic follows many rows closer; auto is isotonic from 1,000 rows on.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+
+    Returns:
+        the maps.
+    Raises:
+        BatchloomError: a parameter names nothing usable, or gold does not suffice; the message says what and where.
+    """
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass  # a wrong path ends here, before anything is made beside it
+    job = load_workload(workload)
+    found = calibrate_answers(str(database), job, gold, method)
+    for each in found:
+        name = each.column_name + (f" of {each.label!r}" if each.label is not None else "")
+        errors = f"mean squared error {each.brier_before:.4f} before, {each.brier_after:.4f} after, in five folds"
+        LOGGER.info("%s: %s: %s on %s gold rows: %s", job.name, name, each.method, f"{each.num_rows:,}", errors)
+    rows = [
+        {
+            "column": each.column_name,
+            "label": each.label or "",
+            "method": each.method,
+            "gold rows": each.num_rows,
+            "Brier score before": round(each.brier_before, 5),
+            "after, in five folds": round(each.brier_after, 5),
+        }
+        for each in found
+    ]
+    create_table_artifact(rows, key=artifact_key("calibration", job.name), description=f"Calibrations of {job.name}")
+    return found
+
+
+if __name__ == "__main__":
+    from flows.cli import main
+
+    sys.exit(main(calibrate))

@@ -1,0 +1,22 @@
+-- purpose: probabilities and whether what they are of was so
+-- grain:   one row a gold row with an answer of this workload and model
+-- inputs:  expected_rows, answers, runs
+-- identifiers: {expected}, {probability}
+-- parameters: $first_label (null: true is what the probability is of), $workload_digest, $model_digest
+
+select
+    null::varchar as label,
+    answers.{probability}::double as probability,
+    coalesce(
+        expected_rows.{expected}::varchar = $first_label, try_cast(expected_rows.{expected}::varchar as boolean)
+    ) as is_right
+from expected_rows
+inner join answers on answers.request_key = expected_rows.request_key
+inner join runs on runs.run_id = answers.run_id
+where
+    answers.status = 'ok'
+    and expected_rows.{expected} is not null
+    and answers.{probability} is not null
+    and runs.workload_digest = $workload_digest
+    and runs.model_digest = $model_digest
+order by expected_rows.request_key

@@ -1,0 +1,206 @@
+"""Probabilities calibrated by gold rows: a small monotone map for each, fitted by scikit-learn, applied by a view."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from engine.errors import ConfigError, DatabaseError
+from tasks.database.connection import connect
+from tasks.evaluation.compared_column import ComparedColumn
+from tasks.evaluation.evaluation import Comparison
+from tasks.workloads.workload import Workload
+
+Method = Literal["auto", "isotonic", "platt"]
+
+FEWEST_ROWS = 50
+"""Of gold with an answer: fewer say too little for a map."""
+
+FEWEST_ISOTONIC_ROWS = 1000
+"""From so many rows on "auto" is isotonic; with fewer it follows chance, where a logistic curve has two numbers."""
+
+NUM_FOLDS = 5
+LEAST_PROBABILITY = 1e-6
+"""What is nearer to 0 or 1 counts as this, so that its logit is finite; as the view does."""
+
+WEAK_PENALTY = 1e4
+"""Inverse strength: nothing that rows could tell, and a slope that stays finite where they are all in order."""
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A map from a probability to a calibrated one, as a row of the table ``calibrations``."""
+
+    column_name: str
+    label: str | None
+    method: str
+    num_rows: int
+    brier_before: float
+    brier_after: float
+    slope: float | None = None
+    intercept: float | None = None
+    thresholds: tuple[float, ...] | None = None
+    calibrated: tuple[float, ...] | None = None
+
+    def apply(self, probabilities: Values) -> Values:
+        """What the view gives."""
+        if self.thresholds is not None and self.calibrated is not None:
+            return np.interp(probabilities, self.thresholds, self.calibrated)
+        assert self.slope is not None
+        assert self.intercept is not None
+        return 1 / (1 + np.exp(-(self.slope * _logit(probabilities) + self.intercept)))
+
+
+@task(name="calibrate", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def calibrate_answers(database: str | Path, workload: Workload, gold: str, method: Method) -> list[Calibration]:
+    """Fit a map for each probability that gold judges, and keep them with the digests of workload and model.
+
+    The view ``calibrated_<table>`` applies them to the newest answers; ``calibrated_<table>_labels`` does where each
+    label has a probability.
+
+    Args:
+        gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
+        method: "platt" is a logistic curve over logits, "isotonic" a rising step function with straight lines between;
+            "auto" is isotonic from `FEWEST_ISOTONIC_ROWS` on.
+    Raises:
+        DatabaseError: gold cannot be used, judges no probability, has fewer than `FEWEST_ROWS` rows that this workload
+            and model answered, or says the same of all; or a probability does not rise with what it is of.
+        ConfigError: scikit-learn is not installed.
+    """
+    with connect(database) as connection:
+        connection.begin()
+        try:
+            comparison = Comparison(connection, workload, "")
+            comparison.take_answers("answers", None)
+            columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
+            if not columns:
+                raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
+            digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
+            found = [each for column in columns for each in _fit_column(comparison, column, digests, gold, method)]
+            comparison.execute("create_calibrations")
+            comparison.execute("delete_calibrations", digests)
+            row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
+            for each in found:
+                comparison.execute("insert_calibration", row | asdict(each))
+            _create_views(comparison, workload, columns)
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+    return found
+
+
+def fit(probabilities: Values, is_right: Values, method: Method) -> Calibration:
+    """The map of one probability.
+
+    Args:
+        probabilities: 0 to 1.
+        is_right: 1.0 where what the probability is of was so, else 0.0; both occur.
+        method: see `calibrate_answers`.
+    Raises:
+        ValueError: the probabilities do not rise with what they are of.
+    """
+    if method == "auto":
+        method = "isotonic" if len(probabilities) >= FEWEST_ISOTONIC_ROWS else "platt"
+    fitted = _fit(probabilities, is_right, method)
+    folds = np.random.default_rng(0).permutation(len(probabilities)) % NUM_FOLDS
+    after = np.empty(len(probabilities))
+    for fold in range(NUM_FOLDS):
+        inside = folds == fold
+        has_both = 0 < is_right[~inside].mean() < 1
+        of_others = _fit(probabilities[~inside], is_right[~inside], method) if has_both else fitted
+        after[inside] = of_others.apply(probabilities[inside])
+    return replace(
+        fitted,
+        brier_before=float(((probabilities - is_right) ** 2).mean()),
+        brier_after=float(((after - is_right) ** 2).mean()),
+    )
+
+
+def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
+    try:
+        from sklearn.isotonic import IsotonicRegression
+        from sklearn.linear_model import LogisticRegression
+    except ImportError as error:
+        raise ConfigError("calibrate needs scikit-learn: pip install 'batchloom[evaluate]'") from error
+    num_rows = len(probabilities)
+    blank = Calibration(
+        column_name="", label=None, method=method, num_rows=num_rows, brier_before=math.nan, brier_after=math.nan
+    )
+    if method == "isotonic":
+        curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, is_right)
+        thresholds, calibrated = curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist()
+        return replace(blank, thresholds=tuple(thresholds), calibrated=tuple(calibrated))
+    line = LogisticRegression(C=WEAK_PENALTY, max_iter=1000).fit(_logit(probabilities)[:, None], is_right)
+    slope, intercept = float(line.coef_[0, 0]), float(line.intercept_[0])
+    if slope <= 0:
+        raise ValueError("larger probabilities are not right more often")
+    return replace(blank, slope=slope, intercept=intercept)
+
+
+def _fit_column(
+    comparison: Comparison, column: ComparedColumn, digests: dict[str, str], gold: str, method: Method
+) -> list[Calibration]:
+    """A map for the column, or one for each label."""
+    name = _probability_of(column)
+    statement = "calibration_points_of_labels" if name.endswith("_probabilities") else "calibration_points"
+    parameters = digests | {"first_label": column.first_label}
+    rows = comparison.execute(statement, parameters, expected=column.expected, probability=name).fetchall()
+    labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
+    found = []
+    for label in labels:
+        values = np.array([row[1:] for row in rows if row[0] == label], dtype=float).reshape(-1, 2)
+        where = f"gold table {gold!r}, {name}" + (f" of {label!r}" if label is not None else "")
+        if len(values) < FEWEST_ROWS:
+            answered = f"{len(values)} rows that this workload and model answered"
+            raise DatabaseError(f"{where}: {answered}; a calibration needs at least {FEWEST_ROWS}")
+        if not 0 < values[:, 1].mean() < 1:
+            raise DatabaseError(f"{where}: all rows say the same; a calibration needs right and wrong ones")
+        try:
+            fitted = fit(values[:, 0], values[:, 1], method)
+        except ValueError as error:
+            raise DatabaseError(f"{where}: {error}; a calibration cannot mend that") from error
+        found.append(replace(fitted, column_name=name, label=label))
+    return found
+
+
+def _find_model(comparison: Comparison, workload: Workload) -> str:
+    for (model_digest,) in comparison.execute("newest_model", {"workload_digest": workload.digest}).fetchall():
+        return str(model_digest)
+    raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
+
+
+def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn]) -> None:
+    table = workload.output.table
+    names = [_probability_of(column) for column in columns]
+    labels = [name for name in names if name.endswith("_probabilities")]
+    singles = [name for name in names if name not in labels]
+    latest, keys = f"latest_{table}", workload.key
+    if singles:
+        view = f"calibrated_{table}"
+        comparison.execute("create_calibrated_view", view=view, latest=latest, keys=keys, columns=singles)
+    if labels:
+        view = f"calibrated_{table}_labels"
+        comparison.execute("create_calibrated_labels_view", view=view, latest=latest, keys=keys, columns=labels)
+
+
+def _probability_of(column: ComparedColumn) -> str:
+    """The column of answers that is calibrated; empty where there is none."""
+    if column.kind == "probability":
+        return column.name
+    return column.probability if column.probability.endswith(("_probability", "_probabilities")) else ""
+
+
+def _logit(probabilities: Values) -> Values:
+    inside = np.clip(probabilities, LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+    logits: Values = np.log(inside / (1 - inside))
+    return logits

@@ -1,0 +1,147 @@
+"""Calibrations: maps that rise, applied by the view as they were fitted, refused where gold is too thin."""
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from engine.errors import DatabaseError
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
+from tasks.evaluation.calibration import Method, calibrate_answers, fit
+from tasks.workloads.workload import load_workload
+
+RANKING = load_workload("ranking")
+SNIPPETS = load_workload("snippets")
+
+
+def sql(path: Path, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    with duckdb.connect(str(path)) as connection:
+        return connection.execute(query, parameters).fetchall()
+
+
+def too_sure(num_rows: int, seed: int = 1) -> tuple[Any, Any]:
+    """Probabilities whose logits are three times what they should be and one too large, and what happened."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 1.2, num_rows)
+    happened = (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(float)
+    return 1 / (1 + np.exp(-(3 * logits + 1))), happened
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "team.duckdb"
+    scores, happened = too_sure(120)
+    with connect(path, create=True) as connection:
+        create_schema(connection)
+        connection.execute("insert into documents select 'd' || i, 't', 'b' from range(200) as numbers (i)")
+        connection.execute("insert into queries values ('q', 'x')")
+        connection.execute("insert into ranking_candidates select 'q', doc_id from documents")
+        connection.executemany(
+            "insert into runs (run_id, workload_digest, model_digest) values (?, ?, ?)",
+            [["r1", RANKING.digest, "m"], ["r0", "another prompt", "m"]],
+        )
+        rows = [[f"d{n}", score, "r1"] for n, score in enumerate(scores)]
+        rows += [[f"d{n}", 0.5, "r0"] for n in range(150, 160)]
+        connection.executemany(
+            "insert into rankings (query_id, doc_id, score, label, status, run_id, created_at)"
+            " values ('q', ?, ?, 'yes', 'ok', ?, now())",
+            rows,
+        )
+        connection.execute("create table gold (query_id text, doc_id text, label text)")
+        labels = [[f"d{n}", "yes" if one else "no"] for n, one in enumerate(happened)]
+        connection.executemany("insert into gold values ('q', ?, ?)", labels)
+        connection.execute("insert into gold select 'q', 'd' || i, 'yes' from range(150, 160) as numbers (i)")
+    return path
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_the_view_gives_what_was_fitted_to_answers_of_this_workload_alone(database: Path, method: Method) -> None:
+    (found,) = calibrate_answers.fn(str(database), RANKING, "gold", method)
+    assert (found.column_name, found.method, found.num_rows) == ("score", method, 120)
+    assert found.brier_after < found.brier_before
+    rows = sql(
+        database,
+        "select doc_id, column_name, probability, calibrated_probability from calibrated_rankings order by all",
+    )
+    assert len(rows) == 130
+    for doc_id, column, probability, calibrated in rows:
+        assert column == "score"
+        if int(doc_id[1:]) >= 150:
+            assert calibrated is None, "another prompt gave this answer"
+        else:
+            assert calibrated == pytest.approx(float(found.apply(np.array([probability]))[0]), abs=1e-9)
+    calibrate_answers.fn(str(database), RANKING, "gold", method)
+    assert sql(database, "select count(*) from calibrations") == [(1,)], "fitted anew, the earlier map is gone"
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_maps_rise_and_mend_what_is_too_sure(method: Method) -> None:
+    probabilities, happened = too_sure(3000)
+    found = fit(probabilities, happened, method)
+    grid = found.apply(np.linspace(0, 1, 301))
+    assert np.all(np.diff(grid) >= 0)
+    assert 0 <= grid[0] < grid[-1] <= 1
+    assert found.brier_after < 0.9 * found.brier_before
+    if method == "platt":
+        assert (found.slope, found.intercept) == (pytest.approx(1 / 3, abs=0.04), pytest.approx(-1 / 3, abs=0.1))
+    assert fit(probabilities, happened, "auto").method == "isotonic"
+    assert fit(probabilities[:200], happened[:200], "auto").method == "platt"
+    with pytest.raises(ValueError, match="larger probabilities are not right more often"):
+        fit(1 - probabilities, happened, "platt")
+
+
+def test_each_label_has_a_map_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "typed.duckdb"
+    probabilities, happened = too_sure(80)
+    sql(path, "create table runs (run_id text, workload_digest text, model_digest text)")
+    sql(path, "insert into runs values ('r', ?, 'm')", [SNIPPETS.digest])
+    sql(
+        path,
+        "create table latest_snippets (doc_id text, query_id text, topic text, topic_probabilities map(text, double),"
+        " status text, run_id text, created_at timestamptz, content_key text)",
+    )
+    sql(path, "create table gold (doc_id text, query_id text, topic text)")
+    with duckdb.connect(str(path)) as connection:
+        for number, (probability, one) in enumerate(zip(probabilities.tolist(), happened, strict=True)):
+            connection.execute(
+                "insert into latest_snippets values ($n, 'q', 'a', map {'a': $p, 'b': 1 - $p}, 'ok', 'r', now(), '')",
+                {"n": str(number), "p": probability},
+            )
+            connection.execute("insert into gold values (?, 'q', ?)", [str(number), "a" if one else "b"])
+    found = {each.label: each for each in calibrate_answers.fn(str(path), SNIPPETS, "gold", "platt")}
+    assert sorted(found) == ["a", "b"]
+    rows = sql(path, "select label, probability, calibrated_probability from calibrated_snippets_labels")
+    assert len(rows) == 160
+    for label, probability, calibrated in rows:
+        assert calibrated == pytest.approx(float(found[label].apply(np.array([probability]))[0]), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "delete from gold where doc_id > 'd3'",
+            r"score: \d\d rows that this workload .*; a calibration needs at least 50",
+        ),
+        ("update gold set label = 'no'", "score: all rows say the same; a calibration needs right and wrong ones"),
+        ("update runs set workload_digest = 'old'", "workload 'ranking' as it is now has answered nothing yet"),
+        (
+            "update rankings set score = 1 - score",
+            "larger probabilities are not right more often; a calibration cannot",
+        ),
+        ("update gold set label = 'maybe' where doc_id = 'd0'", "'maybe' is not one of the labels 'yes', 'no'"),
+        (
+            "create or replace table gold as select 'q' as query_id, 'd1' as doc_id, 3 as relevance",
+            "judges no column that has probabilities",
+        ),
+    ],
+)
+def test_too_little_gold_is_refused_in_a_line(database: Path, change: str, message: str) -> None:
+    sql(database, change)
+    with pytest.raises(DatabaseError, match=message) as caught:
+        calibrate_answers.fn(str(database), RANKING, "gold", "platt")
+    assert "\n" not in str(caught.value)
+    assert not sql(database, "select * from information_schema.tables where table_name like 'calibrat%'")
