@@ -323,3 +323,21 @@ def test_bad_questions_are_named(
     with pytest.raises(WorkloadError) as error:
         nights.load(questions, **changes)
     assert message in str(error.value)
+
+
+def test_the_shipped_questions_about_documents(nights: Nights) -> None:
+    nights.sql(
+        "create table documents as from (values ('d1', 'The with statement', 'It is used to wrap a block.'),"
+        " ('d2', null, 'Lists hold items.'), ('d3', 'Empty', ''), ('d4', 'One', 'a'), ('d4', 'Two', 'b'))"
+        " as documents (doc_id, title, body)"
+    )
+    summary = nights.run(load_workload("facets"))
+    assert (summary.num_rows, summary.num_ok, summary.num_errors) == (5, 2, 3)
+    rows = nights.sql(
+        "select has_example is null, subject in ('statement', 'expression', 'type', 'other'),"
+        " difficulty between 1 and 5"
+        " from latest_document_facets where status = 'ok'"
+    )
+    assert rows == [(False, True, True)] * 2
+    errors = nights.sql("select doc_id, error from failed_document_facets order by doc_id")
+    assert errors == [("d3", "body is empty"), ("d4", "doc_id 'd4' has 2 rows in documents")]
