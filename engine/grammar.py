@@ -90,8 +90,8 @@ class Grammar:
         self.vocabulary = vocabulary
         self._source = source
         self._is_json = is_json
-        self._idle = [_check_begin(vocabulary.compile(source, is_json=is_json))]
-        self.opening = tuple(self._idle[0].compute_ff_tokens())
+        self._first = _check_begin(vocabulary.compile(source, is_json=is_json))
+        self.opening = tuple(self._first.compute_ff_tokens())
 
     @classmethod
     def from_pattern(cls, pattern: str, vocabulary: Vocabulary) -> "Grammar":
@@ -130,14 +130,14 @@ class Grammar:
         """An answer that begins with these tokens of the opening."""
         return Constraint(self, known)
 
-    def lend(self) -> LLMatcher:
-        """A matcher at the beginning of an answer. One that has been used knows the grammar's states and is faster."""
-        return self._idle.pop() if self._idle else self.vocabulary.compile(self._source, is_json=self._is_json)
+    def new_matcher(self) -> LLMatcher:
+        """A matcher at the beginning of an answer; all of them share the grammar's states that any of them has met."""
+        return self._first.deep_copy()
 
-    def give_back(self, matcher: LLMatcher) -> None:
-        """Takes a matcher back, wherever it is."""
-        if not matcher.is_error() and matcher.reset():
-            self._idle.append(matcher)
+    def renew(self) -> LLMatcher:
+        """As `new_matcher`; it and later ones share nothing with those made before."""
+        self._first = self.vocabulary.compile(self._source, is_json=self._is_json)
+        return self.new_matcher()
 
 
 def json_source(schema: Mapping[str, Any] | str) -> str:
@@ -192,11 +192,12 @@ class Constraint:
         has_ended: the answer has its end-of-sequence token.
     """
 
-    __slots__ = ("_grammar", "_matcher", "forced", "has_ended")
+    __slots__ = ("_accepted", "_grammar", "_matcher", "forced", "has_ended")
 
     def __init__(self, grammar: Grammar, known: Sequences[int]) -> None:
         self._grammar = grammar
-        self._matcher = grammar.lend()
+        self._matcher = grammar.new_matcher()
+        self._accepted: list[int] = []
         self.has_ended = False
         self.forced: list[int] = []
         self._look_ahead()
@@ -227,7 +228,9 @@ class Constraint:
             self.has_ended = True
             self.forced = []
             return
-        self._matcher.consume_token(token_id)
+        self._accepted.append(token_id)
+        if not self._matcher.consume_token(token_id):
+            self.restart()
         self.forced = self.forced[1:]
         if not self.forced:
             self._look_ahead()
@@ -240,10 +243,14 @@ class Constraint:
             self.accept(self.forced[0])
         return taken
 
-    def close(self) -> None:
-        """Gives the matcher back; nothing is asked after that."""
-        self._grammar.give_back(self._matcher)
+    def restart(self) -> None:
+        """Goes on with states of its own, where those of all answers together have exceeded llguidance's limits."""
+        self._matcher = self._grammar.renew()
+        self._matcher.consume_tokens(self._accepted)
 
     def _look_ahead(self) -> None:
         ends = self.vocabulary.eos_token_ids
         self.forced = [*ends] if self.is_complete and len(ends) == 1 else self._matcher.compute_ff_tokens()
+        if self._matcher.is_error():
+            self.restart()
+            self.forced = self._matcher.compute_ff_tokens()

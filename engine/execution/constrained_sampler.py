@@ -74,10 +74,11 @@ class ConstrainedSampler(TokenSampler):
             if constraint.forced:
                 masks[row] = 0
                 masks[row].view(np.uint32)[constraint.forced[0] // 32] = 1 << constraint.forced[0] % 32
-        if open_rows:
-            vocabulary = open_rows[0][1].vocabulary
-            vocabulary.fill_masks([(constraint.matcher, row) for row, constraint in open_rows], masks)
-        for row, constraint in open_rows:
+        _fill(open_rows, masks)
+        failed = [(row, constraint) for row, constraint in open_rows if constraint.error is not None]
+        for row, constraint in failed:
+            constraint.restart()
+            _fill([(row, constraint)], masks)
             if constraint.error is not None:
                 masks[row] = _ALL
         return masks
@@ -101,5 +102,10 @@ class ConstrainedSampler(TokenSampler):
         elif len(followers) == room and constraint.is_complete:
             end = "stop"
         if end is not None or len(followers) == room:
-            self._constraints.pop(sequence).close()
+            del self._constraints[sequence]
         return followers, end
+
+
+def _fill(rows: Sequences[tuple[int, Constraint]], masks: Masks) -> None:
+    if rows:
+        rows[0][1].vocabulary.fill_masks([(constraint.matcher, row) for row, constraint in rows], masks)

@@ -22,7 +22,7 @@ class GrammarProcessor(LogitsProcessor):
     """Masks the logits of one row: what the grammar forces, its tokens one by one; else what it allows."""
 
     def __init__(self, grammar: Grammar, num_prompt_tokens: int, eos_token_id: int) -> None:
-        self._matcher: LLMatcher = grammar.lend()
+        self._matcher: LLMatcher = grammar.new_matcher()
         self._num_seen = num_prompt_tokens
         self._eos = eos_token_id
         self._forced: list[int] = []

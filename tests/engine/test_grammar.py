@@ -271,7 +271,7 @@ def test_a_grammar_that_outgrows_its_limits_costs_one_request(
         return LLMatcher(vocabulary._plain, source, log_level=0, limits=LLParserLimits(max_lexer_states=40))
 
     monkeypatch.setattr(vocabulary, "compile", compile_within)
-    exploding._idle.clear()
+    exploding.renew()
     requests = [
         Request(request_id=str(index), token_ids=[5, 6 + index], max_new_tokens=200, grammar=grammar)
         for index, grammar in enumerate([fine, exploding, fine])
@@ -280,6 +280,34 @@ def test_a_grammar_that_outgrows_its_limits_costs_one_request(
     assert [answer.finish_reason for answer in answers] == ["eos", "error", "eos"]
     assert "the answer cannot go on: " in str(answers[1].error)
     assert torch.tensor(answers[1].token_ids).numel() == 0
+
+
+def test_many_answers_may_meet_more_states_than_one(
+    tiny_llama: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are counted for all answers together; where these are too many, an answer goes on with its own."""
+    classes = "a[0-9]{30}|b[a-c]{30}|c[d-f]{30}|d[g-i]{30}|e[j-l]{30}|f[m-o]{30}|g[p-r]{30}|h[s-u]{30}"
+    grammar = Grammar.from_pattern(classes, vocabulary)
+    requests = [
+        Request(request_id=str(i), token_ids=[5 + i], max_new_tokens=60, grammar=grammar, temperature=9.0, seed=i)
+        for i in range(12)
+    ]
+    expected = [answer.token_ids for answer in Engine.load(tiny_llama, AMPLE).generate(requests)]
+    from llguidance import LLMatcher, LLParserLimits
+
+    num_compiled = 0
+
+    def compile_within(source: str, *, is_json: bool) -> LLMatcher:
+        nonlocal num_compiled
+        num_compiled += 1
+        return LLMatcher(vocabulary._plain, source, log_level=0, limits=LLParserLimits(max_lexer_states=90))
+
+    monkeypatch.setattr(vocabulary, "compile", compile_within)
+    grammar.renew()
+    answers = Engine.load(tiny_llama, AMPLE).generate(requests)
+    assert [answer.token_ids for answer in answers] == expected
+    assert {answer.finish_reason for answer in answers} == {"eos"}
+    assert num_compiled > 1
 
 
 def test_prompts_may_be_embedded_beside_grammars(tiny_llama: Path, vocabulary: Vocabulary) -> None:

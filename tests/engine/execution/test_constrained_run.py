@@ -67,7 +67,7 @@ def grammars(tiny_llama: Path) -> list[Grammar | None]:
 def answer(request: Request) -> list[int]:
     """What the hash model says under the grammar, straight away, token by token."""
     tokens, total, said = request.token_ids.tolist(), 0, list[int]()
-    matcher = None if request.grammar is None else request.grammar.lend()
+    matcher = None if request.grammar is None else request.grammar.new_matcher()
     forced: list[int] = []
     for place in count():
         state = mix(total, tokens[place])
