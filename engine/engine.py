@@ -18,8 +18,8 @@ from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.model import Model, read_config
+from engine.model.checkpoint import read_config, resolve_checkpoint
+from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prefix_groups
 from engine.request import Completion, Mode, Request

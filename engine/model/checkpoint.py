@@ -5,9 +5,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
+
+if TYPE_CHECKING:  # take seconds to import
+    import torch
+    import transformers
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -125,6 +129,52 @@ def _hub_snapshot(model: str) -> Path:
             f"model {model!r}: neither a local checkpoint nor a hub id that can be fetched: {first_line}"
         ) from error
     return resolve_checkpoint(folder)
+
+
+def read_config(folder: Path) -> "transformers.PretrainedConfig":
+    """A checkpoint's configuration.
+
+    Raises:
+        ModelError: it cannot be read, or transformers does not know the architecture.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, OSError) as error:
+        raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
+
+
+def load_weights(
+    folder: Path, config: "transformers.PretrainedConfig", *, dtype: "torch.dtype", device: "torch.device"
+) -> "transformers.PreTrainedModel":
+    """Reads a checkpoint's weights straight onto a device.
+
+    Args:
+        folder: the checkpoint's.
+        config: from `read_config`.
+        dtype: of the weights.
+        device: where they go.
+    Raises:
+        ModelError: a file is damaged, or weights of the architecture are missing, which would else be random.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with no_progress_bars(), device:
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
+        raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
+    return loaded
 
 
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")

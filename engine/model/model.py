@@ -10,18 +10,16 @@ import torch
 import transformers
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.config import Compile
 from engine.device.placement import give_back_freed_memory
 from engine.device.transfers import to_device
-from engine.errors import ModelError
 from engine.kernels.cpu.native_build import find_compiler
 from engine.kernels.decoder_layer import LayerWeights, OutputLayer, mask_logits
 from engine.kernels.draw import draw_tokens
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend, AttentionStep
-from engine.model.checkpoint import is_plain, no_progress_bars, resolve_checkpoint
+from engine.model.checkpoint import is_plain, load_weights, read_config, resolve_checkpoint
 from engine.model.layers import ReplacedLayers, TiedEmbedding, TorchOutputLayer, read_weights
 from engine.model.stock_attention import ATTENTION_NAME
 from engine.scheduling.token_batch import TokenBatch
@@ -95,13 +93,7 @@ class Model:
         config = read_config(folder)
         if not is_plain(config.to_dict()):
             prove(config)
-        try:
-            with no_progress_bars(), device:  # weights go straight to the device
-                loaded = AutoModelForCausalLM.from_pretrained(
-                    folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
-                )
-        except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
-            raise ModelError(f"model {str(model)!r}: the weights cannot be read: {error}") from error
+        loaded = load_weights(folder, config, dtype=dtype, device=device)
         return cls(loaded.eval(), device=device, owns_weights=True)
 
     @torch.inference_mode()
@@ -258,18 +250,6 @@ class Model:
         bias = None if head.bias is None else head.bias[token_ids].double()
         logits = nn.functional.linear(hidden.double(), head.weights_of(token_ids).double(), bias)
         return (logits if self._finish_logits is None else self._finish_logits(logits)).float()
-
-
-def read_config(folder: Path) -> transformers.PretrainedConfig:
-    """A checkpoint's configuration.
-
-    Raises:
-        ModelError: it cannot be read, or transformers does not know the architecture.
-    """
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError) as error:
-        raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
 
 
 def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KVShape:

@@ -59,7 +59,7 @@ def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: 
     def draw_linear(num_columns: int, depth: int) -> Linear:
         return draw(num_columns, depth), draw(num_columns) if has_extras else None
 
-    def draw_layer() -> LayerWeights:
+    def draw_layer(window: int = 0) -> LayerWeights:
         return LayerWeights(
             attention_norm=draw(HIDDEN),
             qkv=draw_linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
@@ -72,9 +72,10 @@ def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: 
             k_norm=draw(DIM) if has_extras else None,
             epsilon=EPSILON,
             scale=SCALE,
+            window=window,
         )
 
-    layers = [draw_layer(), draw_layer()]
+    layers = [draw_layer(), draw_layer(window=20)]
     work = kernels.prepare(batch_of(num_suffix))
     num_rows = len(work.slots)
     angles = torch.randn(num_rows, DIM // 2, generator=generator).repeat(1, 2)
@@ -98,7 +99,7 @@ def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: 
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}
         kernels.rotate_and_write_kv(heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
         query = heads.view(num_rows, -1, DIM)[:, :HEADS]
-        attended = kernels.attend(query, *kv, work, scale=SCALE).flatten(1)
+        attended = kernels.attend(query, *kv, work, scale=SCALE, window=layer.window).flatten(1)
         if output_rows is not None and index == len(layers) - 1:
             attended, hidden = kernels.copy_rows(attended, output_rows), kernels.copy_rows(hidden, output_rows)
         hidden = kernels.project(attended, pack(*layer.output), hidden)

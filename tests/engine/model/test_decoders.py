@@ -36,6 +36,10 @@ PHI4_MINI = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 8}),
     "llama, biases": ("Llama", {"num_key_value_heads": 8, "attention_bias": True, "mlp_bias": True}),
+    "llama, dynamic angles": (
+        "Llama",
+        {"num_key_value_heads": 8, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
     "mistral, a window": ("Mistral", {"sliding_window": 4096, "max_position_embeddings": 32768}),
     "ministral": (
         "Ministral",
