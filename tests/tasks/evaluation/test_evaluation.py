@@ -283,6 +283,44 @@ def test_null_is_an_answer_where_a_text_may_not_say(tmp_path: Path) -> None:
     assert found["vendor", "exact_match", None] == 1, "one row is judged"
 
 
+@pytest.mark.usefixtures("few_replicates")
+def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
+    """Mode "decide": truth values and choices with their probabilities, scores; its books are no answer."""
+    (tmp_path / "mails.sql").write_text("select id, text from mails")
+    (tmp_path / "mails.toml").write_text(
+        'name = "mails"\nmode = "decide"\nrequests_sql = "mails.sql"\nkey = ["id"]\n'
+        '[prompt]\ntemplate = "{text}"\n[output]\ntable = "mail_facets"\n[questions]\n'
+        'urgent = { type = "BOOLEAN", ask = "Is it urgent?" }\n'
+        "topic = { type = \"ENUM('billing', 'other')\", ask = \"What about?\" }\n"
+        'tone = { type = "SCORE(1, 5)", ask = "How friendly?" }\n'
+    )
+    workload = load_workload(tmp_path / "mails.toml")
+    path = tmp_path / "mails.duckdb"
+    with connect(path, create=True) as connection:
+        connection.execute("create table mails as select i::varchar as id, 'text' as text from range(8) as rows (i)")
+        create_schema(connection, workload)
+        connection.execute(
+            "insert into mail_facets by name select i::varchar as id, i < 4 as urgent,"
+            " 0.9 - i / 10 as urgent_probability, 'billing' as topic,"
+            " map {'billing': 0.75::double, 'other': 0.25::double} as topic_probabilities,"
+            " 1 + i / 2 as tone, 'ok' as status, 'r' || i % 2 as run_id, now() as created_at from range(8) as rows (i)"
+        )
+        connection.execute(
+            "create table gold as select i as id, i < 6 as urgent, if(i < 6, 'billing', 'other') as topic, 3 as tone"
+            " from range(8) as rows (i)"
+        )
+    evaluation = evaluate_answers(path, workload, "gold")
+    found = values_of(evaluation)
+    assert {column for column, _, _ in found} == {"urgent", "topic", "tone"}
+    assert found["urgent", "accuracy", None] == found["topic", "accuracy", None] == 0.75
+    assert found["urgent", "recall", "true"] == pytest.approx(4 / 6)
+    assert found["topic", "ece", None] == pytest.approx(0)
+    assert found["tone", "mean_absolute_error", None] == pytest.approx(sum(abs(i / 2 - 2) for i in range(8)) / 8)
+    sql(path, "alter table gold add column note text")
+    with pytest.raises(DatabaseError, match=r"it answers urgent, topic, tone$"):
+        evaluate_answers(path, workload, "gold")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
