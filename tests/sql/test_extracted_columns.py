@@ -82,6 +82,14 @@ def test_a_schema_gives_a_json_column(night: Any, path: Path) -> None:
     assert night.sql("select typeof(shape), shape->>'a' from latest_invoices limit 1") == [("JSON", "7")]
 
 
+def test_the_shipped_one(night: Any) -> None:
+    answer = '{"kind": "type", "summary": "It is.", "keywords": ["a"], "has_code": false}'
+    night.run(load_workload("facts"), lambda row: {"answer": answer, "finish_reason": "eos"})
+    assert night.sql("select distinct kind, summary, keywords, has_code from latest_document_facts") == [
+        ("type", "It is.", ["a"], False)
+    ]
+
+
 def test_a_table_with_other_types_is_refused_before_any_work(night: Any, path: Path) -> None:
     night.run(load_workload(path), lambda row: {"answer": NOTHING, "finish_reason": "eos"})
     path.write_text(path.read_text().replace("DECIMAL(12,2)", "BIGINT"))
