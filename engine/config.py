@@ -10,6 +10,7 @@ from engine.errors import ConfigError
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "native", "torch", "paged", "relay", "fused"]
 Compile = Literal["auto", "always", "never"]
+Lookup = Literal["never", "always"]
 Order = Literal["ratio", "fcfs", "sjf", "priority"]
 Sharing = Literal["path", "group", "lru", "none"]
 Batching = Literal["continuous", "static", "dynamic"]
@@ -107,6 +108,13 @@ class EngineConfig:
         ),
     ] = "auto"
     """Beside a GPU half of it holds KV: memory that a GPU copies to comes in powers of two."""
+    prompt_lookup: Annotated[
+        Lookup,
+        Field(
+            description="always: tokens of an answer are guessed from what prompt and answer said before, and several "
+            "are checked in a step; on a GPU steps then wait for the tokens of the step before"
+        ),
+    ] = "never"
     disaggregation: Annotated[
         Disaggregation,
         Field(description="none: one process does all; processes: another process of the host computes prompts"),

@@ -181,6 +181,7 @@ class Engine:
             pool=pool,
             config=self.config,
             swap=SwapSpace(self._cache, self._num_swap_blocks) if self._num_swap_blocks else None,
+            lookup=self._runner.make_lookup(),
         )
         if self._model.should_compile(self.config.compile, sum(group.num_tokens for group in groups)):
             self._model.compile_layers()

@@ -79,10 +79,11 @@ class TokenSampler:
         requests = [sequence.request for sequence, _ in step.sampled]
         positions = [place - sequence.num_suffix for sequence, place in step.sampled]
         labels, scores, sampled = LabelRows(()), list[torch.Tensor](), hidden
-        if len(step.sampled) < len(step.outputs):
+        if len(step.sampled) < step.num_output_rows:
             labels = LabelRows(output for output in step.outputs if output[0].request.mode == "score")
             scores = labels.score(hidden, self._model)
-            rows = [row for sequence, row, _, _ in step.outputs if sequence.request.mode == "generate"]
+            generated = (output for output in step.outputs if output[0].request.mode == "generate")
+            rows = [row + index for _, row, num_rows, _ in generated for index in range(num_rows)]
             sampled = hidden.index_select(0, to_device(np.array(rows, dtype=np.int64), hidden.device))
         token_ids = sample(sampled, self._model, requests, positions, self._masks(step))
         return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self._follow)

@@ -18,8 +18,8 @@ class StepRecord:
 
     Attributes:
         step: number within the run, from 0.
-        num_decode_tokens: rows that continued an answer (or a label of several tokens); where steps overlap, one more
-            for an answer that ends by an end token or a stop string.
+        num_decode_tokens: rows that continued an answer (or a label of several tokens), guesses included; where steps
+            overlap, one more for an answer that ends by an end token or a stop string.
         num_suffix_tokens: rows of prompts' own parts; recomputed ones after a preemption count again.
         num_prefix_tokens: rows of shared prefixes.
         num_kv_blocks_used: blocks held when the step's memory was at its highest.
@@ -33,6 +33,8 @@ class StepRecord:
         duration_ms: wall time of the step, scheduling and sampling included.
         num_padding_tokens: rows computed and thrown away, of prompts padded to one length; not among the tokens above.
         num_swapped_kv_blocks: blocks in host memory, after the step, that hold the KV of preempted requests.
+        num_guessed_tokens, num_right_tokens: of the decode tokens, those that were guessed (`PromptLookup`); of these,
+            those that the answers went on with.
     """
 
     step: int
@@ -51,6 +53,8 @@ class StepRecord:
     duration_ms: float
     num_padding_tokens: int = 0
     num_swapped_kv_blocks: int = 0
+    num_guessed_tokens: int = 0
+    num_right_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +90,8 @@ def record_step(
         duration_ms=duration_ms,
         num_padding_tokens=step.num_padding_tokens,
         num_swapped_kv_blocks=scheduler.num_swapped_blocks,
+        num_guessed_tokens=step.num_guessed_tokens,
+        num_right_tokens=step.num_right_tokens,
     )
 
 

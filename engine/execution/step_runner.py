@@ -1,7 +1,7 @@
 """A model with its KV memory and its attention on one device, and the loop that computes steps there."""
 
 from collections.abc import Callable, Generator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,6 +17,9 @@ from engine.scheduling.policies.packing import PADDED_PACKINGS
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered, Step
 from engine.scheduling.token_batch import TokenBatch
+
+if TYPE_CHECKING:
+    from engine.scheduling.prompt_lookup import PromptLookup
 
 CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
 """Steps that are done, in order, each with the sequences that it answers."""
@@ -40,6 +43,7 @@ class StepRunner:
             CapacityError: the KV budget holds no block.
         """
         self.model = model
+        self._config = config
         self.attention = make_attention(
             config.attention,
             num_q_heads=model.num_q_heads,
@@ -91,6 +95,18 @@ class StepRunner:
         """
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
+
+    def make_lookup(self) -> "PromptLookup | None":
+        """What guesses tokens of answers in one run; None where nothing is guessed."""
+        if self._config.prompt_lookup == "never":
+            return None
+        from engine.scheduling.prompt_lookup import PromptLookup, num_weight_rows
+
+        return PromptLookup(
+            num_weight_rows=num_weight_rows(self.model.device.type, is_bf16=self.model.dtype == torch.bfloat16),
+            num_weight_kv_tokens=self.model.weight_bytes * self.cache.block_size / self.cache.block_bytes,
+            block_size=self.cache.block_size,
+        )
 
 
 def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
@@ -181,6 +197,11 @@ def can_run_ahead(config: EngineConfig, device: torch.device) -> bool:
     """Whether a step may be scheduled and launched while the device computes the one before.
 
     A CPU is its own host: nothing would overlap. The block cache of sharing "lru" finds blocks by their tokens, so it
-    has to know them; with disaggregation, another process must be told all tokens.
+    has to know them, and so has a guess at the next ones; with disaggregation, another process must be told all tokens.
     """
-    return device.type != "cpu" and config.sharing != "lru" and config.disaggregation == "none"
+    return (
+        device.type != "cpu"
+        and config.sharing != "lru"
+        and config.disaggregation == "none"
+        and config.prompt_lookup == "never"
+    )

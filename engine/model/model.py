@@ -36,7 +36,7 @@ class Model:
     Attributes:
         max_positions: longest sequence that the checkpoint's positions allow.
         has_plain_layers: whether the backends' own layers compute what the model's do.
-        eos_token_ids: tokens that end an answer.
+        weight_bytes, eos_token_ids: of all parameters; tokens that end an answer.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Model:
             from engine.model.stock_model import find_logit_rule, longest_sequence
 
             self.max_positions, self._finish_logits = longest_sequence(config), find_logit_rule(config)
+        self.weight_bytes = sum(parameter.nbytes for parameter in language_model.parameters())
         self.eos_token_ids = _eos_token_ids(language_model)
         self.is_compiled = False
         self._has_replaced_layers = False

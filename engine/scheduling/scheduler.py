@@ -5,6 +5,7 @@ grow beyond the memory set aside for them, the request admitted last gives its K
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
@@ -13,6 +14,9 @@ from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence
 from engine.scheduling.step import Answered, Step, StepTokens
+
+if TYPE_CHECKING:
+    from engine.scheduling.prompt_lookup import PromptLookup
 
 
 class Scheduler:
@@ -26,14 +30,22 @@ class Scheduler:
         pool: as `make_pool` makes it; each request of the groups, with its prefix, fits into it alone.
         config: the policies, and the limits of a step.
         swap: host memory for the KV of preempted requests; None where nothing is swapped.
+        lookup: guesses tokens of answers; None where nothing is guessed.
     """
 
     def __init__(
-        self, groups: Iterable[ScheduledGroup], *, pool: BlockPool, config: EngineConfig, swap: SwapSpace | None
+        self,
+        groups: Iterable[ScheduledGroup],
+        *,
+        pool: BlockPool,
+        config: EngineConfig,
+        swap: SwapSpace | None,
+        lookup: "PromptLookup | None" = None,
     ) -> None:
         self.pool = pool
         self._config = config
         self._swap = swap
+        self._lookup = lookup
         self._reserve = OutputReserve(config.output_reserve)
         self._admission = Admission(pool, config.block_size, self._reserve, swap)
         self._queues = RequestQueues(groups, pool=pool, config=config, admission=self._admission)
@@ -74,8 +86,7 @@ class Scheduler:
                 self._queues.evict_idle_prefixes()
                 self._add_work(step, may_preempt=True)
             assert not (step.is_empty and is_settled), "requests are left, but none of them could be given memory"
-        step.finalize(self.pool)
-        return step
+        return self._finalize(step)
 
     def schedule_decodes(self, *, may_preempt: bool) -> Step:
         """A step of decode tokens alone.
@@ -85,8 +96,7 @@ class Scheduler:
         """
         step = self._new_step()
         self._add_decodes(step, may_preempt=may_preempt)
-        step.finalize(self.pool)
-        return step
+        return self._finalize(step)
 
     def schedule_prompts(self, step: Step | None = None) -> Step:
         """A step of prompts alone, for a process that decodes nothing; starts requests as memory allows.
@@ -96,8 +106,7 @@ class Scheduler:
         """
         step = step or self._new_step()
         self._queues.add_prompts(step)
-        step.finalize(self.pool)
-        return step
+        return self._finalize(step)
 
     def evict_idle_prefixes(self) -> None:
         """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
@@ -111,27 +120,26 @@ class Scheduler:
         for sequence, _ in step.suffixes:
             sequence.num_reused = min(sequence.num_reused, sequence.num_computed)
         for sequence, count in (*step.decodes, *step.suffixes):
-            sequence.num_computed += count
-            if self._admission.cache is not None:
-                self._admission.cache.remember(sequence, sequence.num_computed - count)
+            self._count_computed(sequence, min(count, sequence.num_uncomputed))  # guesses may be wrong
         self._queues.release_computed_prefixes()
 
     def advance(self, step: Step) -> None:
         """Lets each answer of the step go on before its token is known, and each scored label be followed by the next.
 
         An unknown token is the negative id -1 - row (`TokenBatch`). An answer stops here only when it is as long as it
-        may be.
+        may be, or until it is known which guesses at its tokens are right.
         """
         if not step.is_computed:
             self.mark_computed(step)
         step.is_advanced = True
         for row, (sequence, place) in enumerate(step.sampled):
-            if sequence.is_answered or place + 1 - sequence.num_suffix == sequence.request.max_new_tokens:
+            is_last = place + 1 - sequence.num_suffix == sequence.request.max_new_tokens
+            if sequence.is_answered or is_last or sequence.num_guesses:
                 continue
             if not sequence.knows(place):  # else the commit of the step before has found it to be forced
                 sequence.append(-1 - row)
             self._queues.continue_decoding(sequence)
-        if len(step.sampled) == len(step.outputs):
+        if len(step.sampled) == step.num_output_rows:
             return
         for sequence, _, _, _ in step.outputs:
             if sequence.request.mode != "generate" and sequence.num_uncomputed == 0:
@@ -155,9 +163,14 @@ class Scheduler:
             self.advance(step)
         answered = []
         for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
-            if sequence.is_answered or sequence.knows(place):
+            is_known = sequence.is_answered or sequence.knows(place)
+            if is_known or place > sequence.num_computed:  # the latter: it follows a wrong guess
                 continue
-            sequence.settle(place, token)
+            was_guessed = sequence.num_guesses > 0
+            is_right = sequence.settle(place, token)
+            if was_guessed and self._lookup is not None:
+                self._lookup.book(place - sequence.ending_start, is_right=is_right)
+            step.num_right_tokens += is_right
             forced = tokens.forced.get(row, ())
             for follower in forced:
                 sequence.append(follower)
@@ -168,6 +181,8 @@ class Scheduler:
                 sequence.length = length  # later tokens are dropped
                 answered.append(Answered(sequence=sequence, reason=reason, has_late_row=sequence.num_computed > place))
                 self._finish(sequence)
+            elif is_right:
+                self._count_computed(sequence, 1)
         for sequence in step.scored:
             sequence.length = sequence.num_suffix
             answered.append(Answered(sequence=sequence, reason="scored"))
@@ -176,6 +191,17 @@ class Scheduler:
 
     def _new_step(self) -> Step:
         return Step(room=self._config.max_num_batched_tokens)
+
+    def _finalize(self, step: Step) -> Step:
+        if self._lookup is not None:
+            self._lookup.add_guesses(step)
+        step.finalize(self.pool)
+        return step
+
+    def _count_computed(self, sequence: Sequence, num_tokens: int) -> None:
+        sequence.num_computed += num_tokens
+        if self._admission.cache is not None:
+            self._admission.cache.remember(sequence, sequence.num_computed - num_tokens)
 
     def _add_work(self, step: Step, *, may_preempt: bool) -> None:
         if self._queues.mixes_phases:

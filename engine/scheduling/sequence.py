@@ -25,6 +25,8 @@ class Sequence:
         length, num_computed: own tokens known so far; of these, those whose KV is written.
         block_ids: int32, blocks of the own KV; may reach beyond `length`, for tokens still expected.
         admission: order in which it was given memory; the latest is the first to lose it.
+        num_guesses: tokens behind the known ones that the step under way computes, in case the answer goes on so.
+        ending_start: own place at which the ending begins that was found before these (`PromptLookup`).
         num_charged: prefix tokens that were computed on account of this sequence.
         num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
         error: why its answer cannot go on; None where it can.
@@ -39,6 +41,7 @@ class Sequence:
         "_tokens",
         "admission",
         "block_ids",
+        "ending_start",
         "error",
         "first_scores",
         "is_answered",
@@ -47,6 +50,7 @@ class Sequence:
         "node",
         "num_charged",
         "num_computed",
+        "num_guesses",
         "num_reused",
         "num_suffix",
         "owners",
@@ -69,6 +73,8 @@ class Sequence:
         self.num_computed = 0
         self.block_ids = np.empty(0, dtype=np.int32)
         self.admission = -1
+        self.num_guesses = 0
+        self.ending_start = 0
         self.num_charged = 0
         self.num_reused = self.num_suffix
         self.is_answered = False
@@ -136,11 +142,23 @@ class Sequence:
         self._tokens[self.length] = token_id
         self.length += 1
 
-    def settle(self, place: int, token_id: int) -> None:
-        """Sets own token `place`: one that was appended as unknown, or the next one."""
+    def guess(self, token_ids: npt.NDArray[np.int32], ending_start: int) -> None:
+        """Writes tokens that may come next behind the known ones; a step counts those that it computes."""
+        self._tokens[self.length : self.length + len(token_ids)] = token_ids
+        self.ending_start = ending_start
+
+    def settle(self, place: int, token_id: int) -> bool:
+        """Sets own token `place`: one that was appended as unknown, or the next one.
+
+        Returns:
+            whether the next one was guessed right; otherwise the guesses after it are dropped.
+        """
         assert place <= self.length, "a token is sampled before those that it follows"
+        is_right = self.num_guesses > 0 and bool(self._tokens[place] == token_id)
+        self.num_guesses = self.num_guesses - 1 if is_right else 0
         self._tokens[place] = token_id
         self.length = max(self.length, place + 1)
+        return is_right
 
     def start_label(self, label: int) -> None:
         """Puts a label's tokens but its last behind the prompt, over those of the label before it."""

@@ -60,7 +60,9 @@ class Step:
         is_blocked: a decoding request waits for memory that it may not take before the steps under way are committed.
         outputs: rows that go on to the output layer, in row order: (sequence, first row, number of rows, own token that
             the first of these rows predicts; the others predict the tokens after it).
+        num_output_rows: of all of these.
         sampled: of these, the rows whose next token is sampled: (sequence, own token that the row predicts).
+        num_guessed_tokens, num_right_tokens: guesses among the decode rows; of these, those that answers go on with.
         scored: sequences that have all their labels scored by this step.
         num_used_blocks: KV blocks held once the step has its memory; blocks for tokens still expected count.
         num_prefix_blocks: of these, those of shared prefixes, idle ones included.
@@ -78,7 +80,10 @@ class Step:
     killed: list[Sequence] = field(default_factory=list)
     is_blocked: bool = False
     outputs: list[tuple[Sequence, int, int, int]] = field(default_factory=list)
+    num_output_rows: int = 0
     sampled: list[tuple[Sequence, int]] = field(default_factory=list)
+    num_guessed_tokens: int = 0
+    num_right_tokens: int = 0
     scored: list[Sequence] = field(default_factory=list)
     num_used_blocks: int = 0
     num_prefix_blocks: int = 0
@@ -103,6 +108,14 @@ class Step:
 
     def add_decode(self, sequence: Sequence) -> None:
         self._add(self.decodes, sequence, min(sequence.num_uncomputed, self.room))
+
+    def add_guess(self, index: int) -> None:
+        """Lengthens a chunk of `decodes`, which holds all known tokens, by the next guess of its sequence."""
+        sequence, count = self.decodes[index]
+        self.decodes[index] = sequence, count + 1
+        sequence.num_guesses += 1
+        self.num_guessed_tokens += 1
+        self.room -= 1
 
     def add_suffix(self, sequence: Sequence) -> None:
         """As many of the sequence's next tokens as there is room for."""
@@ -160,7 +173,7 @@ class Step:
             if sequence.label >= 0 and sequence.num_computed >= sequence.num_suffix:
                 num_rows = count  # each row of a label predicts its next token
             else:
-                num_rows = int(count == sequence.num_uncomputed)
+                num_rows = max(0, count + 1 - sequence.num_uncomputed)  # the last known token's, and those of guesses
             members.setdefault(sequence.node, []).append((sequence, count, num_rows))
         row = 0
         for work in members.values():
@@ -169,9 +182,10 @@ class Step:
                     place = sequence.num_computed + count - num_rows + 1
                     self.outputs.append((sequence, row, num_rows, place))
                     if sequence.request.mode == "generate":
-                        self.sampled.append((sequence, place))
+                        self.sampled.extend((sequence, place + index) for index in range(num_rows))
                     row += num_rows
         self._members = members
+        self.num_output_rows = row
         self.num_used_blocks = pool.num_used
         self.num_prefix_blocks = pool.num_prefix_blocks
         self.num_cached_blocks = pool.num_idle

@@ -127,6 +127,8 @@ create table if not exists steps (
     duration_ms double,
     num_padding_tokens bigint, -- beyond the three above: rows computed and thrown away, where prompts are padded
     num_swapped_kv_blocks bigint, -- in host memory after the step: KV of preempted requests (preemption swap)
+    num_guessed_tokens bigint, -- of the decode tokens: guessed from what prompt and answer said (prompt_lookup)
+    num_right_tokens bigint,   -- of these, those that the answers went on with
     worker text,               -- the engine that did it, where several work side by side
     started_at timestamptz
 );

@@ -23,6 +23,8 @@ select
     duration_ms,
     num_padding_tokens,
     num_swapped_kv_blocks,
+    num_guessed_tokens,
+    num_right_tokens,
     worker,
     started_at
 from (
@@ -34,6 +36,8 @@ from (
         null::bigint as num_cached_kv_blocks,
         null::bigint as num_padding_tokens,
         null::bigint as num_swapped_kv_blocks,
+        null::bigint as num_guessed_tokens,
+        null::bigint as num_right_tokens,
         null::varchar as worker,
         null::timestamptz as started_at
     where false

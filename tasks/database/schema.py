@@ -19,6 +19,7 @@ ADDED_TO_ANSWERS = {"compute_ms": "double", "prefix_group": "bigint"}
 ADDED_TO_STEPS = {
     **dict.fromkeys(("num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"), "bigint"),
     **dict.fromkeys(("num_padding_tokens", "num_swapped_kv_blocks"), "bigint"),
+    **dict.fromkeys(("num_guessed_tokens", "num_right_tokens"), "bigint"),
     "worker": "text",
     "started_at": "timestamptz",
 }

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
-from engine.config import Batching, Order, Packing, Preemption, Sharing
+from engine.config import Batching, Lookup, Order, Packing, Preemption, Sharing
 from tests.engine.answers import assert_alike
 
 BLOCK_BYTES = 8 * 2 * 2 * 2 * 16 * 4  # of tokens, key and value, layers, KV heads, head dim, float32
@@ -29,6 +29,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "prefill": ("chunked", "whole"),
     "packing": get_args(Packing),
     "preemption": get_args(Preemption),
+    "prompt_lookup": get_args(Lookup),
 }
 
 

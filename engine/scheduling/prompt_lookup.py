@@ -1,0 +1,131 @@
+"""Prompt lookup decoding: an answer's next tokens are guessed from what its prompt and itself have said before.
+
+What followed the latest occurrence of the answer's last few tokens is computed as further rows of its chunk,
+and each row's token is chosen as it would have been without guessing. A guess that differs from the token chosen before
+it is dropped, with what follows it; so guesses change how many steps an answer takes, never the answer.
+
+Saxena, "Prompt Lookup Decoding" (2023); draft tokens are checked as in Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding" (2023), but by drawing the same random numbers as without them.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
+
+MOST_MATCHED = 6
+"""Tokens of an ending that are compared."""
+
+MOST_GUESSES = 4
+"""Tokens guessed at once for one answer."""
+
+_PRIOR_TRIES = 10
+
+
+class PromptLookup:
+    """Guesses for the decode rows of one run's steps, as many as are expected to make it faster.
+
+    A guess costs a row. One that is right saves a decode token of a later step: its row, the reading of its sequence's
+    KV, and its share of the reading of the weights, which is large where few answers are left. So a guess is computed
+    while its chance of being right times this saving is more than a row. The chance is that of this run's guesses after
+    an ending that matched as many tokens; the guess after another one has an ending longer by one.
+
+    Args:
+        num_weight_rows: rows that a step computes in the time in which it reads the model's weights.
+        num_weight_kv_tokens: tokens whose KV it reads in that time.
+        block_size: tokens in a KV block.
+    """
+
+    def __init__(self, *, num_weight_rows: int, num_weight_kv_tokens: float, block_size: int) -> None:
+        self._num_weight_rows = num_weight_rows
+        self._num_weight_kv_tokens = num_weight_kv_tokens
+        self._block_size = block_size
+        self._num_tried = [_PRIOR_TRIES] * (MOST_MATCHED + 1)
+        self._num_right = [_PRIOR_TRIES * matched / (matched + 2) for matched in range(MOST_MATCHED + 1)]
+
+    def add_guesses(self, step: Step) -> None:
+        """Lengthens decode chunks by guesses, the likeliest first. They take no room from other work, and no memory.
+
+        Args:
+            step: with all its other work.
+        """
+        if not step.decodes or not step.room:
+            return
+        num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
+        row_rows = 1 + self._num_weight_rows * _mean_kv_tokens(step) / self._num_weight_kv_tokens
+        chances = [right / tried for right, tried in zip(self._num_right, self._num_tried, strict=True)]
+        if max(chances) * (row_rows + self._num_weight_rows / num_tokens) <= 1:
+            return
+        guesses: list[tuple[float, int]] = []
+        for index, (sequence, count) in enumerate(step.decodes):
+            if count == sequence.num_uncomputed:
+                chance = 1.0
+                for matched in self._look_up(sequence, step.room):
+                    chance *= chances[min(matched, MOST_MATCHED)]
+                    guesses.append((chance, index))
+        num_expected = float(num_tokens)
+        for chance, index in sorted(guesses, key=lambda guess: -guess[0])[: step.room]:
+            if chance * (row_rows + self._num_weight_rows / num_expected) <= 1:
+                break
+            num_expected += chance
+            step.add_guess(index)
+
+    def book(self, num_matched: int, *, is_right: bool) -> None:
+        """Learns whether a guess after an ending of `num_matched` tokens was right; all guesses before it were."""
+        matched = min(num_matched, MOST_MATCHED)
+        self._num_tried[matched] += 1
+        self._num_right[matched] += is_right
+
+    def _look_up(self, sequence: Sequence, room: int) -> range:
+        """Has a sequence guess as much as it has KV memory for; returns the tokens matched before each guess."""
+        request, length = sequence.request, sequence.length
+        num_free_slots = len(sequence.block_ids) * self._block_size - length
+        num_left = sequence.num_suffix + request.max_new_tokens - 1 - length  # the last token of an answer needs no row
+        most = min(room, MOST_GUESSES, num_free_slots, num_left)
+        if request.mode != "generate" or request.grammar is not None or most <= 0 or not sequence.knows(length - 1):
+            return range(0)
+        answer = sequence.own_tokens(sequence.num_suffix, length)
+        matched, found = find_continuation(np.concatenate([request.token_ids, answer]), most)
+        sequence.guess(found, length - matched)
+        return range(matched, matched + len(found))
+
+
+def num_weight_rows(device_type: str, *, is_bf16: bool) -> int:
+    """Rows that a step computes in the time in which it reads the model's weights; for products on tiles measured.
+
+    Args:
+        device_type: "cpu" or "cuda".
+        is_bf16: whether weights are bf16, which some CPUs multiply on tiles.
+    """
+    if device_type != "cpu":
+        return 256
+    import torch
+
+    return 64 if is_bf16 and torch.cpu._is_amx_tile_supported() else 16
+
+
+def _mean_kv_tokens(step: Step) -> float:
+    """KV that a step reads for a decode token, on average; a shared prefix is read once."""
+    nodes = {sequence.node for sequence, _ in step.decodes if sequence.node is not None}
+    num_tokens = sum(sequence.num_computed for sequence, _ in step.decodes) + sum(node.end for node in nodes)
+    return num_tokens / len(step.decodes)
+
+
+def find_continuation(token_ids: npt.NDArray[np.int32], most: int) -> tuple[int, npt.NDArray[np.int32]]:
+    """What came after the latest occurrence of the longest ending that occurs twice, again and again where it is short.
+
+    Args:
+        token_ids: int32 ``[n]``.
+        most: tokens to return.
+    Returns:
+        how many tokens of the ending were found again, at most `MOST_MATCHED`, and the tokens after these; 0 and none
+        where the last token is new.
+    """
+    ends = np.flatnonzero(token_ids[:-1] == token_ids[-1])
+    matched, start = 0, 0
+    while len(ends) and matched < MOST_MATCHED:
+        matched, start = matched + 1, int(ends[-1]) + 1
+        ends = ends[ends >= matched]
+        ends = ends[token_ids[ends - matched] == token_ids[-1 - matched]]
+    return matched, np.resize(token_ids[start : start + most], most) if matched else token_ids[:0]
