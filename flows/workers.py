@@ -1,6 +1,5 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -119,6 +118,8 @@ class Workers:
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)
         with runner as threads, job.stop.make_on_error():
             if job.deadline is not None:
+                from flows.nights.in_time import submit_in_time  # most nights have no deadline
+
                 task: Task[..., Any] = infer if self._pool is None else infer_in_pool
                 pool = {} if self._pool is None else {"pool": self._pool}
                 yield submit_in_time(threads, task, dispatch_order, {"job": job, **pool}, team.num_engines)
@@ -147,30 +148,3 @@ class Workers:
         if self._cluster is None:
             self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
         return self._cluster
-
-
-def submit_in_time(
-    threads: ThreadPoolTaskRunner[Any],
-    task: Task[..., Any],
-    dispatch_order: Sequence[int],
-    given: dict[str, Any],
-    num_engines: int,
-) -> Futures:
-    """A task for each partition, begun only when an engine is free and the job's deadline has not come.
-
-    Args:
-        threads: where the tasks run.
-        task: takes `partition` and what is `given`, the job among it.
-        dispatch_order: the partitions.
-        num_engines: partitions under way at a time.
-    """
-    free = threading.Semaphore(num_engines)
-    futures: Futures = PrefectFutureList()  # type: ignore[abstract]
-    for partition in dispatch_order:
-        free.acquire()
-        if given["job"].stop.is_made:
-            break
-        future = threads.submit(task, {"partition": partition, **given})
-        future.add_done_callback(lambda _: free.release())
-        futures.append(future)
-    return futures

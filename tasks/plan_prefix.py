@@ -18,7 +18,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan, SharingStats
-from engine.planning.plan_partitions import group_costs, place_groups, rank_cheapest_first, split_groups
+from engine.planning.plan_partitions import group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.external_sort import BUCKET_TOKENS, MEMORY_LIMIT, cut_by, sort_batches, sort_prompts
@@ -91,6 +91,8 @@ def write_plan(
         planned.write_batches(PLAN_SCHEMA, _split_ranges(ranges, groups, partition_tokens, num_answer_tokens))
         costs, priorities = groups.concatenate("costs"), groups.concatenate("priorities")
         if is_cheapest_first:
+            from engine.planning.cheapest_first import rank_cheapest_first  # most nights have no deadline
+
             priorities = rank_cheapest_first(costs, priorities, groups.concatenate("num_rows"))
         placement = place_groups(costs, priorities, partition_tokens)
         summary = PlanSummary(

@@ -1,0 +1,21 @@
+"""Which groups come first where time is short."""
+
+import numpy as np
+
+from engine.planning.prefix_tree import IndexArray
+
+
+def rank_cheapest_first(group_costs: IndexArray, group_priorities: IndexArray, num_rows: IndexArray) -> IndexArray:
+    """Priorities for `place_groups` by which, of one priority, groups with the least cost a row come first.
+
+    Costs a row within a fifth of each other count as equal, so that groups stay beside those that they share with.
+
+    Args:
+        group_costs, group_priorities: int64 ``[num_groups]``.
+        num_rows: int64 ``[num_groups]``, of each group.
+    Returns:
+        int64 ``[num_groups]``, from 0; a higher number comes first.
+    """
+    classes = np.floor(4 * np.log2(np.maximum(group_costs, 1) / num_rows)).astype(np.int64)
+    pairs = np.stack([group_priorities, -classes], axis=1)
+    return np.asarray(np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1), dtype=np.int64)
