@@ -1,0 +1,163 @@
+"""Workloads over the same documents, planned together and one after the other, in one run:
+    python -m benchmarks.nights --model FOLDER [--documents N] [--rounds N] [--out FILE]
+
+Each of three workloads asks one question about each of N documents of about 400 tokens, with the document first. A
+night file without `after` plans them together; a chain of `after` answers them apart. Rounds alternate between the two,
+every row is answered anew, and the first round of each is not counted. Where an answer is not the same either way,
+there are no figures. Seconds are those of the model's steps; computed tokens are prompt tokens that went through the
+model.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from benchmarks.measuring.machine import describe_command, describe_machine
+from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.wrong_answer import WrongAnswerError
+from engine.model.checkpoint import resolve_checkpoint
+from flows.nights.night import night
+from flows.prefect_server import temporary_server
+from tasks.prompts.text_codec import TextCodec
+
+DOCUMENT_TOKENS = 400
+QUESTIONS = {
+    "urgent": "Does the writer need an answer today?",
+    "angry": "Is the writer angry?",
+    "paid": "Is it about money?",
+}
+WORKLOAD = """
+name = "{name}"
+mode = "score"
+requests_sql = "documents.sql"
+key = ["doc_id"]
+labels = ["yes", "no"]
+[prompt]
+chat = false
+template = "{{body}} {question} Answer yes or no:"
+[output]
+table = "{name}"
+"""
+NIGHT = """
+database = "night.duckdb"
+[models.one]
+path = "{model}"
+dtype = "float32"
+kv_memory = "{kv_mib}MiB"
+"""
+
+
+def write_files(folder: Path, model: Path, num_documents: int, kv_mib: int) -> dict[str, Path]:
+    """The database, the workloads and a night file each way; returns the night files by name."""
+    codec, rng = TextCodec.load(model), np.random.default_rng(0)
+    words = [f"{syllable}{ending}" for syllable in ("ma", "to", "ri", "ke", "lu") for ending in ("ter", "son", "lin")]
+    with duckdb.connect(str(folder / "night.duckdb")) as connection:
+        connection.execute("create table mails (doc_id text, body text)")
+        for number in range(num_documents):
+            text = " ".join(rng.choice(words, DOCUMENT_TOKENS))
+            (token_ids,) = codec.encode([text], add_special_tokens=False)
+            body = f"{number}: {text[: len(text) * DOCUMENT_TOKENS // len(token_ids)]}"
+            connection.execute("insert into mails values (?, ?)", [str(number), body])
+    (folder / "documents.sql").write_text("select doc_id, body from mails")
+    files = {}
+    for way in ("together", "apart"):
+        text, previous = NIGHT.format(model=model, kv_mib=kv_mib), ""
+        for name, question in QUESTIONS.items():
+            (folder / f"{name}.toml").write_text(WORKLOAD.format(name=name, question=question))
+            text += f'[[workload]]\nfile = "{name}.toml"\n'
+            text += f'after = "{previous}"\n' if previous and way == "apart" else ""
+            previous = name
+        files[way] = folder / f"{way}.toml"
+        files[way].write_text(text)
+    return files
+
+
+def run_night(database: Path, file: Path, *, is_together: bool) -> tuple[dict[str, float], list[Any]]:
+    """Answer everything anew; returns the figures and the answers.
+
+    Args:
+        database: that the file names.
+        file: the night.
+        is_together: each run has the steps of all.
+    """
+    summaries = night(file=file, full=True)
+    run_ids = [summary.run_id for summary in summaries]
+    counted = run_ids[:1] if is_together else run_ids
+    with duckdb.connect(str(database)) as connection:
+        totals = connection.execute(
+            "select sum(duration_ms) / 1000, sum(num_prefix_tokens + num_suffix_tokens)"
+            " from steps where list_contains($runs, run_id)",
+            {"runs": counted},
+        ).fetchall()[0]
+        answers = [connection.execute(f"select doc_id, label from latest_{name} order by all").fetchall()
+                   for name in QUESTIONS]  # fmt: skip
+    return {"seconds": float(totals[0]), "computed_tokens": float(totals[1])}, answers
+
+
+def measure(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> dict[str, Any]:
+    """Figures of both ways; raises `WrongAnswerError` where an answer differs.
+
+    Args:
+        model: checkpoint folder.
+        num_documents: of about `DOCUMENT_TOKENS` tokens.
+        num_rounds: that are counted.
+        kv_mib: memory for KV.
+    """
+    found: dict[str, list[dict[str, float]]] = {"together": [], "apart": []}
+    answers: dict[str, list[Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
+        files = write_files(Path(name), model, num_documents, kv_mib)
+        for _ in range(num_rounds + 1):
+            for way, file in files.items():
+                figures, answers[way] = run_night(Path(name) / "night.duckdb", file, is_together=way == "together")
+                found[way].append(figures)
+            if answers["together"] != answers["apart"]:
+                raise WrongAnswerError("an answer is another one where workloads are planned together")
+    ratios = [apart["seconds"] / both["seconds"] for both, apart in zip(found["together"], found["apart"], strict=True)]
+    return {
+        "num_documents": num_documents,
+        "num_workloads": len(QUESTIONS),
+        "computed_tokens": {way: rounds[-1]["computed_tokens"] for way, rounds in found.items()},
+        "model_seconds": {way: [round(one["seconds"], 2) for one in rounds[1:]] for way, rounds in found.items()},
+        "times_as_fast": round(statistics.median(ratios[1:]), 2),
+    }
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="checkpoint folder or GGUF file")
+    parser.add_argument("--documents", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3, help="of both ways, beside the first that is not counted")
+    parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    arguments = parser.parse_args(command_line)
+    model, machine = resolve_checkpoint(arguments.model), describe_machine()
+    try:
+        with temporary_server():
+            run = measure(model, arguments.documents, arguments.rounds, arguments.kv_mib)
+    except WrongAnswerError as error:
+        print(f"benchmarks.nights: no figures: {error}", file=sys.stderr)
+        return 1
+    found = {
+        "benchmark": "nights",
+        "command": describe_command("benchmarks.nights", sys.argv[1:] if command_line is None else command_line),
+        "machine": machine,
+        "model": f"{model.name}, float32",
+        "run": run,
+    }
+    print(json.dumps(found, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
