@@ -142,11 +142,11 @@ def test_a_mistake_is_one_line(
     assert sorted(after) == before
 
 
-def test_help_shows_ten_options_first_and_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_twelve_options_first_and_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(nightly, ["--help"]) == 0
     first = set(re.findall(r"^│ .? +(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
     assert first == {
-        *("--database", "--model", "--workload", "--full", "--publish"),
+        *("--database", "--model", "--workload", "--full", "--publish", "--sample", "--keep"),
         *("--device", "--dtype", "--kv-memory", "--max-num-batched-tokens", "--workers"),
     }
     assert main(nightly, ["--help-all"]) == 0
