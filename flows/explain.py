@@ -14,6 +14,8 @@ from prefect import flow
 from pydantic import Field
 
 from engine.config import EngineConfig
+from engine.encoding.families import is_encoder
+from engine.errors import ModelError
 from engine.model.checkpoint import resolve_checkpoint
 from flows.explain_page import publish_forecast
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
@@ -72,6 +74,8 @@ def explain(
         pass  # a wrong path ends here, before anything is made beside it
     prune_cache(database)
     checkpoint = resolve_checkpoint(model)
+    if is_encoder(checkpoint):
+        raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
     team = choose_team(device, workers, engine.to_config())
     job = ExplainJob(
         database=str(database),

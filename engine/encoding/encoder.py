@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelFor
 
 from engine.device.transfers import to_device
 from engine.encoding.families import ENCODERS, first_position
+from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
 from engine.model.checkpoint import no_progress_bars
 from engine.pooling.class_labels import ClassLabels
@@ -155,6 +156,7 @@ class Encoder:
         self.vocab_size = int(model.config.vocab_size)
         self.device, self.dtype = model.device, model.dtype
         model.set_attn_implementation(ATTENTION_NAME)
+        pack_linears(self._base)
 
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype, device: torch.device) -> "Encoder":

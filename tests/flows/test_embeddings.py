@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from engine.errors import DatabaseError, ModelError, WorkloadError
+from flows.explain import explain
 from tests.tiny_encoders import HIDDEN_SIZE, MAX_TOKENS, save_encoder, save_modules
 
 PAGE = Path(__file__).parents[2] / "docs" / "embeddings.md"
@@ -117,6 +118,8 @@ def test_what_a_model_does_not_answer_is_an_error_before_any_work(nights: Any, t
     for nights.model, name, old, new, kind, message in cases:
         with pytest.raises(kind, match=message):
             nights.run(write(tmp_path, name, old, new))
+    with pytest.raises(ModelError, match="is an encoder"):
+        explain(nights.path, str(encoder), (write(tmp_path, "embeddings.toml"),))
 
 
 def test_a_night_that_was_stopped_goes_on(nights: Any, tmp_path: Path) -> None:

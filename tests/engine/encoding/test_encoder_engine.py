@@ -11,8 +11,9 @@ import transformers
 from engine import EngineConfig, Request, StepRecord, plan_prefix_groups
 from engine.encoding.encoder_engine import EncoderEngine
 from engine.encoding.families import ENCODERS
+from engine.encoding.packed_linear import PackedLinear
 from engine.errors import ModelError, RequestError
-from tests.tiny_encoders import MAX_TOKENS, save_encoder, save_modules
+from tests.tiny_encoders import HIDDEN_SIZE, MAX_TOKENS, save_encoder, save_modules
 
 WORDS = ["night", "watchman", "walks", "around", "the", "house", "and", "writes", "down", "what", "he", "has", "seen;"]
 TOLERANCE = 2e-5
@@ -113,6 +114,18 @@ def test_equal_texts_are_computed_once_and_steps_are_full(tmp_path: Path) -> Non
     assert sorted(answers[i].num_cached_tokens for i in "12") == [0, 30]
     assert np.array_equal(answers["1"].embedding, answers["2"].embedding)
     assert sum(answer.compute_ms for answer in answers.values()) == pytest.approx(sum(s.duration_ms for s in steps))
+
+
+def test_products_are_packed_and_an_exact_gelu_is_part_of_them(tmp_path: Path) -> None:
+    for activation, has_gelu in (("gelu", True), ("gelu_new", False), ("relu", False)):
+        folder = save_encoder("bert", tmp_path / activation, hidden_act=activation)
+        packed = load(folder)._encoder._base
+        layer, expected = packed.encoder.layer[0], transformers.AutoModel.from_pretrained(folder).encoder.layer[0]
+        assert isinstance(layer.intermediate.dense, PackedLinear)
+        assert isinstance(layer.intermediate.intermediate_act_fn, torch.nn.Identity) == has_gelu
+        states = torch.randn(1, 9, HIDDEN_SIZE)
+        with torch.inference_mode():
+            assert (layer.intermediate(states) - expected.intermediate(states)).abs().max() < 1e-5
 
 
 def test_impossible_requests(tmp_path: Path) -> None:
