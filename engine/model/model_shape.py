@@ -6,14 +6,17 @@ from typing import Any
 
 from engine.errors import ModelError
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder with gated feed-forward layers (Llama, Mistral, Qwen) and of its number format.
+    """Sizes of a decoder with gated feed-forward layers, or experts of such, and of its number format.
 
     Attributes:
+        intermediate_size: of the feed-forward layer, or of one expert.
+        num_experts, num_active_experts: of a layer, and those that a token goes through; 1 without experts.
         value_bytes: of one weight and of one number in the KV cache.
         has_tied_embeddings: the output layer is the embedding table.
     """
@@ -27,6 +30,8 @@ class ModelShape:
     vocab_size: int
     has_tied_embeddings: bool
     value_bytes: int
+    num_experts: int = 1
+    num_active_experts: int = 1
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str) -> "ModelShape":
@@ -35,33 +40,42 @@ class ModelShape:
         Args:
             dtype: of weights and KV, as torch names it: bfloat16, float16 or float32.
         Raises:
-            ModelError: a size is missing or no positive whole number, or the feed-forward layers are routed (experts).
+            ModelError: a size is missing or no positive whole number.
         """
         values = config.get("text_config", config)
         if not isinstance(values, Mapping):
             raise ModelError(f"config.json: text_config must be an object, got {values!r}")
-        for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-            if values.get(name):
-                raise ModelError(f"config.json: models with experts have no cost model here, got {name}={values[name]}")
+        num_experts = next((int(values[name]) for name in _EXPERTS if values.get(name)), 1)
         num_q_heads = _size(values, "num_attention_heads")
         hidden_size = _size(values, "hidden_size")
         return cls(
             num_layers=_size(values, "num_hidden_layers"),
             hidden_size=hidden_size,
-            intermediate_size=_size(values, "intermediate_size"),
+            intermediate_size=_size(
+                values, "moe_intermediate_size" if values.get("moe_intermediate_size") else "intermediate_size"
+            ),
             num_q_heads=num_q_heads,
             num_kv_heads=_size(values, "num_key_value_heads", num_q_heads),
             head_dim=_size(values, "head_dim", hidden_size // num_q_heads),
             vocab_size=_size(values, "vocab_size"),
             has_tied_embeddings=bool(values.get("tie_word_embeddings", False)),
             value_bytes=VALUE_BYTES[dtype],
+            num_experts=num_experts,
+            num_active_experts=_size(values, "num_experts_per_tok") if num_experts > 1 else 1,
         )
 
     @property
     def num_layer_weights(self) -> int:
-        """Weights of all layers' matrices, each used once per token; norms and biases are too small to count."""
+        """Weights that a token goes through in all layers' matrices; norms and biases are too small to count."""
+        return self._weights_of_layers(self.num_active_experts)
+
+    def num_read_weights(self, num_rows: int) -> int:
+        """Weights of the layers that a step of num_rows tokens reads: of experts, those that the tokens may reach."""
+        return self._weights_of_layers(min(self.num_experts, num_rows * self.num_active_experts))
+
+    def _weights_of_layers(self, num_experts: int) -> int:
         attention = self.hidden_size * self.head_dim * (2 * self.num_q_heads + 2 * self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        return self.num_layers * (attention + num_experts * 3 * self.hidden_size * self.intermediate_size)
 
     @property
     def num_head_weights(self) -> int:
@@ -72,7 +86,7 @@ class ModelShape:
     def weight_bytes(self) -> int:
         """Memory that the weights take."""
         num_tables = 1 if self.has_tied_embeddings else 2
-        return (self.num_layer_weights + num_tables * self.num_head_weights) * self.value_bytes
+        return (self._weights_of_layers(self.num_experts) + num_tables * self.num_head_weights) * self.value_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:

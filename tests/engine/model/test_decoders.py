@@ -70,7 +70,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5", {}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 64}),
     "seed_oss": ("SeedOss", {"num_attention_heads": 16}),
-    "gpt2": ("GPT2", {}),
 }
 """Configs as released models have them, or as their classes give them; `shrink` makes them small."""
 

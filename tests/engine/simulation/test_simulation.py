@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepRecord, plan_prefix_groups
 from engine.errors import ConfigError, ModelError
@@ -256,8 +257,22 @@ def test_a_model_s_shape_is_read_from_its_config(tiny_llama: Path) -> None:
     del config["intermediate_size"]
     with pytest.raises(ModelError, match="intermediate_size must be a positive whole number, got None"):
         ModelShape.from_config(config, dtype="float32")
-    with pytest.raises(ModelError, match="experts"):
-        ModelShape.from_config({**config, "num_local_experts": 8}, dtype="float32")
+
+
+def test_experts_are_counted_by_who_reads_them() -> None:
+    config = transformers.MixtralConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=200, num_local_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
+    shape = ModelShape.from_config(config.to_dict(), dtype="float32")
+    with torch.device("meta"):
+        model = transformers.MixtralForCausalLM(config)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    assert shape.weight_bytes == pytest.approx(4 * num_weights, rel=0.02)
+    of_an_expert = 2 * 3 * 64 * 96
+    assert shape.num_read_weights(1) == shape.num_layer_weights
+    assert shape.num_read_weights(3) - shape.num_layer_weights == 4 * of_an_expert
+    assert shape.num_read_weights(1000) - shape.num_layer_weights == 6 * of_an_expert
 
 
 def test_the_shape_of_a_tree_with_two_levels() -> None:
