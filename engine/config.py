@@ -7,7 +7,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Attention = Literal["auto", "native", "torch", "paged", "relay", "fused"]
 Compile = Literal["auto", "always", "never"]
 Lookup = Literal["never", "always"]
@@ -30,7 +30,10 @@ class EngineConfig:
 
     dtype: Annotated[
         Dtype,
-        Field(description="number format of weights and KV; auto: bfloat16 where the device computes it natively"),
+        Field(
+            description="number format of weights and KV; auto: bfloat16 where the device computes it natively; "
+            "int8: on a CPU, half the memory, and answers that do not depend on the batch"
+        ),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU")] = "auto"
     attention: Annotated[
@@ -142,6 +145,11 @@ class EngineConfig:
             )
         if self.disaggregation != "none":
             self._check_disaggregation()
+        if self.dtype == "int8" and (self.device.startswith("cuda") or self.attention not in ("auto", "native")):
+            raise ConfigError(
+                f"dtype 'int8' is computed on a CPU by attention 'native', got device {self.device!r} and attention "
+                f"{self.attention!r}"
+            )
 
     def _check_disaggregation(self) -> None:
         """Refuses policies that find KV in the process that decodes, where prompts are computed in another one."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-DtypeName = Literal["float32", "bfloat16", "float16"]
+DtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 
 MOST_CPU_KV_BYTES = 4 * 1024**3
 """On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
@@ -94,11 +94,18 @@ def usable_threads(num_threads: int) -> int:
 
 
 def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "torch.dtype":
-    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32."""
+    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32.
+
+    Raises:
+        ConfigError: the device does not compute it.
+    """
     import torch
 
+    if name == "int8" and device.type != "cpu":
+        raise ConfigError(f"dtype 'int8' is computed on a CPU, not on {device}: set device to cpu, or another dtype")
     if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+        found: torch.dtype = getattr(torch, name)
+        return found
     if device.type == "cpu":
         is_native = torch.cpu._is_avx512_bf16_supported()
     else:

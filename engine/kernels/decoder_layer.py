@@ -155,17 +155,10 @@ class LayerByLayer:
 
 
 class OutputLayer(Protocol):
-    """The linear layer from hidden states ``[R, hidden]`` to the vocabulary.
-
-    Attributes:
-        bias: ``[vocab_size]``.
-    """
-
-    @property
-    def bias(self) -> torch.Tensor | None: ...
+    """The linear layer from hidden states ``[R, hidden]`` to the vocabulary."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[R, vocab_size]`` in the dtype of the weights."""
+        """``[R, vocab_size]`` in the dtype of the weights, in int8 in float32."""
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """int64 ``[R]``: the token of the largest logit, the first of equals.
@@ -175,8 +168,24 @@ class OutputLayer(Protocol):
                 set; each row has such a token. None: any may.
         """
 
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Only the given columns: int64 ``[n]`` -> ``[R, n]`` in float64, in int8 in float32."""
+
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 ``[...]`` -> ``[..., hidden]``."""
+
+
+def columns_in_float64(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A few columns of an output layer: float64 ``[R, n]``.
+
+    In 16 bits many rows would tie. Rounded to float32, a row is the same whatever other rows it is computed with.
+
+    Args:
+        hidden: ``[R, hidden]``.
+        weight: ``[n, hidden]``.
+        bias: ``[n]``.
+    """
+    return torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
 
 
 def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:

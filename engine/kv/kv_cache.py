@@ -13,7 +13,7 @@ from engine.errors import CapacityError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What a model keeps per token: layers, KV heads, head dim, dtype."""
+    """What a model keeps per token: layers, KV heads, head dim, dtype; in int8 a scale of 2 bytes with each head."""
 
     num_layers: int
     num_kv_heads: int
@@ -21,12 +21,17 @@ class KVShape:
     dtype: torch.dtype
 
     @property
+    def head_size(self) -> int:
+        """Elements that a token takes in a head's cache."""
+        return self.head_dim + (2 if self.dtype == torch.int8 else 0)
+
+    @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
 
 class KVCache:
-    """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_dim]``."""
+    """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_size]``."""
 
     __slots__ = ("block_bytes", "block_size", "keys", "num_blocks", "values")
 
@@ -47,12 +52,12 @@ class KVCache:
             raise CapacityError(
                 f"a KV budget of {budget_bytes} bytes holds no block of {block_size} x {shape.bytes_per_token} bytes"
             )
-        layout = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_dim)
+        layout = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_size)
         self.keys = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
         self.values = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
-        """A copy in host memory: ``[2 * num_layers, n, block_size, num_kv_heads, head_dim]``, all keys, then values."""
+        """A copy in host memory: ``[2 * num_layers, n, block_size, num_kv_heads, head_size]``, keys, then values."""
         index, device = self._index(block_ids), self.keys[0].device
         shape = (2 * len(self.keys), len(block_ids), *self.keys[0].shape[1:])
         kv = torch.empty(shape, dtype=self.keys[0].dtype, pin_memory=device.type == "cuda")

@@ -126,6 +126,8 @@ def make_attention(
     }
     if name == "auto" and device.type != "cpu":
         name = "fused"
+    if kv_shape.dtype == torch.int8:
+        return _make_int8_attention(shape, block_size=block_size, has_layers=has_layers)
     if name not in ("auto", "native", "torch"):
         return _make_triton_attention(name, **shape, block_size=block_size, device=device, has_layers=has_layers)
     if device.type != "cpu":
@@ -138,6 +140,18 @@ def make_attention(
                 raise ConfigError(f"attention 'native': {error}") from error
             LOGGER.info("torch computes the layers, and the night takes about twice as long: %s", error)
     return CpuAttention(**shape)
+
+
+def _make_int8_attention(shape: dict[str, Any], *, block_size: int, has_layers: bool) -> AttentionBackend:
+    from engine.kernels.cpu.int8 import Int8Backend  # other formats need none of it
+
+    del shape["dtype"]
+    try:
+        if not has_layers:
+            raise ValueError("the model's layers are not those of Llama, Mistral or Qwen")
+        return Int8Backend(**shape, block_size=block_size, folder=cache_folder())
+    except (ValueError, NativeBuildError) as error:
+        raise ConfigError(f"dtype 'int8': {error}") from error
 
 
 def _make_triton_attention(name: str, **arguments: Any) -> AttentionBackend:

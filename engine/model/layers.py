@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
-from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear, OutputLayer, mask_logits
+from engine.kernels.decoder_layer import (
+    DecoderLayers,
+    LayerWeights,
+    Linear,
+    OutputLayer,
+    columns_in_float64,
+    mask_logits,
+)
 from engine.model.attention import AttentionStep, window_of
 
 _WEIGHTS = frozenset(
@@ -108,7 +115,6 @@ class TorchOutputLayer:
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
-        self.bias = linear.bias
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.linear(hidden)
@@ -117,6 +123,10 @@ class TorchOutputLayer:
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         logits = self.logits(hidden).float()
         return (logits if allowed is None else mask_logits(logits, allowed)).argmax(dim=-1)
+
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        bias = None if self.linear.bias is None else self.linear.bias[token_ids]
+        return columns_in_float64(hidden, self.weights_of(token_ids), bias)
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self.linear.weight[token_ids]

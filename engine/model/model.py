@@ -40,7 +40,12 @@ class Model:
     """
 
     def __init__(
-        self, language_model: transformers.PreTrainedModel, *, device: torch.device, owns_weights: bool
+        self,
+        language_model: transformers.PreTrainedModel,
+        *,
+        device: torch.device,
+        owns_weights: bool,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         config = language_model.config.get_text_config(decoder=True)
         self._base = language_model.get_decoder()
@@ -51,7 +56,7 @@ class Model:
         self.vocab_size = int(config.vocab_size)
         self.hidden_size = int(config.hidden_size)
         self.num_q_heads = int(config.num_attention_heads)
-        self.kv_shape = kv_shape_of(config, self.dtype)
+        self.kv_shape = kv_shape_of(config, kv_dtype or self.dtype)
         self.has_plain_layers = is_plain(config.to_dict())
         self.max_positions = int(config.max_position_embeddings)
         self._finish_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -79,23 +84,25 @@ class Model:
 
         Args:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
-            dtype: of weights and computation.
+            dtype: of weights, KV and computation; int8 is made of bfloat16 weights by `use_layers_of`.
             device: where the weights go.
             prove: refuses an architecture that is not computed exactly; called before weights are read, where the
                 backends' own layers do not compute the model.
         Raises:
             ModelError: not readable, or refused by prove.
         """
+        kv_dtype, dtype = dtype, torch.bfloat16 if dtype == torch.int8 else dtype
         if isinstance(model, transformers.PreTrainedModel):
             if not is_plain(model.config.to_dict()):
                 prove(model.config)
-            return cls(model.to(device=device, dtype=dtype).eval(), device=device, owns_weights=False)
+            model = model.to(device=device, dtype=dtype).eval()
+            return cls(model, device=device, owns_weights=False, kv_dtype=kv_dtype)
         folder = resolve_checkpoint(model)
         config = read_config(folder)
         if not is_plain(config.to_dict()):
             prove(config)
         loaded = load_weights(folder, config, dtype=dtype, device=device)
-        return cls(loaded.eval(), device=device, owns_weights=True)
+        return cls(loaded.eval(), device=device, owns_weights=True, kv_dtype=kv_dtype)
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
@@ -242,14 +249,8 @@ class Model:
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``.
-
-        A few columns cost nothing, so they are computed in float64 and rounded: in 16 bits many rows would tie, and a
-        row is the same whatever other rows it is computed with.
-        """
-        head = self._output_layer
-        bias = None if head.bias is None else head.bias[token_ids].double()
-        logits = nn.functional.linear(hidden.double(), head.weights_of(token_ids).double(), bias)
+        """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
+        logits = self._output_layer.label_logits(hidden, token_ids)
         return (logits if self._finish_logits is None else self._finish_logits(logits)).float()
 
 

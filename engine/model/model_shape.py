@@ -7,7 +7,10 @@ from typing import Any
 from engine.errors import ModelError
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+VALUE_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+
+_SCALE_BYTES = 2
+"""In int8, of the scale of a token's head in the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class ModelShape:
         """Reads the keys that transformers writes.
 
         Args:
-            dtype: of weights and KV, as torch names it: bfloat16, float16 or float32.
+            dtype: of weights and KV, as torch names it: int8, bfloat16, float16 or float32.
         Raises:
             ModelError: a size is missing or no positive whole number.
         """
@@ -84,13 +87,15 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the weights take."""
-        num_tables = 1 if self.has_tied_embeddings else 2
-        return (self._weights_of_layers(self.num_experts) + num_tables * self.num_head_weights) * self.value_bytes
+        """Memory that the weights take; an embedding table of its own is never below 16 bits."""
+        table_bytes = 0 if self.has_tied_embeddings else self.num_head_weights * max(2, self.value_bytes)
+        num_weights = self._weights_of_layers(self.num_experts) + self.num_head_weights
+        return num_weights * self.value_bytes + table_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.value_bytes
+        head_bytes = self.head_dim * self.value_bytes + (_SCALE_BYTES if self.value_bytes == 1 else 0)
+        return 2 * self.num_layers * self.num_kv_heads * head_bytes
 
     @property
     def flops_per_attention_pair(self) -> int:

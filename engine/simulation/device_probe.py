@@ -62,7 +62,8 @@ def _measure_flops(device: torch.device, shape: ModelShape, dtype: torch.dtype) 
     rows = torch.ones(_NUM_ROWS, shape.hidden_size, dtype=dtype, device=device)
     weights = torch.ones(shape.intermediate_size, shape.hidden_size, dtype=dtype, device=device)
     num_flops = 2 * _NUM_ROWS * shape.hidden_size * shape.intermediate_size
-    return num_flops / _best_seconds(lambda: torch.nn.functional.linear(rows, weights), device)
+    multiply = torch._int_mm if dtype == torch.int8 else torch.mm
+    return num_flops / _best_seconds(lambda: multiply(rows, weights.T), device)
 
 
 def _measure_bandwidth(device: torch.device) -> float:

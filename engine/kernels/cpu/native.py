@@ -3,22 +3,14 @@
 Without a C++ compiler `engine.kernels.cpu.torch_attention` computes everything.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native_build import ELEMENT_TYPES, KERNELS, load_library
-from engine.kernels.cpu.native_work import NativeWork, cut_rows
-
-SUB_BLOCK_TOKENS = 32
-"""KV tokens that lie together; a block size is a multiple of it."""
-
-TILE_ROWS = 32
-"""Query rows, a token's query heads of one KV head each, that one piece of work takes."""
+from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +36,7 @@ class PackedWeight:
         return pairs[index // 32, :, index % 32].view(self.panels.dtype)
 
 
-class NativeKernels:
+class NativeKernels(AttentionShape):
     """The kernels for one element type and one shape of attention.
 
     Args:
@@ -61,15 +53,8 @@ class NativeKernels:
     ) -> None:
         if dtype not in ELEMENT_TYPES:
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
-        if block_size % SUB_BLOCK_TOKENS:
-            raise ValueError(f"block_size {block_size} is not a multiple of {SUB_BLOCK_TOKENS}")
-        if head_dim % 16 or head_dim > 256:
-            raise ValueError(f"head dim {head_dim} is not a multiple of 16 up to 256")
-        if num_q_heads // num_kv_heads > TILE_ROWS:
-            raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
-        self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
-        self.dtype, self.block_size = dtype, block_size
-        self._tile_tokens = TILE_ROWS * num_kv_heads // num_q_heads
+        super().__init__(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
+        self.dtype = dtype
         library, suffix = load_library(folder), ELEMENT_TYPES[dtype]
         self._attend, self._rms_norm, self._rotate_and_store, self._swiglu = (
             getattr(library, f"{name}_{suffix}") for name in KERNELS
@@ -78,16 +63,6 @@ class NativeKernels:
         self.draw = library.draw_tokens
         self.compute_layers = library.compute_layers_bf16
         self.has_products = dtype == torch.bfloat16 and bool(library.has_products())
-        self._state = torch.empty(0)
-        self._scratch = torch.empty(0, dtype=dtype)
-
-    def prepare(self, batch: AttentionBatch) -> NativeWork:
-        """Cuts a step's rows into items. Called once a step."""
-        work = cut_rows(batch, self._tile_tokens)
-        size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(work.shared) else 0
-        if self._state.numel() < size:
-            self._state = torch.empty(size)
-        return replace(work, state=self._state)
 
     def attend(
         self,
@@ -230,12 +205,6 @@ class NativeKernels:
             *(len(x), weight.num_columns, weight.depth),
         )
         return out
-
-    def scratch(self, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Uninitialised memory of so many elements each, the same for every step: what a step left in it is lost."""
-        if self._scratch.numel() < sum(sizes):
-            self._scratch = torch.empty(sum(sizes), dtype=self.dtype)
-        return tuple(torch.split(self._scratch[: sum(sizes)], list(sizes)))
 
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
         """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""

@@ -1,4 +1,4 @@
-"""Compiles cpp/native.cpp for this machine, once, and loads it."""
+"""Compiles the kernels of cpp/ for this machine, once, and loads them."""
 
 import ctypes
 import hashlib
@@ -22,6 +22,8 @@ ELEMENT_TYPES = {torch.bfloat16: "bf16", torch.float32: "float32"}
 
 _SOURCES = Path(__file__).with_name("cpp")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
+_OWN_FLAGS = {"native": (), "int8": ("-ffp-contract=off",)}
+"""In int8 a sum is rounded where the source says so, on every unit."""
 _WIDE_FLAGS = ("-mprefer-vector-width=512",)  # refused by compilers for other processors
 
 _I64, _INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
@@ -36,13 +38,31 @@ KERNELS: dict[str, list[Any]] = {
 }
 """Argument types of the kernels that come once for each element type."""
 
-_SIGNATURES: dict[str, list[Any]] = {
-    **{f"{name}_{suffix}": types for name, types in KERNELS.items() for suffix in ELEMENT_TYPES.values()},
-    "project_bf16": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
-    "largest_column_bf16": [*[_POINTER] * 5, *[_I64] * 3],
-    "draw_tokens": [*[_POINTER] * 3, *[_I64] * 2],
-    "compute_layers_bf16": [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64],
+_COMPUTE_LAYERS: list[Any] = [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64]
+_DRAW_TOKENS: list[Any] = [*[_POINTER] * 3, *[_I64] * 2]
+_SIGNATURES: dict[str, dict[str, list[Any]]] = {
+    "native": {
+        **{f"{name}_{suffix}": types for name, types in KERNELS.items() for suffix in ELEMENT_TYPES.values()},
+        "project_bf16": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
+        "largest_column_bf16": [*[_POINTER] * 5, *[_I64] * 3],
+        "draw_tokens": _DRAW_TOKENS,
+        "compute_layers_bf16": _COMPUTE_LAYERS,
+        "has_products": [],
+    },
+    "int8": {
+        "attend_int8": [
+            *[_POINTER, _I64, *[_POINTER] * 3, *[_INT] * 4, _FLOAT],
+            *[*[_POINTER, _I64] * 2, *[_POINTER] * 3],
+        ],
+        "rotate_and_store_int8": KERNELS["rotate_and_store"],
+        "quantize_int8": [*[_POINTER] * 3, *[_I64] * 2],
+        "project_int8": [*[_POINTER] * 4, *[_I64] * 3],
+        "largest_column_int8": [*[_POINTER] * 5, *[_I64] * 3],
+        "draw_tokens": _DRAW_TOKENS,
+        "compute_layers_int8": _COMPUTE_LAYERS,
+    },
 }
+"""Argument types of the functions of each source file."""
 
 
 class NativeBuildError(RuntimeError):
@@ -55,8 +75,8 @@ def find_compiler() -> str | None:
 
 
 @cache
-def load_library(folder: Path) -> ctypes.CDLL:
-    """The kernels, compiled where `folder` does not hold them yet.
+def load_library(folder: Path, source: str = "native") -> ctypes.CDLL:
+    """The kernels of a source file, "native" or "int8"; compiled where `folder` does not hold them yet.
 
     Raises:
         NativeBuildError: there is no compiler, it fails, or what it made cannot be kept or loaded.
@@ -68,25 +88,24 @@ def load_library(folder: Path) -> ctypes.CDLL:
             "`apt install g++` installs one"
         )
     try:
-        library = ctypes.CDLL(str(_built(compiler, folder)))
+        library = ctypes.CDLL(str(_built(compiler, folder, source)))
     except OSError as error:
         raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
-    for name, types in _SIGNATURES.items():
+    for name, types in _SIGNATURES[source].items():
         function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-    library.has_products.restype = ctypes.c_bool
+        function.argtypes, function.restype = types, ctypes.c_bool if name == "has_products" else None
     return library
 
 
-def _built(compiler: str, folder: Path) -> Path:
+def _built(compiler: str, folder: Path, source: str) -> Path:
     """The shared library for this source, compiler and processor; compiled where it is not in the cache."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    flags = [*_FLAGS, *(_WIDE_FLAGS if platform.machine() == "x86_64" else ())]
+    flags = [*_FLAGS, *_OWN_FLAGS[source], *(_WIDE_FLAGS if platform.machine() == "x86_64" else ())]
     flags += shlex.split(os.environ.get("CXXFLAGS", ""))
     identity = hashlib.sha256("\0".join([compiler, version, *flags, _processor()]).encode())
-    for source in sorted(_SOURCES.iterdir()):
-        identity.update(source.read_bytes())
-    path = folder / f"native-{identity.hexdigest()[:16]}.so"
+    for file in sorted(_SOURCES.iterdir()):
+        identity.update(file.read_bytes())
+    path = folder / f"{source}-{identity.hexdigest()[:16]}.so"
     if path.is_file():
         return path
     LOGGER.info("compiling the C++ kernels for this processor: a few seconds, once")
@@ -95,13 +114,13 @@ def _built(compiler: str, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
             built = subprocess.run(
-                [compiler, *flags, str(_SOURCES / "native.cpp"), "-o", str(made)],
+                [compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)],
                 capture_output=True,
                 text=True,
                 check=False,
             )
             if built.returncode != 0:
-                raise NativeBuildError(f"{compiler} cannot compile native.cpp: {built.stderr.strip()[:2000]}")
+                raise NativeBuildError(f"{compiler} cannot compile {source}.cpp: {built.stderr.strip()[:2000]}")
             made.replace(path)
     except OSError as error:
         raise NativeBuildError(f"the kernels cannot be kept in {folder}: {error}") from error

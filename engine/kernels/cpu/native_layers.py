@@ -1,16 +1,23 @@
 """The decoder layers and the output layer on the CPU kernels, and the attention backend that brings them."""
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native import TILE_ROWS, NativeKernels, PackedWeight
-from engine.kernels.cpu.native_work import NativeWork
-from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerByLayer, LayerState, LayerWeights
+from engine.kernels.cpu.native import NativeKernels, PackedWeight
+from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
+from engine.kernels.decoder_layer import (
+    DECODER_LAYER,
+    DecoderLayers,
+    LayerByLayer,
+    LayerState,
+    LayerWeights,
+    columns_in_float64,
+)
 
 _POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -42,7 +49,7 @@ class NativeBackend(NativeKernels):
         """
         if not self._has_layers:
             return None
-        packed: list[_PackedLayer] = []
+        packed: list[_PairLayer] = []
         unpacked: list[_UnpackedLayer] = []
         for layer in weights:
             found = _pack(self, layer)
@@ -51,7 +58,7 @@ class NativeBackend(NativeKernels):
             else:
                 packed.append(found)
         assert not (packed and unpacked), "layers of different shapes"
-        return PackedLayers(self, packed) if packed else LayerByLayer(unpacked)
+        return PackedLayers(self, self.compute_layers, packed) if packed else LayerByLayer(unpacked)
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedOutputLayer | None":
         """The output layer with packed weights; None where only torch multiplies them."""
@@ -72,7 +79,6 @@ class PackedOutputLayer:
     def __init__(self, kernels: NativeKernels, packed: PackedWeight) -> None:
         self._kernels = kernels
         self._packed = packed
-        self.bias = packed.bias
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._kernels.project(self._kernels.copy_rows(hidden), self._packed)
@@ -80,6 +86,10 @@ class PackedOutputLayer:
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """Without writing the logits."""
         return self._kernels.largest_column(self._kernels.copy_rows(hidden), self._packed, allowed)
+
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        bias = None if self._packed.bias is None else self._packed.bias[token_ids]
+        return columns_in_float64(hidden, self.weights_of(token_ids), bias)
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)
@@ -135,24 +145,34 @@ _NUMBERED = (
 
 _OPERATIONS = (_I32 * len(DECODER_LAYER))(*map(_NUMBERED.index, DECODER_LAYER))
 
-_WEIGHTS = (
-    *("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm"),
-    *("output", "output_bias", "mlp_norm", "gate_up", "down"),
+NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+LAYER_SIZES: tuple[tuple[str, Any], ...] = (
+    *((name, _I64) for name in ("hidden_size", "intermediate_size")),
+    *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
+    *((name, _FLOAT) for name in ("epsilon", "scale")),
 )
+"""Fields of a layer's weights in cpp/layer.h; each product's are those of its format."""
+
 _STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state")
-_SCRATCH = ("normed", "qkv", "attended", "gated")
+_SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales")
 
 
-class _PackedLayer(ctypes.Structure):
+class PackedLayer(ctypes.Structure):
     """`LayerWeights` as cpp/layer.h has them; gate and up are one product."""
 
     tensors: tuple[torch.Tensor | None, ...]  # what the addresses point into
+    hidden_size: int
+    intermediate_size: int
+
+
+class _PairLayer(PackedLayer):
+    """In bf16: panels and a bias for each product."""
 
     _fields_ = (
-        *((name, _POINTER) for name in _WEIGHTS),
-        *((name, _I64) for name in ("hidden_size", "intermediate_size")),
-        *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
-        *((name, _FLOAT) for name in ("epsilon", "scale")),
+        *((name, _POINTER) for name in NORMS),
+        *((f"{name}_{part}", _POINTER) for name in PRODUCTS for part in ("panels", "bias")),
+        *LAYER_SIZES,
     )
 
 
@@ -166,18 +186,19 @@ class _LayerStep(ctypes.Structure):
     )
 
 
-def _pack(kernels: NativeKernels, layer: LayerWeights) -> _PackedLayer | None:
+def _pack(kernels: NativeKernels, layer: LayerWeights) -> _PairLayer | None:
     if not kernels.has_products:
         return None
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
     gate_up = kernels.pack_gated(layer.gate, layer.up)
     if qkv is None or output is None or gate_up is None or down is None:
         return None
+    products = (qkv, output, gate_up, down)
     tensors = (
-        *(layer.attention_norm, qkv.panels, qkv.bias, layer.q_norm, layer.k_norm),
-        *(output.panels, output.bias, layer.mlp_norm, gate_up.panels, down.panels),
+        *(layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm),
+        *(tensor for product in products for tensor in (product.panels, product.bias)),
     )
-    packed = _PackedLayer(
+    packed = _PairLayer(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(qkv.depth, down.depth),
         *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
@@ -188,15 +209,35 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> _PackedLayer | None:
 
 
 class PackedLayers:
-    """`engine.kernels.decoder_layer.DecoderLayers` of one shape as one call of the kernels."""
+    """`engine.kernels.decoder_layer.DecoderLayers` of one shape as one call of the kernels.
 
-    def __init__(self, kernels: NativeKernels, layers: Sequence[_PackedLayer]) -> None:
-        self._kernels = kernels
+    Args:
+        compute: `compute_layers` of the layers' format.
+        layers: of that format.
+        num_byte_columns: most bytes of a row that the kernels need besides what is in bf16.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        compute: Callable[..., None],
+        layers: Sequence[PackedLayer],
+        num_byte_columns: int = 0,
+    ) -> None:
+        self._compute = compute
         self._layers = layers  # keeps their tensors
-        self._weights = (_PackedLayer * len(layers))(*layers)
-        q_size, kv_size = (heads * kernels.head_dim for heads in (kernels.num_q_heads, kernels.num_kv_heads))
-        # Columns of _SCRATCH.
-        self._columns = (layers[0].hidden_size, q_size + 2 * kv_size, q_size, layers[0].intermediate_size)
+        self._weights = (type(layers[0]) * len(layers))(*layers)
+        q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
+        # Columns of _SCRATCH in bf16: two bytes each, a float32 scale takes two.
+        self._columns: tuple[int, ...] = (
+            layers[0].hidden_size,
+            q_size + 2 * kv_size,
+            q_size,
+            layers[0].intermediate_size,
+        )
+        if num_byte_columns:
+            self._columns += (num_byte_columns // 2, 2)
+        self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
     def __call__(
         self,
@@ -212,16 +253,18 @@ class PackedLayers:
         assert hidden.is_contiguous(), "rows that do not lie together"
         num_rows = len(hidden)
         num_tile_rows = cdiv(num_rows, TILE_ROWS) * TILE_ROWS
-        scratch = self._kernels.scratch([num_tile_rows * columns for columns in self._columns])
+        sizes = [num_tile_rows * columns for columns in self._columns]
+        if self._scratch.numel() < sum(sizes):
+            self._scratch = torch.empty(sum(sizes), dtype=torch.bfloat16)
         step = _LayerStep(
             *(cos.data_ptr(), sin.data_ptr()),
             *(array.ctypes.data for array in (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks)),
             work.own_seen.ctypes.data,
             *(work.state.data_ptr(), num_rows, len(work.shared), len(work.own)),
-            *(part.data_ptr() for part in scratch),
+            *(part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)),
         )
         num_output_rows = 0 if output_rows is None else len(output_rows)
-        self._kernels.compute_layers(
+        self._compute(
             *(self._weights, len(self._layers), _OPERATIONS, len(_OPERATIONS), ctypes.byref(step), hidden.data_ptr()),
             *(_addresses(k_caches), _addresses(v_caches)),
             *(None if output_rows is None else output_rows.data_ptr(), num_output_rows),

@@ -1,6 +1,6 @@
 """One step's attention cut into pieces of work for the CPU kernels."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,12 @@ from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 
 Ints = npt.NDArray[np.int64]
+
+SUB_BLOCK_TOKENS = 32
+"""KV tokens that lie together; a block size is a multiple of it."""
+
+TILE_ROWS = 32
+"""Query rows, a token's query heads of one KV head each, that one piece of work takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +27,7 @@ class NativeWork:
         shared: int64 ``[n, 4]``: first row, number of rows, start in prefix_blocks, prefix tokens; rows of several
             sequences of a group against their prefix, which is read once for all of them.
         own: int64 ``[m, 7]``: first row, number of rows, start in own_blocks, own tokens that the first row sees,
-            start in prefix_blocks, prefix tokens to attend to as well (0 where `shared` did), whether `shared` did.
+            start in prefix_blocks, prefix tokens, those of them that `shared` has attended to.
         prefix_blocks, own_blocks: int32 block tables.
         own_seen: int32 ``[T]``, own tokens that each row sees; where a window begins follows from it.
         state: float32 scratch of the backend, what `shared` hands to `own`.
@@ -36,16 +42,55 @@ class NativeWork:
     state: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def cut_rows(batch: AttentionBatch, tile_tokens: int) -> NativeWork:
+class AttentionShape:
+    """The shape of attention that kernels are made for.
+
+    Args:
+        block_size: tokens in a KV block, a multiple of 32.
+        shared_unit: see `cut_rows`.
+    Raises:
+        ValueError: the shape is not covered.
+    """
+
+    def __init__(
+        self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, shared_unit: int = 1
+    ) -> None:
+        if block_size % SUB_BLOCK_TOKENS:
+            raise ValueError(f"block_size {block_size} is not a multiple of {SUB_BLOCK_TOKENS}")
+        if head_dim % 16 or head_dim > 256:
+            raise ValueError(f"head dim {head_dim} is not a multiple of 16 up to 256")
+        if num_q_heads // num_kv_heads > TILE_ROWS:
+            raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
+        self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
+        self.block_size = block_size
+        self._shared_unit = shared_unit
+        self._tile_tokens = TILE_ROWS * num_kv_heads // num_q_heads
+        self._state = torch.empty(0)
+
+    def prepare(self, batch: AttentionBatch) -> NativeWork:
+        """Cuts a step's rows into items. Called once a step."""
+        work = cut_rows(batch, self._tile_tokens, self._shared_unit)
+        size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(work.shared) else 0
+        if self._state.numel() < size:
+            self._state = torch.empty(size)
+        return replace(work, state=self._state)
+
+
+def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> NativeWork:
     """Cuts a step's rows into items of at most tile_tokens rows.
 
     Rows of short sequences of one group meet in tiles for their prefix; a sequence with enough rows to fill tiles
     attends to prefix and own KV in one go.
+
+    Args:
+        tile_tokens: most rows of an item.
+        shared_unit: the part of a prefix that rows meet for is a multiple of so many tokens.
     """
     num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
     group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
     prefix_len = batch.prefix_lens[group_of].astype(np.int64)
-    is_short = (num_rows < tile_tokens) & (prefix_len > 0)
+    shared_lens = batch.prefix_lens.astype(np.int64) // shared_unit * shared_unit
+    is_short = (num_rows < tile_tokens) & (shared_lens[group_of] > 0)
     # Alone with its prefix, a short sequence shares it with nobody.
     num_short = np.bincount(group_of, weights=is_short, minlength=batch.num_groups)
     is_short &= num_short[group_of] > 1
@@ -59,16 +104,16 @@ def cut_rows(batch: AttentionBatch, tile_tokens: int) -> NativeWork:
             batch.suffix_block_starts[own_sequence],
             first_visible[own_sequence] + own_offset,
             batch.prefix_block_starts[group_of[own_sequence]],
-            np.where(is_short, 0, prefix_len)[own_sequence],
-            is_short[own_sequence],
+            prefix_len[own_sequence],
+            np.where(is_short, shared_lens[group_of], 0)[own_sequence],
         ],
         axis=1,
         dtype=np.int64,
     )
-    cost = own[:, 1] * (own[:, 3] + own[:, 5])
+    cost = own[:, 1] * (own[:, 3] + own[:, 5] - own[:, 6])
     return NativeWork(
         slots=np.ascontiguousarray(batch.slot_mapping),
-        shared=_shared_items(batch, is_short, group_of, tile_tokens),
+        shared=_shared_items(batch, is_short, shared_lens, tile_tokens),
         own=np.ascontiguousarray(own[np.argsort(-cost, kind="stable")]),
         prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
         own_blocks=np.ascontiguousarray(batch.suffix_block_table),
@@ -76,8 +121,9 @@ def cut_rows(batch: AttentionBatch, tile_tokens: int) -> NativeWork:
     )
 
 
-def _shared_items(batch: AttentionBatch, is_short: npt.NDArray[np.bool_], group_of: Ints, tile_tokens: int) -> Ints:
+def _shared_items(batch: AttentionBatch, is_short: npt.NDArray[np.bool_], shared_lens: Ints, tile_tokens: int) -> Ints:
     """Runs of neighbouring short sequences of a group, cut into tiles."""
+    group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
     is_next_same = is_short[1:] & is_short[:-1] & (group_of[1:] == group_of[:-1])
     starts = is_short & ~np.concatenate([[False], is_next_same])
     ends = is_short & ~np.concatenate([is_next_same, [False]])
@@ -85,7 +131,7 @@ def _shared_items(batch: AttentionBatch, is_short: npt.NDArray[np.bool_], group_
     run_rows = batch.cu_seqlens_q[1:][ends] - first
     run, offset, count = _cut(run_rows, tile_tokens)
     group = group_of[starts][run]
-    items = [first[run] + offset, count, batch.prefix_block_starts[group], batch.prefix_lens[group]]
+    items = [first[run] + offset, count, batch.prefix_block_starts[group], shared_lens[group]]
     shared = np.stack(items, axis=1, dtype=np.int64)
     return np.ascontiguousarray(shared[np.argsort(-shared[:, 1] * shared[:, 3], kind="stable")])
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "pairs.h"
+#include "work_items.h"
 
 namespace {
 
@@ -27,13 +28,6 @@ struct alignas(64) Workspace {
   float sum[ROWS];
   float rescale[ROWS];  // what the output has to be multiplied with before more is added
   int lowest[ROWS];     // the first token of a part that each row sees, where there is a window
-};
-
-// What a layer's attention does besides scaling its scores. 0 and null stand for nothing.
-struct AttentionRule {
-  float softcap;       // c: scores become c tanh(score / c)
-  int window;          // tokens that a row sees, its own included
-  const float* sinks;  // [num_q_heads], a score without a value: it takes its share of the weights
 };
 
 // Rows of a set share what is loaded of keys and values, and their sums stay in registers.
@@ -380,10 +374,7 @@ void start_rows(Workspace<T>& w, int num_rows, int dim, Units units) {
   std::memset(w.out, 0, size_t(padded_rows(num_rows, units)) * dim * sizeof(float));
 }
 
-// Items: int64 rows of SHARED or OWN columns; see engine/kernels/cpu/native.py, which makes them.
-enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
-enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_HAS_STATE, OWN_COLUMNS };
-
+// Items as work_items.h says.
 template <typename T>
 void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T* values, int num_q_heads,
             int num_kv_heads, int dim, int block_size, float scale, const AttentionRule& rule, const int64_t* shared,
@@ -423,14 +414,14 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       pack_queries(w, query, query_stride, item[OWN_ROW], count, head, group, dim, units);
       start_rows(w, rows, dim, units);
       const int64_t first = (item[OWN_ROW] * num_q_heads + head * group) * state_size;
-      for (int r = 0; item[OWN_HAS_STATE] && r < rows; r++) {
+      for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) {
         const float* from = state + first + (int64_t(r / group) * num_q_heads + r % group) * state_size;
         w.top[r] = from[0], w.sum[r] = from[1];
         std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
       }
       const int prefix = int(item[OWN_PREFIX_LENGTH]), visible = int(item[OWN_VISIBLE]);
       for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] = prefix + visible + r / group - rule.window;
-      if (prefix)
+      if (prefix && !item[OWN_NUM_SHARED])  // else all of it is done
         part.run(w, rows, keys, values, prefix_blocks + item[OWN_PREFIX_TABLE], head, prefix, false, count == 1);
       for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] -= prefix;
       part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, visible, true, count == 1);

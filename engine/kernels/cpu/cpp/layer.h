@@ -1,20 +1,26 @@
 // All decoder layers in one call: after each kernel, whoever calls it finds little of its own code and data in the caches.
 #pragma once
 
-#include "attention.h"
-#include "elementwise.h"
-#include "product.h"
+#include <cstdint>
+#include <cstring>
 
-// A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Products as product.h says, absent ones null.
+#include "number.h"
+#include "work_items.h"
+
+// A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Products as the format's Weights, norms as its
+// Norm, absent ones null.
+template <typename Format>
 struct LayerWeights {
-  const bf16 *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *mlp_norm, *gate_up, *down;
+  const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
+  typename Format::Weights qkv, output, gate_up, down;
   int64_t hidden_size, intermediate_size;
   int32_t num_q_heads, num_kv_heads, dim, block_size, window;
   float epsilon, scale;
 };
 
-// What the layers of a step have in common; engine/kernels/cpu/native_layers.py has the same fields. The last four are scratch
-// for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size].
+// What the layers of a step have in common; engine/kernels/cpu/native_layers.py has the same fields. From `normed` on it is
+// scratch for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size]; in int8 bytes of rows
+// that are multiplied, [rows, the largest padded depth], and their scales [rows].
 struct LayerStep {
   const float *cos, *sin;
   const int64_t *slots, *shared, *own;
@@ -22,6 +28,8 @@ struct LayerStep {
   float* state;
   int64_t num_rows, num_shared, num_own;
   bf16 *normed, *qkv, *attended, *gated;
+  uint8_t* bytes;
+  float* scales;
 };
 
 // The operations of a layer; engine/kernels/cpu/native_layers.py has the same numbers. The caller passes their order.
@@ -30,7 +38,6 @@ enum class Operation : int32_t {
   down = 8
 };
 
-#ifdef HAS_AVX512
 namespace {
 
 void copy_rows(const bf16* from, const int64_t* rows, bf16* to, int64_t num_rows, int64_t size) {
@@ -45,15 +52,17 @@ struct LayerRows {
 };
 
 // hidden: [num_rows, hidden_size], in and out. Without output_rows all rows leave the layer, else those, as its first ones.
-void run(Operation operation, const LayerWeights& w, const LayerStep& s, LayerRows& rows, bf16* hidden, bf16* keys,
-         bf16* values, const int64_t* output_rows, int64_t num_output_rows) {
+// Format: how rows, weights and KV are kept; `norm` leaves rows for `project_normed`, `project_rows` takes any.
+template <typename Format>
+void run(Operation operation, const LayerWeights<Format>& w, const LayerStep& s, LayerRows& rows, bf16* hidden,
+         typename Format::KV* keys, typename Format::KV* values, const int64_t* output_rows, int64_t num_output_rows) {
   const int64_t q_size = int64_t(w.num_q_heads) * w.dim, qkv_size = q_size + int64_t(2) * w.num_kv_heads * w.dim;
   switch (operation) {
     case Operation::attention_norm:
-      rms_norm(hidden, w.attention_norm, s.normed, s.num_rows, w.hidden_size, w.epsilon);
+      Format::norm(s, hidden, w.attention_norm, s.num_rows, w.hidden_size, w.epsilon);
       break;
     case Operation::qkv:
-      project(s.normed, w.qkv, w.qkv_bias, nullptr, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
+      Format::project_normed(s, w.qkv, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
       break;
     case Operation::rotate_and_write_kv:
       rotate_and_store(s.qkv, s.cos, s.sin, w.q_norm, w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows,
@@ -73,24 +82,25 @@ void run(Operation operation, const LayerWeights& w, const LayerStep& s, LayerRo
       }
       break;
     case Operation::output:
-      project(rows.attended, w.output, w.output_bias, rows.residual, hidden, rows.num_rows, w.hidden_size, q_size, false);
+      Format::project_rows(s, rows.attended, w.output, rows.residual, hidden, rows.num_rows, w.hidden_size, q_size);
       break;
     case Operation::mlp_norm:
-      rms_norm(hidden, w.mlp_norm, s.normed, rows.num_rows, w.hidden_size, w.epsilon);
+      Format::norm(s, hidden, w.mlp_norm, rows.num_rows, w.hidden_size, w.epsilon);
       break;
     case Operation::gate_up:
-      project(s.normed, w.gate_up, nullptr, nullptr, s.gated, rows.num_rows, 2 * w.intermediate_size, w.hidden_size, true);
+      Format::project_normed(s, w.gate_up, s.gated, rows.num_rows, 2 * w.intermediate_size, w.hidden_size, true);
       break;
     case Operation::down:
-      project(s.gated, w.down, nullptr, hidden, hidden, rows.num_rows, w.hidden_size, w.intermediate_size, false);
+      Format::project_rows(s, s.gated, w.down, hidden, hidden, rows.num_rows, w.hidden_size, w.intermediate_size);
       break;
   }
 }
 
 // Keys and values: one address a layer. With `output_rows`, only those rows leave the last layer.
-void compute_layers(const LayerWeights* weights, int64_t num_layers, const Operation* operations, int64_t num_operations,
-                    const LayerStep& step, bf16* hidden, bf16* const* keys, bf16* const* values,
-                    const int64_t* output_rows, int64_t num_output_rows) {
+template <typename Format>
+void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
+                    int64_t num_operations, const LayerStep& step, bf16* hidden, typename Format::KV* const* keys,
+                    typename Format::KV* const* values, const int64_t* output_rows, int64_t num_output_rows) {
   for (int64_t i = 0; i < num_layers; i++) {
     LayerRows rows{};
     for (int64_t j = 0; j < num_operations; j++)
@@ -100,4 +110,3 @@ void compute_layers(const LayerWeights* weights, int64_t num_layers, const Opera
 }
 
 }  // namespace
-#endif

@@ -4,11 +4,39 @@
 // on AVX-512's vectors of bf16 pairs, else in plain loops that compilers vectorise.
 
 #include "draw.h"
+#include "elementwise.h"
 #include "layer.h"
+#include "pair_product.h"
+
+// Layers in bf16.
+struct PairFormat {
+  typedef bf16 Norm;
+  typedef bf16 KV;
+  // As pair_product.h says.
+  struct Weights {
+    const bf16 *panels, *bias;
+  };
+
+#ifdef HAS_AVX512
+  static void norm(const LayerStep& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
+    rms_norm(x, weight, s.normed, num_rows, size, epsilon);
+  }
+
+  static void project_normed(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+                             int64_t depth, bool is_gated) {
+    project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, is_gated);
+  }
+
+  static void project_rows(const LayerStep&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
+                           int64_t num_rows, int64_t num_columns, int64_t depth) {
+    project(x, w.panels, w.bias, residual, out, num_rows, num_columns, depth, false);
+  }
+#endif
+};
 
 extern "C" bool has_products() { return units_here() != Units::plain; }
 
-// x: [num_rows, depth] in memory for rows rounded up to 32; packed as product.h says; columns and depth are
+// x: [num_rows, depth] in memory for rows rounded up to 32; packed as pair_product.h says; columns and depth are
 // multiples of 32.
 extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out,
                              int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
@@ -32,7 +60,7 @@ extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf1
 }
 
 // Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
-extern "C" void compute_layers_bf16(const LayerWeights* weights, int64_t num_layers, const int32_t* operations,
+extern "C" void compute_layers_bf16(const LayerWeights<PairFormat>* weights, int64_t num_layers, const int32_t* operations,
                                     int64_t num_operations, const LayerStep* step, bf16* hidden, bf16* const* keys,
                                     bf16* const* values, const int64_t* output_rows, int64_t num_output_rows) {
 #ifdef HAS_AVX512

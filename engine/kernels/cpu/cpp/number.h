@@ -11,7 +11,7 @@
 #if !defined(NO_VECTORS) && defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512DQ__)
 #define HAS_AVX512 1
 #include <immintrin.h>
-#if !defined(NO_TILES) && defined(__AMX_BF16__) && defined(__linux__)
+#if !defined(NO_TILES) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #define HAS_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,0 +1,89 @@
+// The CPU kernels of int8: decoder layers and the output layer, on whatever multiplies bytes here.
+//
+// Compiled where a model is first computed in int8, see engine/kernels/cpu/native_build.py.
+
+#include "draw.h"
+#include "layer.h"
+#include "quad_elementwise.h"
+
+// Layers in int8. The residual stream is in the basis of `spread`, so norms have no weights: products have taken them.
+struct QuadFormat {
+  typedef float Norm;
+  typedef int8_t KV;
+  typedef QuadWeights Weights;
+
+  static ByteRows rows(const LayerStep& s) { return {s.bytes, s.scales}; }
+
+  static void norm(const LayerStep& s, const bf16* x, const float* weight, int64_t num_rows, int64_t size, float epsilon) {
+    norm_to_bytes(x, weight, rows(s), num_rows, size, epsilon);
+  }
+
+  static void project_normed(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+                             int64_t depth, bool is_gated) {
+    project(rows(s), w, nullptr, out, num_rows, num_columns, depth, is_gated);
+  }
+
+  static void project_rows(const LayerStep& s, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
+                           int64_t num_rows, int64_t num_columns, int64_t depth) {
+    spread_to_bytes(x, rows(s), num_rows, depth);
+    project(rows(s), w, residual, out, num_rows, num_columns, depth, false);
+  }
+};
+
+// Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
+extern "C" void compute_layers_int8(const LayerWeights<QuadFormat>* weights, int64_t num_layers, const int32_t* operations,
+                                    int64_t num_operations, const LayerStep* step, bf16* hidden, int8_t* const* keys,
+                                    int8_t* const* values, const int64_t* output_rows, int64_t num_output_rows) {
+  const int64_t size = weights->hidden_size, group = size & -size;
+  spread_rows(hidden, step->num_rows, size, group);
+  compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
+                 values, output_rows, num_output_rows);
+  spread_rows(hidden, output_rows ? num_output_rows : step->num_rows, size, group);
+}
+
+// Rows of the output layer, spread, as bytes. bytes: [num_rows rounded up to 32, padded depth].
+extern "C" void quantize_int8(const bf16* x, uint8_t* bytes, float* scales, int64_t num_rows, int64_t size) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < num_rows; row++) {
+    const float* values = spread_row(x + row * size, size, size & -size);
+    float largest = 0;
+    for (int64_t i = 0; i < size; i++) largest = std::max(largest, std::fabs(values[i]));
+    scales[row] = to_bytes(values, largest, bytes + row * padded_depth(size), size);
+  }
+}
+
+// out: float [num_rows, num_columns]; columns are a multiple of 32.
+extern "C" void project_int8(const uint8_t* bytes, float* row_scales, const QuadWeights* weights, float* out,
+                             int64_t num_rows, int64_t num_columns, int64_t depth) {
+  project({const_cast<uint8_t*>(bytes), row_scales}, *weights, nullptr, out, num_rows, num_columns, depth, false);
+}
+
+// The column of the largest product of each row; the products themselves are not kept. allowed: null, or
+// [num_rows, num_columns / 32], a bit for each column that may be chosen.
+extern "C" void largest_column_int8(const uint8_t* bytes, float* row_scales, const QuadWeights* weights,
+                                    const uint32_t* allowed, int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
+  largest_column({const_cast<uint8_t*>(bytes), row_scales}, *weights, allowed, out, num_rows, num_columns, depth);
+}
+
+// As native.cpp's of other formats.
+extern "C" void attend_int8(const bf16* query, int64_t query_stride, bf16* out, const int8_t* keys, const int8_t* values,
+                            int num_q_heads, int num_kv_heads, int dim, int block_size, float scale,
+                            const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,
+                            const int32_t* prefix_blocks, const int32_t* own_blocks, float* state) {
+  attend(query, query_stride, out, keys, values, num_q_heads, num_kv_heads, dim, block_size, scale, AttentionRule{},
+         shared, num_shared, own, num_own, prefix_blocks, own_blocks, nullptr, state);
+}
+
+extern "C" void rotate_and_store_int8(bf16* qkv, const float* cos, const float* sin, const float* q_norm,
+                                      const float* k_norm, float epsilon, const int64_t* slots, int8_t* keys,
+                                      int8_t* values, int64_t num_rows, int num_q_heads, int num_kv_heads, int dim,
+                                      int block_size) {
+  rotate_and_store(qkv, cos, sin, q_norm, k_norm, epsilon, slots, keys, values, num_rows, num_q_heads, num_kv_heads, dim,
+                   block_size);
+}
+
+// logits: [num_rows, size]; out: a token for each row.
+extern "C" void draw_tokens(const float* logits, const DrawSettings* settings, int64_t* out, int64_t num_rows,
+                            int64_t size) {
+  draw(logits, settings, out, num_rows, size);
+}

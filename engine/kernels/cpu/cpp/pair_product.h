@@ -1,0 +1,127 @@
+// Linear layers in bf16 on tiles or vectors, with what follows them: bias, residual stream, SwiGLU.
+#pragma once
+
+#include "pairs.h"
+#include "product.h"
+
+#ifdef HAS_AVX512
+namespace {
+
+// What becomes of a row of sums for one panel: bias, residual stream and the way to bf16; a gated panel holds 16 columns of
+// the gate beside the same of the other.
+struct ToOutput {
+  const bf16 *bias, *residual;
+  bf16* out;
+  int64_t num_columns;  // of the output and of the residual
+  bool is_gated;
+
+  bool needs(int64_t, int, int64_t) const { return true; }
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
+    if (is_gated) {
+      store_16(out + row * num_columns + panel * (PANEL / 2), _mm512_mul_ps(silu_16(low), high));
+      return;
+    }
+    const int64_t column = panel * PANEL, at = row * num_columns + column;
+    if (bias) low = _mm512_add_ps(low, load_16(bias + column)), high = _mm512_add_ps(high, load_16(bias + column + 16));
+    if (residual) low = _mm512_add_ps(low, load_16(residual + at)), high = _mm512_add_ps(high, load_16(residual + at + 16));
+    _mm512_storeu_si512(out + at, __m512i(_mm512_cvtne2ps_pbh(high, low)));
+  }
+};
+
+// Keeps the largest of a row of sums, and nothing else.
+struct ToLargest {
+  const bf16* bias;
+  AllowedColumns allowed;
+  Largest* largest;  // [threads][rows]
+  int64_t num_rows;
+
+  bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
+    const int64_t column = panel * PANEL;
+    const uint32_t columns = allowed.of(row, panel);
+    if (bias) low = _mm512_add_ps(low, load_16(bias + column)), high = _mm512_add_ps(high, load_16(bias + column + 16));
+    Largest& best = largest[omp_get_thread_num() * num_rows + row];
+    best.add(Lanes(low), int(column), columns);
+    best.add(Lanes(high), int(column) + 16, columns >> 16);
+  }
+};
+
+// Rows of x [rows, depth] and panels [pairs of depth][32 columns][2]: read from end to end, since the processor fetches one
+// stream ahead of its use, and hardly two that alternate.
+struct PairOperands {
+  typedef float Sum;
+  const bf16 *x, *packed;
+  int64_t depth, row_bytes;
+
+  PairOperands(const bf16* x, const bf16* packed, int64_t depth)
+      : x(x), packed(packed), depth(depth), row_bytes(depth * int64_t(sizeof(bf16))) {}
+
+  // block[r][c] (32 x 32) = 32 rows of x times one panel.
+#ifdef HAS_AMX
+  template <typename Finish>
+  void multiply_tiles(int64_t first_row, int64_t panel, float* block, Unfinished<float, Finish>& before) const {
+    const bf16 *rows = x + first_row * depth, *columns = packed + panel * PANEL * depth;
+    const int rows_a_step = int((32 * 32 + depth - 1) / depth);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < depth; k += 32) {
+      _tile_loadd(4, rows + k, depth * 2);
+      _tile_loadd(6, columns + k * PANEL, 128);
+      _tile_loadd(7, columns + k * PANEL + 32, 128);
+      _tile_loadd(5, rows + 16 * depth + k, depth * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+      before.finish_rows(rows_a_step);
+    }
+    before.finish_rows(32);
+    _tile_stored(0, block, PANEL * 4);
+    _tile_stored(1, block + 16, PANEL * 4);
+    _tile_stored(2, block + 16 * PANEL, PANEL * 4);
+    _tile_stored(3, block + 16 * PANEL + 16, PANEL * 4);
+  }
+#endif
+
+  // The first `count` rows of the same.
+  void multiply_vectors(int64_t first_row, int64_t panel, float* block, int count) const {
+    const bf16 *from = x + first_row * depth, *columns = packed + panel * PANEL * depth;
+    const int64_t size = depth;
+    by_rows(count, [=](auto rows, int first) {
+      RowSums<rows> sums;
+      sums.clear();
+      for (int64_t k = 0; k < size; k += 2) {
+        const bf16* pairs = columns + k * PANEL;
+        _mm_prefetch((const char*)pairs + AHEAD_BYTES, _MM_HINT_T1);
+        _mm_prefetch((const char*)pairs + AHEAD_BYTES + 64, _MM_HINT_T1);
+        sums.add(from + first * size + k, size, pairs, 32);
+      }
+      sums.store(block + first * PANEL, PANEL);
+    });
+  }
+};
+
+// out = x times packed weights, + bias, + residual; or silu(gate) * up for gated panels.
+void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out, int64_t num_rows,
+             int64_t num_columns, int64_t depth, bool is_gated) {
+  const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
+  multiply(PairOperands(x, packed, depth), num_rows, num_columns, ToOutput{bias, residual, out, out_columns, is_gated});
+}
+
+// out[row] = the column of the largest of x times packed weights, + bias, of those allowed; the first one of several.
+void largest_column(const bf16* x, const bf16* packed, const bf16* bias, const uint32_t* allowed, int64_t* out,
+                    int64_t num_rows, int64_t num_columns, int64_t depth) {
+  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
+  multiply(PairOperands(x, packed, depth), num_rows, num_columns, 
+           ToLargest{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+  choose_largest(largest, out, num_rows);
+}
+
+}  // namespace
+#endif

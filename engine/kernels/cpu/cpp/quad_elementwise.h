@@ -1,0 +1,193 @@
+// What an int8 decoder layer does between its products and its attention: rows to bytes, RMSNorm, rotation with the KV write.
+// Every row in an order of its own.
+#pragma once
+
+#include "quad_attention.h"
+#include "quad_product.h"
+
+namespace {
+
+// Hadamard's butterflies over groups of `group` neighbours, a power of two; lengths are kept, and twice is as it was.
+// A product whose weights have been through the same gives what it gave before, and a value that is large on its own is
+// spread over its group: rows of bytes lose less. engine/kernels/cpu/int8.py does this to the weights.
+inline void spread(float* x, int64_t size, int64_t group) {
+  for (int64_t width = 1; width < group; width *= 2)
+    for (int64_t first = 0; first < size; first += 2 * width)
+      for (int64_t i = first; i < first + width; i++) {
+        const float a = x[i], b = x[i + width];
+        x[i] = (a + b) * 0.70710678f, x[i + width] = (a - b) * 0.70710678f;
+      }
+}
+
+// The same over N values that are 16 apart, without the factors. Takes 16 N values of a row; `most`: largest magnitudes.
+template <int N>
+inline void spread_vectors(const bf16* x, float* to, Lanes& most) {
+  Lanes lanes[N];
+  for (int i = 0; i < N; i++) lanes[i] = load_lanes(x + 16 * i);
+#pragma GCC unroll 4
+  for (int width = 1; width < N; width *= 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) {
+      if (i & width) continue;
+      const Lanes a = lanes[i], b = lanes[i + width];
+      lanes[i] = a + b, lanes[i + width] = a - b;
+    }
+  for (int i = 0; i < N; i++) {
+    most = larger(most, magnitude(lanes[i]));
+    store_lanes(to + 16 * i, lanes[i]);
+  }
+}
+
+// A row of floats as bytes; returns its scale. largest: of their magnitudes.
+inline float to_bytes(const float* x, float largest, uint8_t* to, int64_t size) {
+  const float inverse = inverse_scale(largest);
+  for (int64_t i = 0; i < size; i += 16) store_bytes(to + i, to_bytes(load_lanes(x + i), inverse));
+  return byte_scale(largest);
+}
+
+// x / rms(x), times a weight where there is one; returns the largest magnitude.
+template <typename T>
+float normed_row(const T* x, const float* weight, float* to, int64_t size, float epsilon) {
+  Lanes squares[2] = {};
+  for (int64_t i = 0; i < size; i += 16) {
+    const Lanes lanes = load_lanes(x + i);
+    squares[i / 16 % 2] += lanes * lanes;
+  }
+  const float factor = 1.0f / std::sqrt(sum_lanes(squares[0] + squares[1]) / float(size) + epsilon);
+  Lanes most = {};
+  for (int64_t i = 0; i < size; i += 16) {
+    Lanes lanes = load_lanes(x + i) * factor;
+    if (weight) lanes *= load_lanes(weight + i);
+    most = larger(most, magnitude(lanes));
+    store_lanes(to + i, lanes);
+  }
+  return largest_lane(most);
+}
+
+// A row of floats that belongs to the thread.
+inline float* row_buffer(int64_t size) {
+  static thread_local std::vector<float> buffer;
+  if (int64_t(buffer.size()) < size) buffer.resize(size);
+  return buffer.data();
+}
+
+inline void norm_to_bytes(const bf16* x, const float* weight, const ByteRows& to, int64_t num_rows, int64_t size,
+                          float epsilon) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < num_rows; row++) {
+    float* normed = row_buffer(size);
+    const float largest = normed_row(x + row * size, weight, normed, size, epsilon);
+    to.scales[row] = to_bytes(normed, largest, to.bytes + row * padded_depth(size), size);
+  }
+}
+
+template <int N>
+void spread_rows_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, int64_t size) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < num_rows; row++) {
+    float* values = row_buffer(size);
+    Lanes most = {};
+    for (int64_t i = 0; i < size; i += 16 * N) spread_vectors<N>(x + row * size + i, values + i, most);
+    to.scales[row] = to_bytes(values, largest_lane(most), to.bytes + row * padded_depth(size), size);
+  }
+}
+
+// Values that are spread over 16 N neighbours before they become bytes: N is the largest that divides them, up to 16.
+inline void spread_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, int64_t size) {
+  const int64_t num_vectors = size / 16;
+  if (num_vectors % 16 == 0) return spread_rows_to_bytes<16>(x, to, num_rows, size);
+  if (num_vectors % 8 == 0) return spread_rows_to_bytes<8>(x, to, num_rows, size);
+  if (num_vectors % 4 == 0) return spread_rows_to_bytes<4>(x, to, num_rows, size);
+  if (num_vectors % 2 == 0) return spread_rows_to_bytes<2>(x, to, num_rows, size);
+  spread_rows_to_bytes<1>(x, to, num_rows, size);
+}
+
+// `spread` of a row, in the thread's buffer.
+inline const float* spread_row(const bf16* x, int64_t size, int64_t group) {
+  float* values = row_buffer(size);
+  for (int64_t i = 0; i < size; i += 16) store_lanes(values + i, load_lanes(x + i));
+  spread(values, size, group);
+  return values;
+}
+
+// The residual stream into the basis in which layers compute, and back.
+inline void spread_rows(bf16* x, int64_t num_rows, int64_t size, int64_t group) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < num_rows; row++) {
+    const float* values = spread_row(x + row * size, size, group);
+    for (int64_t i = 0; i < size; i += 16) store_lanes(x + row * size + i, load_lanes(values + i));
+  }
+}
+
+// A head of a token, of floats, as bytes; returns the scale, as it is kept.
+inline bf16 head_to_bytes(const float* x, int8_t* to, int dim) {
+  Lanes most = {};
+  for (int d = 0; d < dim; d += 16) most = larger(most, magnitude(load_lanes(x + d)));
+  bf16 scale;
+  store(scale, byte_scale(largest_lane(most)));
+  const float inverse = load(scale) > 0 ? 1.0f / load(scale) : 0.0f;
+  for (int d = 0; d < dim; d += 16) {
+    Lanes rounded = load_lanes(x + d) * inverse;
+    rounded = rounded > 127.0f ? Lanes{} + 127.0f : rounded;  // the scale was rounded, too
+    rounded = rounded < -127.0f ? Lanes{} - 127.0f : rounded;
+    store_bytes(to + d, to_bytes(rounded, 1.0f) ^ 128);
+  }
+  return scale;
+}
+
+// to[4 d] = x[d]: a token's values, between those of its neighbours, which other threads may write meanwhile.
+inline void store_every_fourth(const int8_t* x, int8_t* to, int dim) {
+#if !defined(NO_VECTORS) && defined(__AVX512BW__)
+  for (int d = 0; d < dim; d += 16) {
+    const __m512i spread = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(x + d)));
+    _mm512_mask_storeu_epi8(to + 4 * d, 0x1111111111111111, spread);
+  }
+#else
+  for (int d = 0; d < dim; d++) to[4 * d] = x[d];
+#endif
+}
+
+// As elementwise.h's, of rows in bf16 into a KV of bytes.
+inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
+                             float epsilon, const int64_t* slots, int8_t* keys, int8_t* values, int64_t num_rows,
+                             int num_q_heads, int num_kv_heads, int dim, int block_size) {
+  const int64_t stride = int64_t(num_q_heads + 2 * num_kv_heads) * dim;
+  const int half = dim / 2;
+#pragma omp parallel for
+  for (int64_t row = 0; row < num_rows; row++) {
+    alignas(64) float x[MAX_DIM], rotated[MAX_DIM];
+    int8_t bytes[MAX_DIM];
+    const float *row_cos = cos + row * dim, *row_sin = sin + row * dim;
+    const int64_t block = slots[row] / block_size;
+    const int offset = int(slots[row] % block_size), token = offset % SUB;
+    for (int h = 0; h < num_q_heads + 2 * num_kv_heads; h++) {
+      bf16* head = qkv + row * stride + h * dim;
+      const int kv_head = h < num_q_heads + num_kv_heads ? h - num_q_heads : h - num_q_heads - num_kv_heads;
+      const int64_t at = ((block * num_kv_heads + kv_head) * block_size + offset / SUB * SUB) * (dim + int64_t(sizeof(bf16)));
+      for (int d = 0; d < dim; d += 16) store_lanes(x + d, load_lanes(head + d));
+      if (h >= num_q_heads + num_kv_heads) {
+        int8_t* to = values + at;
+        const bf16 scale = head_to_bytes(x, bytes, dim);
+        store_every_fourth(bytes, to + token / 4 * 4 * dim + token % 4, dim);
+        std::memcpy(to + SUB * dim + token * sizeof scale, &scale, sizeof scale);
+        continue;
+      }
+      const float* norm = h < num_q_heads ? q_norm : k_norm;
+      if (norm) normed_row(x, norm, x, dim, epsilon);
+      for (int d = 0; d < half; d++) {
+        rotated[d] = x[d] * row_cos[d] - x[d + half] * row_sin[d];
+        rotated[d + half] = x[d + half] * row_cos[d + half] + x[d] * row_sin[d + half];
+      }
+      if (h < num_q_heads) {
+        for (int d = 0; d < dim; d += 16) store_lanes(head + d, load_lanes(rotated + d));
+        continue;
+      }
+      int8_t* to = keys + at;
+      const bf16 scale = head_to_bytes(rotated, bytes, dim);
+      for (int d = 0; d < dim; d += 4) std::memcpy(to + token / 16 * 16 * dim + d * 16 + token % 16 * 4, bytes + d, 4);
+      std::memcpy(to + SUB * dim + token * sizeof scale, &scale, sizeof scale);
+    }
+  }
+}
+
+}  // namespace

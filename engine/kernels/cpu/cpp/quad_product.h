@@ -1,0 +1,165 @@
+// Linear layers in int8: rows of bytes times packed bytes in 32-bit sums, then scales, bias, residual stream, SwiGLU.
+#pragma once
+
+#include "product.h"
+#include "quads.h"
+
+// The weights of a linear layer; engine/kernels/cpu/int8.py makes them. A panel of 32 columns lies as
+// [quads of depth][32 columns][4], the depth padded with zeros to a multiple of ALIGNED_DEPTH.
+struct QuadWeights {
+  const int8_t* panels;
+  const int32_t* offsets;  // [columns]: -128 times the sum of a column, since rows of x are unsigned
+  const float* scales;     // [columns]
+  const float* bias;       // [columns], or null
+};
+
+// Rows that products read: unsigned bytes [rows, padded depth], 128 for zero, and a scale for each.
+struct ByteRows {
+  uint8_t* bytes;
+  float* scales;
+};
+
+namespace {
+
+inline int64_t padded_depth(int64_t depth) { return round_up(depth, ALIGNED_DEPTH); }
+
+struct QuadOperands {
+  typedef int32_t Sum;
+  const uint8_t* x;
+  const QuadWeights& weights;
+  int64_t row_bytes;
+
+  QuadOperands(const uint8_t* x, const QuadWeights& weights, int64_t depth)
+      : x(x), weights(weights), row_bytes(padded_depth(depth)) {}
+
+  // block[r][c] (32 x 32) = 32 rows of x times one panel.
+#ifdef HAS_AMX
+  template <typename Finish>
+  void multiply_tiles(int64_t first_row, int64_t panel, int32_t* block, Unfinished<int32_t, Finish>& before) const {
+    const uint8_t* rows = x + first_row * row_bytes;
+    const int8_t* columns = weights.panels + panel * PANEL * row_bytes;
+    const int32_t* offsets = weights.offsets + panel * PANEL;
+    const int rows_a_step = int((32 * 64 + row_bytes - 1) / row_bytes);
+    _tile_loadd(0, offsets, 0);  // the same in all rows
+    _tile_loadd(1, offsets + 16, 0);
+    _tile_loadd(2, offsets, 0);
+    _tile_loadd(3, offsets + 16, 0);
+    for (int64_t k = 0; k < row_bytes; k += 64) {
+      _tile_loadd(4, rows + k, row_bytes);
+      _tile_loadd(6, columns + k * PANEL, 128);
+      _tile_loadd(7, columns + k * PANEL + 64, 128);
+      _tile_loadd(5, rows + 16 * row_bytes + k, row_bytes);
+      _tile_dpbusd(0, 4, 6);
+      _tile_dpbusd(1, 4, 7);
+      _tile_dpbusd(2, 5, 6);
+      _tile_dpbusd(3, 5, 7);
+      before.finish_rows(rows_a_step);
+    }
+    before.finish_rows(32);
+    _tile_stored(0, block, PANEL * 4);
+    _tile_stored(1, block + 16, PANEL * 4);
+    _tile_stored(2, block + 16 * PANEL, PANEL * 4);
+    _tile_stored(3, block + 16 * PANEL + 16, PANEL * 4);
+  }
+#endif
+
+  // The first `count` rows of the same.
+  void multiply_vectors(int64_t first_row, int64_t panel, int32_t* block, int count) const {
+    const uint8_t* from = x + first_row * row_bytes;
+    const int8_t* panel_columns = weights.panels + panel * PANEL * row_bytes;
+    const int32_t* panel_offsets = weights.offsets + panel * PANEL;
+    const int64_t size = row_bytes;
+    for (int half = 0; half < 2; half += QUAD_HALVES) {
+      const int8_t* columns = panel_columns + half * 64;
+      const int32_t* offsets = panel_offsets + half * 16;
+      by_quad_rows(count, [=](auto rows, int first) {
+        QuadSums<rows, QUAD_HALVES> sums;
+        for (int h = 0; h < QUAD_HALVES; h++)
+          for (int r = 0; r < rows; r++) sums.sums[h][r] = load_ints(offsets + 16 * h);
+        for (int64_t k = 0; k < size; k += 4) {
+          const int8_t* quads = columns + k * PANEL;
+          __builtin_prefetch(quads + AHEAD_BYTES, 0, 2);
+          if (QUAD_HALVES == 2) __builtin_prefetch(quads + AHEAD_BYTES + 64, 0, 2);
+          sums.add(from + first * size + k, size, quads, 64);
+        }
+        sums.store(block + first * PANEL + half * 16, PANEL);
+      });
+    }
+  }
+};
+
+// Sums of 16 columns as what they stand for.
+inline Lanes scaled(const int32_t* sums, const QuadWeights& weights, int64_t column, float row_scale) {
+  Lanes x = to_lanes(load_ints(sums)) * load_lanes(weights.scales + column) * row_scale;
+  return weights.bias ? x + load_lanes(weights.bias + column) : x;
+}
+
+inline Lanes silu(Lanes x) {
+  const Lanes e = exp2_lanes(magnitude(x) * -LOG2E);  // exp(-|x|)
+  return x * (x < 0 ? e : Lanes{} + 1.0f) / (e + 1.0f);
+}
+
+// What becomes of a row of sums for one panel, see pair_product.h. T: of the output.
+template <typename T>
+struct QuadsToOutput {
+  const QuadWeights& weights;
+  const float* row_scales;
+  const bf16* residual;
+  T* out;
+  int64_t num_columns;  // of the output and of the residual
+  bool is_gated;
+
+  bool needs(int64_t, int, int64_t) const { return true; }
+
+  void operator()(const int32_t* sums, int64_t row, int64_t panel) const {
+    const int64_t column = panel * PANEL;
+    Lanes low = scaled(sums, weights, column, row_scales[row]);
+    Lanes high = scaled(sums + 16, weights, column + 16, row_scales[row]);
+    if (is_gated) return store_lanes(out + row * num_columns + column / 2, silu(low) * high);
+    T* to = out + row * num_columns + column;
+    if (residual) {
+      const bf16* from = residual + row * num_columns + column;
+      low += load_lanes(from), high += load_lanes(from + 16);
+    }
+    store_lanes(to, low);
+    store_lanes(to + 16, high);
+  }
+};
+
+struct QuadsToLargest {
+  const QuadWeights& weights;
+  const float* row_scales;
+  AllowedColumns allowed;
+  Largest* largest;  // [threads][rows]
+  int64_t num_rows;
+
+  bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
+
+  void operator()(const int32_t* sums, int64_t row, int64_t panel) const {
+    const uint32_t columns = allowed.of(row, panel);
+    const int32_t column = int32_t(panel * PANEL);
+    Largest& best = largest[omp_get_thread_num() * num_rows + row];
+    best.add(scaled(sums, weights, column, row_scales[row]), column, columns);
+    best.add(scaled(sums + 16, weights, column + 16, row_scales[row]), column + 16, columns >> 16);
+  }
+};
+
+// out = x times weights, + bias, + residual; or silu(gate) * up for gated panels.
+template <typename T>
+void project(const ByteRows& x, const QuadWeights& weights, const bf16* residual, T* out, int64_t num_rows,
+             int64_t num_columns, int64_t depth, bool is_gated) {
+  const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
+  multiply(QuadOperands(x.bytes, weights, depth), num_rows, num_columns,
+           QuadsToOutput<T>{weights, x.scales, residual, out, out_columns, is_gated});
+}
+
+// out[row] = the column of the largest of x times weights, + bias, of those allowed; the first one of several.
+inline void largest_column(const ByteRows& x, const QuadWeights& weights, const uint32_t* allowed, int64_t* out, int64_t num_rows,
+                           int64_t num_columns, int64_t depth) {
+  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
+  multiply(QuadOperands(x.bytes, weights, depth), num_rows, num_columns,
+           QuadsToLargest{weights, x.scales, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+  choose_largest(largest, out, num_rows);
+}
+
+}  // namespace

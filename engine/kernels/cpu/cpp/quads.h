@@ -1,0 +1,208 @@
+// Int8: products of quads of bytes, and the vectors of 16 in which everything around them is written.
+//
+// Sums of products are integers, so their order changes nothing. All else here is elementwise or in an order that a row's
+// own position gives, and int8.cpp is compiled without contraction of float operations: results are the same bits on every
+// unit, for any number of threads and whatever other rows there are.
+#pragma once
+
+#include "number.h"
+
+#if !defined(NO_VECTORS) && defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef int32_t Ints __attribute__((vector_size(64)));     // 16 sums, or 16 quads of bytes
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+
+constexpr int ALIGNED_DEPTH = 64;  // bytes of a row that a tile takes: rows of bytes are padded to a multiple
+
+inline Ints load_ints(const void* from) {
+  Ints ints;
+  std::memcpy(&ints, from, sizeof ints);
+  return ints;
+}
+
+inline void store_ints(void* to, Ints ints) { std::memcpy(to, &ints, sizeof ints); }
+inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
+
+inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even
+  const Bits bits = Bits(lanes), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(__m512i(rounded)));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(32)));
+  const Halves halves = __builtin_convertvector(rounded, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+#endif
+}
+
+// The low byte of each.
+inline void store_bytes(void* to, Bits bits) {
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(__m512i(bits)));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(32)));
+  const Bytes bytes = __builtin_convertvector(__builtin_convertvector(bits & 255, Halves), Bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
+#endif
+}
+
+inline Lanes to_lanes(Ints ints) { return __builtin_convertvector(ints, Lanes); }
+inline Lanes larger(Lanes a, Lanes b) {
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  return Lanes(_mm512_max_ps(__m512(a), __m512(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+inline Lanes magnitude(Lanes a) { return Lanes(Bits(a) & 0x7fffffff); }
+
+inline float largest_lane(Lanes lanes) {
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  return _mm512_reduce_max_ps(__m512(lanes));
+#else
+  float top = lanes[0];
+  for (int i = 1; i < 16; i++) top = lanes[i] > top ? lanes[i] : top;
+  return top;
+#endif
+}
+
+// In an order that is always the same: halves are added to halves.
+inline float sum_lanes(Lanes lanes) {
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  return _mm512_reduce_add_ps(__m512(lanes));
+#else
+  float sums[16];
+  store_lanes(sums, lanes);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) sums[i] += sums[i + width];
+  return sums[0];
+#endif
+}
+
+// a b + c, rounded once.
+inline Lanes fused(Lanes a, Lanes b, Lanes c) {
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  return Lanes(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#else
+  float x[16], y[16], z[16];
+  store_lanes(x, a), store_lanes(y, b), store_lanes(z, c);
+  for (int i = 0; i < 16; i++) z[i] = __builtin_fmaf(x[i], y[i], z[i]);
+  return load_lanes(z);
+#endif
+}
+
+// 2^x for x <= 0, relative error about 4e-6; as for -126 below it.
+inline Lanes exp2_lanes(Lanes x) {
+  x = larger(x, Lanes{} - 126.0f);
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  const Lanes floor = Lanes(_mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEG_INF));
+#else
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  const Lanes nearest = (x + shift) - shift;
+  const Lanes floor = nearest > x ? nearest - 1.0f : nearest;
+#endif
+  const Lanes f = x - floor;
+  Lanes p = Lanes{} + 1.3534167e-2f;
+  p = fused(p, f, Lanes{} + 5.2011464e-2f);
+  p = fused(p, f, Lanes{} + 2.41442757e-1f);
+  p = fused(p, f, Lanes{} + 6.93003834e-1f);
+  p = fused(p, f, Lanes{} + 1.000002593f);
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  return Lanes(_mm512_scalef_ps(__m512(p), __m512(floor)));  // p 2^floor
+#else
+  return p * Lanes((__builtin_convertvector(floor, Ints) + 127) << 23);
+#endif
+}
+
+// sums[i] += the unsigned bytes 4 i to 4 i + 3 of u times the signed ones of s.
+__attribute__((always_inline)) inline Ints add_quads(Ints sums, Ints u, Ints s) {
+#if !defined(NO_VECTORS) && defined(__AVX512VNNI__)
+  return Ints(_mm512_dpbusd_epi32(__m512i(sums), __m512i(u), __m512i(s)));
+#elif !defined(NO_VECTORS) && defined(__AVX2__)
+  struct Halves {
+    __m256i half[2];
+  };
+  Halves to = __builtin_bit_cast(Halves, sums);
+  const Halves x = __builtin_bit_cast(Halves, u), y = __builtin_bit_cast(Halves, s);
+  for (int i = 0; i < 2; i++) {
+#ifdef __AVXVNNI__
+    to.half[i] = _mm256_dpbusd_avx_epi32(to.half[i], x.half[i], y.half[i]);
+#else  // pairs of 16 bits: sums of two such products always fit 32
+    const __m256i even_x = _mm256_and_si256(x.half[i], _mm256_set1_epi16(0xff)), odd_x = _mm256_srli_epi16(x.half[i], 8);
+    const __m256i even_y = _mm256_srai_epi16(_mm256_slli_epi16(y.half[i], 8), 8), odd_y = _mm256_srai_epi16(y.half[i], 8);
+    const __m256i even = _mm256_madd_epi16(even_x, even_y), odd = _mm256_madd_epi16(odd_x, odd_y);
+    to.half[i] = _mm256_add_epi32(to.half[i], _mm256_add_epi32(even, odd));
+#endif
+  }
+  return __builtin_bit_cast(Ints, to);
+#else
+  for (int shift = 0; shift < 32; shift += 8) sums += ((u >> shift) & 255) * ((s << (24 - shift)) >> 24);
+  return sums;
+#endif
+}
+
+// The quad at x in all lanes.
+inline Ints repeat_quad(const void* x) {
+  int32_t quad;
+  std::memcpy(&quad, x, sizeof quad);
+  return Ints{} + quad;
+}
+
+// R rows of sums for 16 H columns.
+template <int R, int H>
+struct QuadSums {
+  Ints sums[H][R];
+
+  // The quad at x of each row, unsigned, times the signed quads of 16 columns; the next 16 columns `next` further on.
+  __attribute__((always_inline)) void add(const uint8_t* x, int64_t stride, const int8_t* columns, int64_t next) {
+    Ints lanes[H];
+    for (int h = 0; h < H; h++) lanes[h] = load_ints(columns + h * next);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const Ints quad = repeat_quad(x + r * stride);
+      for (int h = 0; h < H; h++) sums[h][r] = add_quads(sums[h][r], quad, lanes[h]);
+    }
+  }
+
+  // The same with signed rows and unsigned columns.
+  __attribute__((always_inline)) void add(const int8_t* x, int64_t stride, Ints columns) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) sums[0][r] = add_quads(sums[0][r], columns, repeat_quad(x + r * stride));
+  }
+
+  void store(int32_t* to, int64_t stride) const {
+    for (int r = 0; r < R; r++)
+      for (int h = 0; h < H; h++) store_ints(to + r * stride + 16 * h, sums[h][r]);
+  }
+};
+
+// What registers hold: rows, and halves of a panel.
+#if !defined(NO_VECTORS) && defined(__AVX512VNNI__)
+constexpr int QUAD_ROWS = 12, QUAD_HALVES = 2;
+#else
+constexpr int QUAD_ROWS = 4, QUAD_HALVES = 1;
+#endif
+
+// Calls f(rows, first) with constants for `rows`: QUAD_ROWS, then 4 or 8, so that `count` rounded up to a multiple of 4 are
+// done.
+template <typename F>
+__attribute__((always_inline)) inline void by_quad_rows(int count, F f) {
+  int first = 0;
+  for (; count - first > QUAD_ROWS - 4; first += QUAD_ROWS) f(std::integral_constant<int, QUAD_ROWS>(), first);
+  if constexpr (QUAD_ROWS > 8)
+    if (count - first > 4) return f(std::integral_constant<int, 8>(), first);
+  if (count > first) f(std::integral_constant<int, 4>(), first);
+}
+
+// The largest magnitude becomes 127: what a byte stands for, and what to multiply with.
+inline float byte_scale(float most) { return most / 127.0f; }
+inline float inverse_scale(float most) { return most > 0 ? 127.0f / most : 0.0f; }
+
+// 128 + x / scale in the low byte of each lane: 1.5 * 2^23 has zeros there.
+inline Bits to_bytes(Lanes x, float inverse) { return Bits(x * inverse + (12582912.0f + 128.0f)); }
+
+}  // namespace

@@ -1,0 +1,296 @@
+"""Int8 on the CPU: weights with a scale per output column, rows with a scale each, KV with a scale per head and token.
+
+Answers do not depend on the batch: cpp/quads.h says why.
+
+Rows of bytes lose most where few values are much larger than the others. Products therefore see their input through a
+Hadamard matrix, which spreads such values, and their weights have been through the same, which takes it back (QuaRot,
+section 4). Norms have no weights of their own left: the products after them have taken them.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from engine.errors import ModelError
+from engine.kernels import cdiv
+from engine.kernels.cpu.native_build import load_library
+from engine.kernels.cpu.native_layers import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer, PackedLayers
+from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
+
+CHUNK_TOKENS = 128
+"""KV tokens whose weights have a scale in common; as in cpp/quad_attention.h."""
+
+_PANEL = 32
+_ALIGNED_DEPTH = 64
+_COLUMNS_AT_ONCE = 4096
+"""Columns that are in float32 together while weights are packed: a bound on that memory."""
+
+
+class _Int8Weight(ctypes.Structure):
+    """`QuadWeights` of cpp/quad_product.h."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("panels", "offsets", "scales", "bias"))
+
+
+class _Int8Layer(PackedLayer):
+    """As cpp/layer.h has it; the norms of a layer are in its products."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in NORMS), *((name, _Int8Weight) for name in PRODUCTS), *LAYER_SIZES)
+
+
+class PackedInt8:
+    """The weights of a linear layer in the order in which products of bytes read them.
+
+    Args:
+        columns: float32 ``[num_columns, depth]`` in pieces of some columns each, one after the other.
+        bias: ``[num_columns]``.
+
+    Attributes:
+        num_columns: of the layer; panels have columns up to a multiple of 32, in which no row is largest.
+        panels, offsets, scales, bias: int8, int32, float32, and float32 or None, as cpp/quad_product.h says.
+    """
+
+    def __init__(self, columns: Iterable[torch.Tensor], bias: torch.Tensor | None) -> None:
+        panels, offsets, scales, self.num_columns = [], [], [], 0
+        for piece in columns:
+            self.num_columns += len(piece)
+            self.depth = piece.shape[1]
+            scale = piece.abs().amax(dim=1) / 127
+            found = torch.where(scale > 0, 1 / scale, 0.0).unsqueeze(1).mul(piece).round_().to(torch.int8)
+            padding = (0, -self.depth % _ALIGNED_DEPTH, 0, -len(piece) % _PANEL)
+            found = torch.nn.functional.pad(found, padding)
+            # Panel, quad of depth, column, one of the quad.
+            panels.append(found.view(len(found) // _PANEL, _PANEL, -1, 4).permute(0, 2, 1, 3).contiguous())
+            offsets.append(found.sum(dim=1, dtype=torch.int32) * -128)
+            scales.append(torch.nn.functional.pad(scale, (0, padding[3])))
+        num_padded = sum(map(len, scales))
+        if bias is not None or num_padded > self.num_columns:
+            found = torch.full((num_padded,), -torch.inf)
+            found[: self.num_columns] = 0 if bias is None else bias
+            bias = found
+        self.panels, self.offsets, self.scales = torch.cat(panels), torch.cat(offsets), torch.cat(scales)
+        self.bias = bias
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """What `addresses` points into."""
+        return self.panels, self.offsets, self.scales, self.bias
+
+    def addresses(self) -> _Int8Weight:
+        return _Int8Weight(*(None if tensor is None else tensor.data_ptr() for tensor in self.tensors))
+
+    def columns(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 ``[n]`` -> int8 ``[n, depth]`` and float32 ``[n]``: some columns and their scales."""
+        quads = self.panels.view(torch.int32)[..., 0]
+        return quads[index // _PANEL, :, index % _PANEL].view(torch.int8)[:, : self.depth], self.scales[index]
+
+
+class Int8Backend(AttentionShape):
+    """Decoder layers, attention and output layer in int8, as an `engine.model.attention.AttentionBackend`.
+
+    What is between products is bfloat16: hidden states, queries, attended heads.
+
+    Args:
+        block_size: tokens in a KV block, a multiple of 32.
+        folder: where compiled kernels are kept.
+    Raises:
+        ValueError: the shape is not covered.
+        NativeBuildError: there is no compiler, or it fails.
+    """
+
+    name = "native"
+    graphable = None
+
+    def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, folder: Path) -> None:
+        super().__init__(
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=block_size,
+            shared_unit=CHUNK_TOKENS,
+        )
+        self.library = load_library(folder, "int8")
+
+    def scratch_bytes(self, num_rows: int) -> int:
+        """None of a GPU."""
+        return 0
+
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
+        """Layers in one C++ call.
+
+        Args:
+            weights: taken one after the other, so that the caller can free each layer before the next one is copied.
+        Raises:
+            ModelError: a size of the layers is not covered, or they have a sliding window.
+        """
+        packed = [self._pack(layer) for layer in weights]
+        depth = max(packed[0].hidden_size, packed[0].intermediate_size, self.num_q_heads * self.head_dim)
+        num_byte_columns = cdiv(depth, _ALIGNED_DEPTH) * _ALIGNED_DEPTH
+        return PackedLayers(self, self.library.compute_layers_int8, packed, num_byte_columns)
+
+    def _pack(self, layer: LayerWeights) -> _Int8Layer:
+        hidden_size, intermediate_size = layer.gate.shape[1], len(layer.gate)
+        if hidden_size % _PANEL or intermediate_size % _PANEL:
+            raise ModelError(
+                f"dtype 'int8' takes sizes that are multiples of 32, got {hidden_size} and {intermediate_size}"
+            )
+        if layer.window:
+            raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.window} positions")
+        halves = [weight.view(-1, 16, hidden_size) for weight in (layer.gate, layer.up)]
+        products = (
+            _pack_input(layer.qkv[0], layer.attention_norm, layer.qkv[1]),
+            _pack_output(*layer.output),
+            _pack_input(torch.stack(halves, dim=1).view(-1, hidden_size), layer.mlp_norm, None),
+            _pack_output(layer.down, None),
+        )
+        norms = [None if norm is None else norm.float() for norm in (None, layer.q_norm, layer.k_norm, None)]
+        packed = _Int8Layer(
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            *(product.addresses() for product in products),
+            *(hidden_size, intermediate_size),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, 0),
+            *(layer.epsilon, layer.scale),
+        )
+        packed.tensors = (*norms, *(tensor for product in products for tensor in product.tensors))
+        return packed
+
+    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "Int8OutputLayer":
+        return Int8OutputLayer(self.library, PackedInt8(_pieces(weight, _spread), bias))
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
+    ) -> None:
+        """See `AttentionBackend.write_kv`; key and value in bfloat16, of which the caches keep bytes and scales."""
+        qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1)
+        cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
+        self.library.rotate_and_store_int8(
+            *(qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), None, None, 0.0, work.slots.ctypes.data),
+            *(k_cache.data_ptr(), v_cache.data_ptr(), len(key)),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
+        )
+
+    def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+        """See `AttentionBackend.draw_tokens`; no row is sorted."""
+        logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+        self.library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
+        return out
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: NativeWork,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`, without cap, window and sinks; cpp/quad_attention.h says how caches lie."""
+        assert (softcap, window, sinks) == (0.0, 0, None), "layers that make_layers refuses"
+        out = torch.empty(len(query), self.num_q_heads, self.head_dim, dtype=torch.bfloat16)
+        self.library.attend_int8(
+            *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scale),
+            *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
+            *(work.prefix_blocks.ctypes.data, work.own_blocks.ctypes.data, work.state.data_ptr()),
+        )
+        return out
+
+
+class Int8OutputLayer:
+    """An output layer (`engine.kernels.decoder_layer.OutputLayer`) in int8; its logits are float32.
+
+    Args:
+        packed: weights of vocabulary entries, spread.
+    """
+
+    def __init__(self, library: ctypes.CDLL, packed: PackedInt8) -> None:
+        self._library = library
+        self._packed = packed
+        self._addresses = packed.addresses()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows, scales = self._quantize(hidden)
+        out = torch.empty(len(hidden), len(self._packed.scales))
+        self._library.project_int8(
+            *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._addresses), out.data_ptr()),
+            *(*out.shape, hidden.shape[1]),
+        )
+        return out[:, : self._packed.num_columns]
+
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """Without writing the logits."""
+        rows, scales = self._quantize(hidden)
+        out, num_columns = torch.empty(len(hidden), dtype=torch.int64), len(self._packed.scales)
+        assert allowed is None or (allowed.shape == (len(hidden), num_columns // 32) and allowed.is_contiguous())
+        self._library.largest_column_int8(
+            *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._addresses)),
+            *(None if allowed is None else allowed.data_ptr(), out.data_ptr()),
+            *(len(hidden), num_columns, hidden.shape[1]),
+        )
+        return out
+
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """The same numbers as in `logits`: sums of these integers are exact in float64, in any order."""
+        rows, row_scales = self._quantize(hidden)
+        columns, scales = self._packed.columns(token_ids)
+        sums = (rows[: len(hidden), : self._packed.depth].double() - 128) @ columns.double().T
+        logits = sums.float() * scales * row_scales[: len(hidden), None]
+        bias = self._packed.bias
+        return logits if bias is None else logits + bias[token_ids]
+
+    def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """bfloat16 ``[..., hidden]``."""
+        columns, scales = self._packed.columns(token_ids.flatten())
+        return _spread(columns.float() * scales.unsqueeze(1)).bfloat16().view(*token_ids.shape, -1)
+
+    def _quantize(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        num_rows = cdiv(len(hidden), TILE_ROWS) * TILE_ROWS
+        rows = torch.empty(num_rows, cdiv(hidden.shape[1], _ALIGNED_DEPTH) * _ALIGNED_DEPTH, dtype=torch.uint8)
+        scales, hidden = torch.empty(num_rows), hidden.contiguous()
+        self._library.quantize_int8(hidden.data_ptr(), rows.data_ptr(), scales.data_ptr(), *hidden.shape)
+        return rows, scales
+
+
+def _pack_input(weight: torch.Tensor, norm: torch.Tensor, bias: torch.Tensor | None) -> PackedInt8:
+    """A product of the normed residual stream ``[columns, hidden]``, with the norm's weight in it."""
+    return PackedInt8(_pieces(weight, lambda piece: _spread(piece * norm.float())), bias)
+
+
+def _pack_output(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedInt8:
+    """A product that is added to the residual stream ``[hidden, depth]``; its input is spread on the way to it."""
+    turned = _spread(weight.float().T).T
+    return PackedInt8([_spread_vectors(turned)], None if bias is None else _spread(bias.float()))
+
+
+def _pieces(weight: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterable[torch.Tensor]:
+    for first in range(0, len(weight), _COLUMNS_AT_ONCE):
+        yield change(weight[first : first + _COLUMNS_AT_ONCE].float())
+
+
+def _spread(x: torch.Tensor) -> torch.Tensor:
+    """Float32 ``[..., n]``: `spread` of cpp/quad_elementwise.h over the largest power of two that divides n."""
+    size = x.shape[-1]
+    x, width = x.contiguous(), 1
+    while width < size & -size:
+        a, b = x.view(-1, size // (2 * width), 2, width).unbind(2)
+        x = torch.stack([(a + b) * 0.70710678, (a - b) * 0.70710678], dim=2).view(x.shape)
+        width *= 2
+    return x
+
+
+def _spread_vectors(x: torch.Tensor) -> torch.Tensor:
+    """Float32 ``[columns, depth]``: what takes `spread_to_bytes` of cpp/quad_elementwise.h back."""
+    num_vectors = x.shape[1] // 16
+    group = min(16, num_vectors & -num_vectors)
+    shape, width = x.shape, 1
+    while width < group:
+        a, b = x.reshape(shape[0], -1, 2, width, 16).unbind(2)
+        x = torch.stack([a + b, a - b], dim=2)
+        width *= 2
+    return x.reshape(shape) / group

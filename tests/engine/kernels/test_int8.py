@@ -1,0 +1,162 @@
+"""Int8 kernels: right within what bytes keep, and the same bits on every unit, thread count and arrangement of KV."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer
+from engine.kernels.cpu.native_build import load_library
+from engine.kernels.decoder_layer import mask_logits
+from tests.engine.kernels.ragged_batches import CPU_FLAGS, NATIVE_BATCHES, Layout
+
+BLOCK_SIZE = 64
+NUM_BLOCKS = 100
+UNITS = {"best": "", "plain": "-O1 -DNO_TILES -DNO_VECTORS"}
+"""Compiler flags that leave out what this CPU has; what is compiled otherwise gives the same bits, too."""
+if "amx_int8" in CPU_FLAGS:
+    UNITS["vectors"] = "-O1 -DNO_TILES"
+if "avx512_vnni" in CPU_FLAGS and "avx_vnni" in CPU_FLAGS:
+    UNITS["short vectors"] = "-O1 -DNO_TILES -mno-avx512vnni"
+if "avx512_vnni" in CPU_FLAGS:
+    UNITS["pairs"] = "-O1 -DNO_TILES -mno-avx512vnni -mno-avxvnni"
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the kernels lie, compiled for each of `UNITS`."""
+    folders = {units: tmp_path_factory.mktemp(units.replace(" ", "-")) for units in UNITS}
+    for units, folder in folders.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CXXFLAGS", UNITS[units])
+            load_library(folder, "int8")
+    return folders
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def backend_of(folder: Path, heads: tuple[int, int], head_dim: int) -> Int8Backend:
+    return Int8Backend(
+        num_q_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, block_size=BLOCK_SIZE, folder=folder
+    )
+
+
+def rounded(x: torch.Tensor, scale_dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What bytes keep of heads ``[..., head_dim]``."""
+    scale = (x.abs().amax(-1, keepdim=True) / 127).to(scale_dtype).float()
+    return (x / scale).round().clamp(-127, 127) * scale
+
+
+def attend(
+    backend: Int8Backend, layout: Layout, used: list[int], keys: torch.Tensor, values: torch.Tensor, qkv: torch.Tensor
+) -> torch.Tensor:
+    """Writes the used slots' KV into caches full of what would swamp any answer, and attends."""
+    work = backend.prepare(layout.batch)
+    shape = (NUM_BLOCKS, BLOCK_SIZE, backend.num_kv_heads, backend.head_dim + 2)
+    k_cache, v_cache = (torch.full(shape, 0x46, dtype=torch.int8) for _ in range(2))  # scales of 12,000
+    new_keys, new_values = (kv.flatten(0, 1)[used] for kv in (keys, values))
+    backend.write_kv(new_keys, new_values, k_cache, v_cache, replace(work, slots=np.array(used)))
+    query = qkv.view(len(qkv), -1, backend.head_dim)[:, : backend.num_q_heads]
+    return backend.attend(query, k_cache, v_cache, work, scale=0.2)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((7, 1), 96), ((16, 1), 128)])
+@pytest.mark.parametrize("name", NATIVE_BATCHES)
+def test_rows_attend_to_their_prefix_and_their_own_past(
+    name: str, heads: tuple[int, int], head_dim: int, folders: dict[str, Path]
+) -> None:
+    generator = torch.Generator().manual_seed(len(name))
+    block_ids = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
+    layout = Layout(NATIVE_BATCHES[name], block_ids, BLOCK_SIZE)
+    shape = (NUM_BLOCKS, BLOCK_SIZE, heads[1], head_dim)
+    keys, values = (torch.randn(shape, generator=generator).bfloat16() for _ in range(2))
+    qkv = torch.randn(layout.batch.num_rows, (heads[0] + 2 * heads[1]) * head_dim, generator=generator).bfloat16()
+    used = layout.used_slots()
+    found = [
+        attend(backend_of(folder, heads, head_dim), layout, used, keys, values, qkv) for folder in folders.values()
+    ]
+    assert all(torch.equal(other, found[0]) for other in found)
+    query = rounded(qkv.view(len(qkv), -1, head_dim)[:, : heads[0]].float())
+    keys, values = (rounded(kv.float(), torch.bfloat16) for kv in (keys, values))
+    expected = layout.expected(query, keys, values, 0.2)
+    assert (found[0].double() - expected).abs().max() < 2**-7 * expected.abs().max()
+
+
+@pytest.mark.parametrize("num_own", [1, 40, 130])
+@pytest.mark.parametrize("num_prefix", [1, 33, CHUNK_TOKENS - 1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 50])
+def test_an_answer_is_the_same_wherever_the_prefix_ends(
+    num_prefix: int, num_own: int, folders: dict[str, Path], threads: None
+) -> None:
+    """Shared or not, alone or with others, on one thread or two: rows are bit for bit what they are on their own."""
+    generator = torch.Generator().manual_seed(num_prefix)
+    backend, num_tokens, num_members = backend_of(folders["best"], (6, 2), 64), num_prefix + num_own, 5
+    keys, values = (torch.randn(num_tokens, 2, 64, generator=generator).bfloat16() for _ in range(2))
+    row = torch.randn(1, 10 * 64, generator=generator).bfloat16()
+
+    def answers(groups: list[tuple[int, list[tuple[int, int]]]]) -> torch.Tensor:
+        """Of last rows; every sequence has the same tokens."""
+        layout = Layout(groups, torch.randperm(NUM_BLOCKS, generator=generator).tolist(), BLOCK_SIZE)
+        k, v = (torch.zeros(NUM_BLOCKS, BLOCK_SIZE, 2, 64).bfloat16() for _ in range(2))
+        prefix_len, sequences = groups[0]
+        tables = [(layout.prefix_tables[0], 0, prefix_len)]
+        tables += [(table, prefix_len, own) for table, (_, own) in zip(layout.own_tables, sequences, strict=True)]
+        for table, first, length in tables:
+            slots = layout.slots(table, length)
+            k.flatten(0, 1)[slots], v.flatten(0, 1)[slots] = (
+                keys[first : first + length],
+                values[first : first + length],
+            )
+        rows = row.expand(layout.batch.num_rows, -1).contiguous()
+        found = attend(backend, layout, layout.used_slots(), k, v, rows)
+        return found[layout.batch.cu_seqlens_q[1:] - 1]
+
+    alone = answers([(0, [(1, num_tokens)])])
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        shared = answers([(num_prefix, [(1, num_own)] * num_members)])
+        mixed = answers([(num_prefix, [(1, num_own), (num_own, num_own), (1, num_own)])])
+        whole = answers([(0, [(min(70, num_tokens), num_tokens)])])
+        assert torch.equal(shared, alone.expand_as(shared))
+        assert torch.equal(mixed, alone.expand_as(mixed))
+        assert torch.equal(whole, alone)
+
+
+@pytest.mark.parametrize("vocab_size", [512, 500])
+@pytest.mark.parametrize("num_rows", [1, 12, 33, 300])
+def test_the_output_layer(num_rows: int, vocab_size: int, folders: dict[str, Path], threads: None) -> None:
+    """Logits, the largest, columns and weights agree; vocabularies that fill panels of 32, and one that does not."""
+    generator = torch.Generator().manual_seed(num_rows)
+    weight = torch.randn(vocab_size, 96, generator=generator)
+    weight[400:420] = weight[100:120]  # of equals, the first one counts
+    bias = torch.randn(vocab_size, generator=generator) - 3
+    bias[400:420] = bias[100:120]
+    hidden = torch.randn(num_rows, 96, generator=generator).bfloat16()
+    hidden[0] = 0
+    for addend in (None, bias):
+        expected = hidden.double() @ weight.double().T + (0 if addend is None else addend.double())
+        kept = []
+        for folder in folders.values():
+            head = backend_of(folder, (1, 1), 64).make_output_layer(weight, addend)
+            assert isinstance(head, Int8OutputLayer)
+            logits = head.logits(hidden)
+            assert (logits.double() - expected).abs().max() <= 0.02 * expected.abs().max()
+            assert torch.equal(head.most_likely(hidden), logits.argmax(-1))
+            allowed = torch.zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32)
+            allowed[:, 4], allowed[num_rows // 2, 0] = 0b1010, 1
+            assert torch.equal(head.most_likely(hidden, allowed), mask_logits(logits, allowed).argmax(-1))
+            some = torch.tensor([3, vocab_size - 1, 0, 3])
+            assert torch.equal(head.label_logits(hidden, some), logits[:, some])
+            assert (head.weights_of(some).float() - weight[some]).abs().max() < 0.02 * weight.abs().max()
+            kept.append(logits)
+        assert all(torch.equal(other, kept[0]) for other in kept)
+        torch.set_num_threads(1)
+        assert torch.equal(kept[0][-1:], head.logits(hidden[-1:]))
+        torch.set_num_threads(2)
