@@ -55,7 +55,7 @@ class StepRunner:
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"
         graphable = self.attention.graphable if has_graphs else None
-        buckets = find_buckets(config.max_num_batched_tokens)
+        buckets = () if graphable is None else find_buckets(config.max_num_batched_tokens)
 
         def measure() -> MemoryProfile:
             return measure_memory(

@@ -118,7 +118,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
         (("--kv-memory", "much"), "--kv-memory: String should match pattern"),
-        (("--method", "best"), 'Invalid value "best" for --method. Choose from: "exact", "paper".'),
+        (("--method", "best"), 'Invalid value "best" for --method. Choose from: "exact", "paper", "none".'),
     ],
 )
 @pytest.mark.usefixtures("prefect_server")
