@@ -46,7 +46,10 @@ FLAGS = {
 }
 """The commands that are flows, and what each takes beside the flow's parameters."""
 
-MODULES = {"check": "flows.nights.check"}
+MODULES = {
+    "check": "flows.nights.check",
+    **{name: f"flows.quality.{name}" for name in ("calibrate", "compare", "evaluate")},
+}
 """Of the commands whose module has another name."""
 
 

@@ -116,7 +116,7 @@ def nightly(
             if sample is None:
                 summaries = [answer_workload(night, workload) for workload in jobs]
             else:
-                from flows.sample import answer_samples
+                from flows.quality.sample import answer_samples
 
                 summaries = answer_samples(night, jobs, sample, keep)
         except Exception:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.calibrate import calibrate
 from flows.cli import COMMANDS, main
-from flows.compare import compare
-from flows.evaluate import evaluate
 from flows.explain import explain
 from flows.nightly import nightly
 from flows.nights.night import night
+from flows.quality.calibrate import calibrate
+from flows.quality.compare import compare
+from flows.quality.evaluate import evaluate
 from tasks.database.connection import connect
 from tasks.database.demo_database import build_demo_database, read_demo_contents
 from tasks.database.schema import create_schema

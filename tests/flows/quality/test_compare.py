@@ -7,13 +7,13 @@ import pytest
 
 from engine.errors import DatabaseError, WorkloadError
 from flows.cli import batchloom, main
-from flows.compare import compare
-from flows.comparison_page import render_comparison
+from flows.quality.compare import compare
+from flows.quality.comparison_page import render_comparison
 from tests.flows.conftest import ENGINE
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
-SHIPPED = Path(__file__).parents[2] / "workloads"
+SHIPPED = Path(__file__).parents[3] / "workloads"
 
 
 def write_variant(folder: Path, shipped: str, name: str, **changes: str) -> str:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from flows.calibrate import calibrate
 from flows.cli import main
+from flows.quality.calibrate import calibrate
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

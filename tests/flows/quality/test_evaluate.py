@@ -7,7 +7,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.cli import main
-from flows.evaluate import evaluate
+from flows.quality.evaluate import evaluate
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from engine.device.placement import check_device
 from engine.limits import check_kv_budget
-from flows.comparison_page import publish_comparison, render_comparison
+from flows.quality.comparison_page import publish_comparison, render_comparison
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
 from flows.workload_run import Night, Source, infer, read_and_plan

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.sample_page import ARTIFACT_COLUMNS, list_forecast, show_value
+from flows.quality.sample_page import ARTIFACT_COLUMNS, list_forecast, show_value
 from tasks.comparison.comparison import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
 from tasks.runs.run_record import artifact_key

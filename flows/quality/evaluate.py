@@ -12,7 +12,7 @@ from prefect import flow
 from pydantic import Field
 
 from engine.errors import QualityError
-from flows.evaluation_page import publish_evaluation, render_evaluation
+from flows.quality.evaluation_page import publish_evaluation, render_evaluation
 from flows.report import report_run
 from tasks.database.connection import connect
 from tasks.evaluate import evaluate as evaluate_workload

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.sample_page import publish_sample, render_sample
+from flows.quality.sample_page import publish_sample, render_sample
 from flows.workload_run import Night, begin_record, infer, plan_requests, read_and_plan, write_and_report
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
