@@ -56,7 +56,7 @@ def compare_with_gold(
         DatabaseError: gold cannot be used, for one of the workloads; or none of its rows is in the sample.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
-        types = dict(connection.execute(statement("evaluate/column_types"), {"relation": gold}).fetchall())
+        types = dict(connection.execute(statement("gold/column_types"), {"relation": gold}).fetchall())
         if not types:
             raise DatabaseError(f"no table or view {gold!r} with gold rows")
         gold_rows = connection.sql(fill_identifiers(statement("compare/read_gold"), gold=gold)).to_arrow_table()

@@ -86,11 +86,11 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
                 raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
             digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
             found = [each for column in columns for each in _fit_column(comparison, column, digests, gold, method)]
-            comparison.execute("create_calibrations")
-            comparison.execute("delete_calibrations", digests)
+            comparison.execute("calibrate/create_calibrations")
+            comparison.execute("calibrate/delete_calibrations", digests)
             row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
             for each in found:
-                comparison.execute("insert_calibration", row | asdict(each))
+                comparison.execute("calibrate/insert_calibration", row | asdict(each))
             _create_views(comparison, workload, columns)
             connection.commit()
         except BaseException:
@@ -152,7 +152,7 @@ def _fit_column(
 ) -> list[Calibration]:
     """A map for the column, or one for each label."""
     name = _probability_of(column)
-    statement = "calibration_points_of_labels" if name.endswith("_probabilities") else "calibration_points"
+    statement = "calibrate/points_of_labels" if name.endswith("_probabilities") else "calibrate/points"
     parameters = digests | {"first_label": column.first_label}
     rows = comparison.execute(statement, parameters, expected=column.expected, probability=name).fetchall()
     labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
@@ -174,7 +174,9 @@ def _fit_column(
 
 
 def _find_model(comparison: Comparison, workload: Workload) -> str:
-    for (model_digest,) in comparison.execute("newest_model", {"workload_digest": workload.digest}).fetchall():
+    for (model_digest,) in comparison.execute(
+        "calibrate/newest_model", {"workload_digest": workload.digest}
+    ).fetchall():
         return str(model_digest)
     raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
 
@@ -187,10 +189,10 @@ def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[
     latest, keys = f"latest_{table}", workload.key
     if singles:
         view = f"calibrated_{table}"
-        comparison.execute("create_calibrated_view", view=view, latest=latest, keys=keys, columns=singles)
+        comparison.execute("calibrate/create_view", view=view, latest=latest, keys=keys, columns=singles)
     if labels:
         view = f"calibrated_{table}_labels"
-        comparison.execute("create_calibrated_labels_view", view=view, latest=latest, keys=keys, columns=labels)
+        comparison.execute("calibrate/create_labels_view", view=view, latest=latest, keys=keys, columns=labels)
 
 
 def _probability_of(column: ComparedColumn) -> str:

@@ -1,4 +1,4 @@
-"""Compare answers with gold rows, or two runs with each other, by the statements in ``sql/evaluate/``."""
+"""Compare answers with gold rows, or two runs with each other: ``sql/gold/`` and ``sql/evaluate/``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,18 +139,18 @@ class Comparison:
         if not self._answer_types:
             raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
         for name in MACROS:
-            self.execute(f"macro_{name}")
+            self.execute(f"evaluate/macro_{name}")
 
     def create_tables(self) -> None:
         """Make the tables and views of evaluations where they are not there."""
         for name in CREATED:
-            self.execute(f"create_{name}")
+            self.execute(f"evaluate/create_{name}")
 
     def take_answers(self, target: str, run_id: str | None) -> None:
         """Make the temporary table `target` of the answers of a run; None is the newest of each row."""
         parameters = {"keys": list(self._workload.key), "run_id": run_id, "is_reference": target != "answers"}
         source = self._latest if run_id is None else self._table
-        self.execute("answers", parameters, target=target, source=source, keys=self._workload.key)
+        self.execute("gold/answers", parameters, target=target, source=source, keys=self._workload.key)
         if self._count(target) == 0:
             raise DatabaseError(
                 f"workload {self._workload.name!r} has no answers yet in {self._latest!r}"
@@ -165,7 +165,7 @@ class Comparison:
             raise DatabaseError(f"no table or view {gold!r} with gold rows")
         columns = match_columns(self._workload, gold, gold_types, self._answer_types)
         keys = {"keys": list(self._workload.key)}
-        self.execute("expected_rows", keys, source=gold, keys=self._workload.key)
+        self.execute("gold/expected_rows", keys, source=gold, keys=self._workload.key)
         self._check_keys(gold)
         for column in columns:
             self._pair(column)
@@ -180,10 +180,10 @@ class Comparison:
             if column.kind in ("probability", "rank"):
                 parameters["first_label"] = column.first_label
             if column.kind == "probability":
-                self.execute("insert_probability_rows", self._this | parameters)
+                self.execute("evaluate/insert_probability_rows", self._this | parameters)
             elif column.kind == "rank":
                 group = self._workload.key.index(self._workload.kind.rank_within) + 1
-                self.execute("insert_rank_rows", self._this | parameters | {"group": group, "k": k})
+                self.execute("evaluate/insert_rank_rows", self._this | parameters | {"group": group, "k": k})
             else:
                 self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
 
@@ -198,7 +198,7 @@ class Comparison:
         """Add the row of ``evaluations``; returns the run id and the counts in it."""
         names = ("workload", "gold", "answers", "against")
         row = {name: getattr(evaluation, name) or None for name in names} | {"created_at": datetime.now(UTC)}
-        result = self.execute("insert_evaluation", self._this | row)
+        result = self.execute("evaluate/insert_evaluation", self._this | row)
         return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
 
     def measure(self) -> list[Metric]:
@@ -206,27 +206,27 @@ class Comparison:
         num_rows = self._count("expected_rows")
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
-            self.execute(f"insert_{name}", self._this | {"num_replicates": num_replicates})
-        result = self.execute("metrics", self._this)
+            self.execute(f"evaluate/insert_{name}", self._this | {"num_replicates": num_replicates})
+        result = self.execute("evaluate/metrics", self._this)
         names = [column[0] for column in result.description or ()]
         return [Metric(**dict(zip(names, row, strict=True))) for row in result.fetchall()]
 
     def _pair(self, column: ComparedColumn) -> None:
         probability = column.probability or "no_probability"
-        self.execute("pairs", expected=column.expected, answer=column.name, probability=probability)
+        self.execute("gold/pairs", expected=column.expected, answer=column.name, probability=probability)
 
     def _insert(self, column: ComparedColumn, reference: str, right: str) -> None:
         parameters = {"column": column.name, "kind": column.kind, "reference": reference, "right": right}
-        self.execute("insert_rows", self._this | parameters | {"is_nullable": column.is_nullable})
+        self.execute("evaluate/insert_rows", self._this | parameters | {"is_nullable": column.is_nullable})
 
     def _check_keys(self, gold: str) -> None:
         if self._count("expected_rows") == 0:
             raise DatabaseError(f"gold table {gold!r} is empty")
-        for key, num_rows in self.execute("bad_keys").fetchall():
+        for key, num_rows in self.execute("gold/bad_keys").fetchall():
             named = self._name_key(key)
             reason = f"{num_rows} rows with {named}; one is expected" if num_rows > 1 else f"a row with {named}"
             raise DatabaseError(f"gold table {gold!r} has {reason}")
-        keys, num_matches = self.execute("matching_keys").fetchall()[0]
+        keys, num_matches = self.execute("gold/matching_keys").fetchall()[0]
         if num_matches == 0:
             raise DatabaseError(
                 f"no row of gold table {gold!r} has an answer of workload {self._workload.name!r}; "
@@ -235,7 +235,7 @@ class Comparison:
 
     def _check_values(self, gold: str, column: ComparedColumn) -> None:
         parameters = {"kind": column.kind, "labels": list(column.labels)}
-        for (given,) in self.execute("bad_values", parameters).fetchall():
+        for (given,) in self.execute("gold/bad_values", parameters).fetchall():
             expected = {
                 "rank": "a grade of relevance, 0 or above",
                 "probability": "true or false",
@@ -250,20 +250,20 @@ class Comparison:
         return ", ".join(f"{name} {'NULL' if value is None else repr(value[:80])}" for name, value in parts)
 
     def _types_of(self, relation: str) -> dict[str, str]:
-        return dict(self.execute("column_types", {"relation": relation}).fetchall())
+        return dict(self.execute("gold/column_types", {"relation": relation}).fetchall())
 
     def _count(self, table: str) -> int:
-        return int(self.execute("count_rows", table=table).fetchall()[0][0])
+        return int(self.execute("gold/count_rows", table=table).fetchall()[0][0])
 
     def execute(
         self, name: str, parameters: Mapping[str, Any] | None = None, **identifiers: str | Sequence[str]
     ) -> duckdb.DuckDBPyConnection:
-        """Run a statement of ``sql/evaluate/``.
+        """Run a statement of ``sql/``.
 
         Args:
-            name: of the statement.
+            name: of the statement, with its folder.
             parameters: bound to it.
             identifiers: filled into it.
         """
-        text = statement(f"evaluate/{name}")
+        text = statement(name)
         return self._connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)

@@ -104,14 +104,15 @@ def test_metrics_are_scikit_learns(database: Path, rows: list[tuple[float, str]]
     confidences = [max(score, 1 - score) for score in scores]
     is_right = [one == other for one, other in zip(expected, answered, strict=True)]
     assert found["label", "ece", None] == pytest.approx(expected_calibration_error(confidences, is_right), abs=1e-9)
-    matrix = sk.confusion_matrix(expected, answered, labels=labels)
+    both = ["no", "yes"]
+    matrix = sk.confusion_matrix(expected, answered, labels=both)
     for expected_label, answer, num_rows in sql(
         database,
         "select expected, answer, num_rows from evaluation_confusion"
         " where evaluation_id = (select max(evaluation_id) from evaluations where created_at ="
         " (select max(created_at) from evaluations))",
     ):
-        assert matrix[labels.index(expected_label), labels.index(answer)] == num_rows
+        assert matrix[both.index(expected_label), both.index(answer)] == num_rows
 
 
 def expected_calibration_error(confidences: Sequence[float], is_right: Sequence[bool]) -> float:
