@@ -226,6 +226,7 @@ class Engine:
     def _limits(self) -> EngineLimits:
         return EngineLimits(
             vocab_size=self.vocab_size,
+            has_output_layer=self._model.has_output_layer,
             max_model_len=self.max_model_len,
             block_size=self._cache.block_size,
             num_kv_blocks=self._cache.num_blocks,

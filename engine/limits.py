@@ -50,11 +50,13 @@ class EngineLimits:
     """Limits on one request alone.
 
     Attributes:
+        has_output_layer: whether the checkpoint has one; without, requests can be pooled alone.
         max_model_len: prompt plus answer, in tokens.
         block_size, num_kv_blocks: of the KV memory.
     """
 
     vocab_size: int
+    has_output_layer: bool
     max_model_len: int
     block_size: int
     num_kv_blocks: int
@@ -65,6 +67,8 @@ class EngineLimits:
         Args:
             can_decode: whether there is a decoder for stop strings.
         """
+        if not self.has_output_layer and not request.is_pooled:
+            return "the checkpoint has no output layer, which generating and scoring take"
         num_prompt_tokens = len(request.token_ids)
         largest = max(int(request.token_ids.max()), *(max(label) for label in request.labels), 0)
         if largest >= self.vocab_size:

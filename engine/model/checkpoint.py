@@ -147,7 +147,7 @@ def read_config(folder: Path) -> "transformers.PretrainedConfig":
 
 def load_weights(
     folder: Path, config: "transformers.PretrainedConfig", *, dtype: "torch.dtype", device: "torch.device"
-) -> "transformers.PreTrainedModel":
+) -> "tuple[transformers.PreTrainedModel, bool]":
     """Reads a checkpoint's weights straight onto a device.
 
     Args:
@@ -157,6 +157,8 @@ def load_weights(
         device: where they go.
     Raises:
         ModelError: a file is damaged, or weights of the architecture are missing, which would else be random.
+    Returns:
+        the model, and whether its output layer was read: models that embed or classify need none.
     """
     from transformers import AutoModelForCausalLM
 
@@ -172,9 +174,12 @@ def load_weights(
             )
     except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
-    if missing := sorted(info["missing_keys"]):
+    head = loaded.get_output_embeddings()
+    names = [name for name, module in loaded.named_modules() if module is head]
+    lacking = set(info["missing_keys"])
+    if missing := sorted(lacking - {f"{name}.{part}" for name in names for part in ("weight", "bias")}):
         raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
-    return loaded
+    return loaded, not lacking
 
 
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")

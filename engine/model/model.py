@@ -36,6 +36,7 @@ class Model:
     Attributes:
         max_positions: longest sequence that the checkpoint's positions allow.
         has_plain_layers: whether the backends' own layers compute what the model's do.
+        has_output_layer: whether the checkpoint has one; else it can be pooled alone.
         weight_bytes, eos_token_ids: of all parameters; tokens that end an answer.
     """
 
@@ -67,6 +68,7 @@ class Model:
         self.weight_bytes = sum(parameter.nbytes for parameter in language_model.parameters())
         self.eos_token_ids = _eos_token_ids(language_model)
         self.is_compiled = False
+        self.has_output_layer = True
         self._has_replaced_layers = False
         self._owns_weights = owns_weights
         language_model.set_attn_implementation(ATTENTION_NAME)
@@ -101,8 +103,10 @@ class Model:
         config = read_config(folder)
         if not is_plain(config.to_dict()):
             prove(config)
-        loaded = load_weights(folder, config, dtype=dtype, device=device)
-        return cls(loaded.eval(), device=device, owns_weights=True, kv_dtype=kv_dtype)
+        loaded, has_output_layer = load_weights(folder, config, dtype=dtype, device=device)
+        made = cls(loaded.eval(), device=device, owns_weights=True, kv_dtype=kv_dtype)
+        made.has_output_layer = has_output_layer
+        return made
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:

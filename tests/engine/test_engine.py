@@ -167,7 +167,7 @@ def test_a_broken_compiler_costs_no_answer(tiny_llama: Path, engine: Engine, cap
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"dtype": "int8"}, "dtype"),
+        ({"dtype": "int4"}, "dtype"),
         ({"block_size": 0}, "block_size"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens"),
         ({"kv_memory_bytes": -1}, "kv_memory_bytes"),

@@ -64,7 +64,7 @@ def test_the_form_asks_for_each_parameter_with_its_type_and_meaning(flow: Flow[.
             assert meaning["description"], field
             assert {"type", "anyOf"} & meaning.keys(), field
     assert schema["properties"]["workloads"]["items"] == {"type": "string"}
-    assert schema["definitions"]["PlanSettings"]["properties"]["method"]["enum"] == ["exact", "paper"]
+    assert schema["definitions"]["PlanSettings"]["properties"]["method"]["enum"] == ["exact", "paper", "none"]
 
 
 @pytest.fixture

@@ -242,7 +242,8 @@ def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report
     nights.sql("delete from steps")
     nights.sql(
         "insert into steps select $1, 0, i, if(i = 30_000, 1, 120), 0, 0, 45, 30, 15, 5, 100, 9,"
-        " if(i < 49_000, 5, 0), 1, if(i = 40_000, 1, 0), 2.0, 0, if(i >= 40_000 and i < 41_000, 12, 0), null, null"
+        " if(i < 49_000, 5, 0), 1, if(i = 40_000, 1, 0), 2.0, 0, if(i >= 40_000 and i < 41_000, 12, 0),"
+        " 0, 0, null, null"
         " from range(50_000) as steps (i)",
         [summary.run_id],
     )

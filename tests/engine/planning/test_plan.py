@@ -182,7 +182,7 @@ def test_a_sequence_that_is_no_prompt_is_named(sequence: object, why: str) -> No
 
 
 def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one of 'exact', 'paper', got 'greedy'"):
+    with pytest.raises(ConfigError, match="one of 'exact', 'paper', 'none', got 'greedy'"):
         plan_prefix_groups([[1]], method="greedy")  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from engine import Engine, EngineConfig, Request, plan_prefix_groups
-from engine.errors import ModelError
+from engine.errors import ModelError, RequestError
 from tests.tiny_encoders import save_modules
 
 TOLERANCE = 2e-5
@@ -117,7 +117,10 @@ def test_a_classification_head(num_classes: int, tiny_checkpoint: Callable[[str]
     )
     model.save_pretrained(tmp_path / "model")
     requests = [Request(request_id=str(i), token_ids=p, mode="classify") for i, p in enumerate(prompts())]
-    for completion, prompt in zip(load(tmp_path / "model").pool(requests, "classify"), prompts(), strict=True):
+    engine = load(tmp_path / "model")
+    with pytest.raises(RequestError, match="no output layer"):
+        engine.generate([Request(request_id="a", token_ids=[5])])
+    for completion, prompt in zip(engine.pool(requests, "classify"), prompts(), strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt])).logits[0].double()
         expected = logits.log_softmax(0) if num_classes > 1 else torch.nn.functional.logsigmoid(logits)
