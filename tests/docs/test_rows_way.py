@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "rows_way.md"
 
 MOST_MODULES = 73
-MOST_LINES = 11_950
+MOST_LINES = 12_000
 
 
 @pytest.fixture(scope="module")
