@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.planning.plan import PrefixGroup
     from engine.planning.planner import plan_prefix_groups
     from engine.request import Completion, Request
+    from engine.thinking import Thinking
 
 __all__ = [
     "Completion",
@@ -23,6 +24,7 @@ __all__ = [
     "PrefixGroup",
     "Request",
     "StepRecord",
+    "Thinking",
     "Vocabulary",
     "plan_prefix_groups",
 ]
@@ -35,6 +37,7 @@ _MODULES = {
     "PrefixGroup": "engine.planning.plan",
     "Request": "engine.request",
     "StepRecord": "engine.execution.step_record",
+    "Thinking": "engine.thinking",
     "Vocabulary": "engine.grammar",
     "plan_prefix_groups": "engine.planning.planner",
 }

@@ -234,8 +234,8 @@ class Engine:
 
     def _make_sampler(self, requests: Sequence[Request], decode: Decoder | None) -> TokenSampler:
         pooled_modes = {request.mode for request in requests if request.is_pooled}
-        has_grammars = any(request.grammar is not None for request in requests)
-        if not pooled_modes and not has_grammars:
+        has_constraints = any(request.is_constrained for request in requests)
+        if not pooled_modes and not has_constraints:
             return TokenSampler(self._model, decode)
         from engine.execution.constrained_sampler import ConstrainedSampler  # few runs have such requests
 

@@ -12,6 +12,7 @@ from engine.errors import RequestError, UnknownParameterError
 
 if TYPE_CHECKING:
     from engine.grammar import Grammar
+    from engine.thinking import Thinking
 
 Mode = Literal["generate", "score", "embed", "classify"]
 FinishReason = Literal["eos", "stop", "length", "scored", "embedded", "error"]
@@ -29,13 +30,14 @@ class Request:
         token_ids: the prompt, at least one token; any integer sequence, kept as int32 ``[num_tokens]``.
         mode: "generate" decodes new tokens; "score" gives each label's log-probability; "embed" gives the prompt's
             embedding; "classify" gives the log-probability of each class that the checkpoint has a head for.
-        max_new_tokens: generate only; at least 1.
+        max_new_tokens: generate only; at least 1. Thoughts count; their budget is never spent on the answer.
         temperature: 0 is greedy; above 0 the logits are divided by it before sampling.
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it; 1 keeps all.
         seed: of this request's own random stream. A sampled answer depends on it and on the prompt alone.
         stop: strings that end the answer; they need the caller's decoder (`Engine.generate(..., decode=...)`).
         grammar: generate only; what the answer may be. It says where an answer ends, so there are no stop strings.
+        thinking: generate only; what comes before the answer, which grammar and stop strings hold for alone.
         ignore_eos: go on after an end-of-sequence token (benchmarks with fixed lengths).
         labels: score only; each label is a sequence of one or more token ids.
         priority: larger ones start first under the order "priority"; any whole number. It never changes an answer.
@@ -62,6 +64,7 @@ class Request:
     seed: int = 0
     stop: tuple[str, ...] = ()
     grammar: "Grammar | None" = None
+    thinking: "Thinking | None" = None
     ignore_eos: bool = False
     labels: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
@@ -107,6 +110,8 @@ class Request:
             refuse(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.grammar is not None and (self.mode != "generate" or self.stop or self.ignore_eos):
             refuse("a grammar belongs to mode 'generate', without stop strings and ignore_eos: it says how answers end")
+        if self.thinking is not None and (self.mode != "generate" or self.max_new_tokens <= self.thinking.max_tokens):
+            refuse(f"thinking belongs to mode 'generate', with max_new_tokens above its {self.thinking.max_tokens}")
         if self.mode == "score" and (len(self.labels) < 2 or not all(self.labels)):
             refuse(f"mode 'score' needs two or more non-empty labels, got {self.labels}")
         if len(set(self.labels)) != len(self.labels):
@@ -133,9 +138,16 @@ class Request:
         return self.mode in POOLED_MODES
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether some of its tokens are not the model's own choice."""
+        return self.grammar is not None or self.thinking is not None
+
+    @property
     def opening(self) -> tuple[int, ...]:
         """Tokens that the answer begins with, whatever the model says; not its last one."""
-        return () if self.grammar is None else self.grammar.opening[: self.max_new_tokens - 1]
+        if self.grammar is None or self.thinking is not None:
+            return ()
+        return self.grammar.opening[: self.max_new_tokens - 1]
 
     @property
     def answer_key(self) -> tuple[object, ...]:
@@ -145,7 +157,7 @@ class Request:
         if self.mode == "score":
             return (self.mode, self.labels)
         draws = (self.temperature, self.top_k, self.top_p, self.seed) if self.temperature > 0 else ()
-        return (self.mode, self.max_new_tokens, self.stop, self.ignore_eos, self.grammar, draws)
+        return (self.mode, self.max_new_tokens, self.stop, self.ignore_eos, self.grammar, self.thinking, draws)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +167,7 @@ class Completion:
     Attributes:
         finish_reason: "stop", too, where a grammar's answer is complete and no token is left for the end of sequence.
         token_ids: generated tokens, the end-of-sequence token included; empty in other modes than "generate".
+        thinking_token_ids: what the model thought before these, without the mark that ends it.
         label_logprobs: score and classify; one natural-log probability per label or class. They are normalised over the
             labels, but for a head of one class or of classes that do not exclude each other.
         embedding: embed only; float32 ``[n]``. Not compared.
@@ -167,6 +180,7 @@ class Completion:
     request_id: str
     finish_reason: FinishReason
     token_ids: Sequence[int] = ()
+    thinking_token_ids: Sequence[int] = ()
     label_logprobs: Sequence[float] = ()
     embedding: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     num_prompt_tokens: int = 0

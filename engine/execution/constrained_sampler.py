@@ -1,5 +1,6 @@
-"""Sampling where requests have grammars: which tokens are allowed in each row, and which follow for certain."""
+"""Sampling where requests think or have grammars: which tokens each row allows, and which follow for certain."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Sequences
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -36,20 +37,22 @@ class ConstrainedSampler(TokenSampler):
     def __init__(self, model: Model, decode: Decoder | None) -> None:
         super().__init__(model, decode)
         self._constraints: dict[Sequence, Constraint] = {}
+        self._starts: dict[Sequence, int] = {}  # own token with which an answer begins, once its thoughts have ended
+        self._thinking_mask = _allow_all_but(model.eos_token_ids, model.vocab_size)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")
         self._prepared: tuple[Step, Future[Masks] | None] | None = None
 
     def prepare(self, step: Step) -> None:
         rows = [
-            (row, self._constraint(sequence))
+            (row, None if self._is_thinking(sequence) else self._constraint(sequence))
             for row, (sequence, place) in enumerate(step.sampled)
-            if sequence.request.grammar is not None and not sequence.is_answered and not sequence.knows(place)
+            if self._is_held(sequence) and not sequence.is_answered and not sequence.knows(place)
         ]
         masks = self._thread.submit(self._make_masks, rows, len(step.sampled)) if rows else None
         self._prepared = step, masks
 
     def needs_tokens(self, step: Step) -> bool:
-        return any(sequence.request.grammar is not None for sequence, _ in step.sampled)
+        return any(self._is_held(sequence) for sequence, _ in step.sampled)
 
     def _masks(self, step: Step) -> torch.Tensor | None:
         if self._prepared is None or self._prepared[0] is not step:
@@ -59,6 +62,13 @@ class ConstrainedSampler(TokenSampler):
         self._prepared = None
         return None if masks is None else to_device(masks.result(), self._model.device)
 
+    def _is_thinking(self, sequence: Sequence) -> bool:
+        return sequence.request.thinking is not None and sequence not in self._starts
+
+    def _is_held(self, sequence: Sequence) -> bool:
+        """Whether only some tokens may come next."""
+        return sequence.request.grammar is not None or self._is_thinking(sequence)
+
     def _constraint(self, sequence: Sequence) -> Constraint:
         """Made when the first token is to be sampled: requests that wait have none."""
         if sequence not in self._constraints:
@@ -66,9 +76,11 @@ class ConstrainedSampler(TokenSampler):
             self._constraints[sequence] = sequence.request.grammar.start(sequence.request.opening)
         return self._constraints[sequence]
 
-    def _make_masks(self, rows: Sequences[tuple[int, Constraint]], num_rows: int) -> Masks:
-        """Rows without a constraint, and those whose grammar has failed, allow every token."""
+    def _make_masks(self, held: Sequences[tuple[int, Constraint | None]], num_rows: int) -> Masks:
+        """Rows that are not held, and those whose grammar has failed, allow every token; None is for thoughts."""
         masks = np.full((num_rows, cdiv(self._model.vocab_size, 32)), _ALL, dtype=np.int32)
+        masks[[row for row, constraint in held if constraint is None]] = self._thinking_mask
+        rows = [(row, constraint) for row, constraint in held if constraint is not None]
         open_rows = [(row, constraint) for row, constraint in rows if not constraint.forced]
         for row, constraint in rows:
             if constraint.forced:
@@ -84,28 +96,64 @@ class ConstrainedSampler(TokenSampler):
         return masks
 
     def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """Books a token of a grammar's answer, and those that it forces."""
-        constraint = self._constraints.get(sequence)
-        if constraint is None:
-            return super()._follow(sequence, place, token)
+        """Books a token of a thought or a grammar's answer, and those that follow it for certain."""
+        request = sequence.request
+        start, most, closing = sequence.num_suffix, request.max_new_tokens, list[int]()
+        if request.thinking is not None:
+            most -= request.thinking.max_tokens
+            if self._is_thinking(sequence):
+                end_of_thoughts = request.thinking.follow(token, place + 1 - start)
+                if end_of_thoughts is None:
+                    return (), None
+                closing = list(end_of_thoughts)
+                self._starts[sequence] = place + 1 + len(closing)
+            start = self._starts[sequence]
+        room = start + most - (place + 1 + len(closing))
+        followers: Sequences[int] = ()
         end: FinishReason | None = None
+        if request.grammar is not None:
+            followers, end = self._follow_grammar(sequence, None if room == most else token, room)
+        elif room < most:
+            end = self._find_end(sequence, place, token, start)
+        if end is None and len(followers) == room:
+            end = "length"
+        if end is not None:
+            self._constraints.pop(sequence, None)
+            self._starts.pop(sequence, None)
+        return [*closing, *followers], end
+
+    def _follow_grammar(
+        self, sequence: Sequence, token: int | None, room: int
+    ) -> tuple[Sequences[int], FinishReason | None]:
+        """Books a token of an answer, or its beginning, and the tokens that the grammar forces then.
+
+        Args:
+            sequence: whose answer it is.
+            token: that the model has chosen; None where thoughts have just ended.
+            room: tokens that the answer may still have.
+        """
+        constraint = self._constraint(sequence)
         followers: list[int] = []
-        room = sequence.request.max_new_tokens - (place + 1 - sequence.num_suffix)
         if constraint.error is None:
-            constraint.accept(token)
+            if token is not None:
+                constraint.accept(token)
             followers = constraint.take_forced(room)
         if constraint.error is not None:
             sequence.error = f"the answer cannot go on: {constraint.error}"
-            end = "error"
-        elif constraint.has_ended:
-            end = "eos"
-        elif len(followers) == room and constraint.is_complete:
-            end = "stop"
-        if end is not None or len(followers) == room:
-            del self._constraints[sequence]
-        return followers, end
+            return followers, "error"
+        if constraint.has_ended:
+            return followers, "eos"
+        return followers, "stop" if len(followers) == room and constraint.is_complete else None
 
 
 def _fill(rows: Sequences[tuple[int, Constraint]], masks: Masks) -> None:
     if rows:
         rows[0][1].vocabulary.fill_masks([(constraint.matcher, row) for row, constraint in rows], masks)
+
+
+def _allow_all_but(token_ids: Iterable[int], vocab_size: int) -> Masks:
+    """A row of masks."""
+    mask = np.full(cdiv(vocab_size, 32), _ALL, dtype=np.int32)
+    for token_id in token_ids:
+        mask.view(np.uint32)[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+    return mask

@@ -100,18 +100,22 @@ class TokenSampler:
         return None
 
     def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """Why an answer ends with `token` as own token `place`, if it does so before its longest length."""
+        """What is known with `token` as own token `place`, see `PendingTokens`."""
+        return (), self._find_end(sequence, place, token, sequence.num_suffix)
+
+    def _find_end(self, sequence: Sequence, place: int, token: int, start: int) -> FinishReason | None:
+        """Why an answer that begins with own token `start` ends with `token`, if it does before its longest length."""
         request = sequence.request
         if token in self._model.eos_token_ids and not request.ignore_eos:
-            return (), "eos"
+            return "eos"
         if request.stop and self._decode is not None:
             # A token adds at least a byte of text, so a stop string that just ended began within this many tokens.
             most_tokens = max(len(text.encode()) for text in request.stop) + 4
-            first = max(sequence.num_suffix, place + 1 - most_tokens)
+            first = max(start, place + 1 - most_tokens)
             text = self._decode([*sequence.own_tokens(first, place).tolist(), token])
             if any(stop in text for stop in request.stop):
-                return (), "stop"
-        return (), None
+                return "stop"
+        return None
 
 
 def complete(answered: Answered, requests: Sequences[Request], compute_ms: float) -> Iterator[Completion]:
@@ -124,6 +128,7 @@ def complete(answered: Answered, requests: Sequences[Request], compute_ms: float
     """
     sequence, reason = answered.sequence, answered.reason
     token_ids: tuple[int, ...] = ()
+    thoughts: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     error = None
     if reason == "error":
@@ -141,6 +146,8 @@ def complete(answered: Answered, requests: Sequences[Request], compute_ms: float
         logprobs = tuple((scores - np.logaddexp.reduce(scores)).tolist())
     else:
         token_ids = tuple(sequence.output_token_ids)
+        if sequence.request.thinking is not None:
+            thoughts, token_ids = sequence.request.thinking.split(token_ids)
     for index, owner in enumerate(sequence.owners):
         request = requests[owner]
         num_prompt_tokens = len(request.token_ids)
@@ -149,10 +156,11 @@ def complete(answered: Answered, requests: Sequences[Request], compute_ms: float
             request_id=request.request_id,
             finish_reason=reason,
             token_ids=token_ids,
+            thinking_token_ids=thoughts,
             label_logprobs=logprobs,
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=0 if reason == "error" else num_cached,
-            num_output_tokens=len(token_ids),
+            num_output_tokens=0 if reason == "error" else sequence.num_output_tokens,
             compute_ms=compute_ms if index == 0 else 0.0,
             error=error,
         )
