@@ -33,7 +33,7 @@ demo: $(VENV)/.installed $(DEMO_MODEL)/.installed
 	$(RUN) -m flows.demo --database $(DEMO_DATABASE)
 
 test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed browser
-	$(RUN) -m pytest -n auto --dist loadfile
+	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # For the inner loop: what a change breaks most often, without what starts processes, compiles or takes minutes.
 QUICK := tests/docs tests/sql tests/tasks tests/engine/planning tests/engine/scheduling tests/engine/kv \

@@ -37,8 +37,8 @@ class SimulatedStep:
         cost: what the prediction is made of.
         is_held_back: requests were waiting and the step had room for their tokens, but there was no KV memory for them.
         is_busy: the step is full (its tokens, padding included, reach max_num_batched_tokens) or leaves requests
-            waiting. The cool-down of a plan is what follows its last busy step, as in ``sql/report/timeline.sql``; TECD
-            leaves it out (BatchLLM section 6.3.2).
+            waiting. The cool-down of a plan is what follows its last busy step, as in
+            ``sql/report/steps/timeline.sql``; TECD leaves it out (BatchLLM section 6.3.2).
     """
 
     record: StepRecord

@@ -35,22 +35,24 @@ class RunFacts:
     """
 
     run: Row
-    totals: Row  # report/step_totals
-    bins: Sequence[Row] = ()  # report/step_bins
+    totals: Row  # report/steps/totals
+    bins: Sequence[Row] = ()  # report/steps/bins
     utilisation: Sequence[Row] = ()
     engines: Sequence[Row] = ()
-    partitions: Sequence[Row] = ()  # report/slowest_partitions
-    slow_steps: Sequence[Row] = ()  # report/slowest_steps
-    slow_groups: Sequence[Row] = ()  # report/slowest_groups; empty where the run did not note what an answer cost
+    partitions: Sequence[Row] = ()  # report/steps/slowest_partitions
+    slow_steps: Sequence[Row] = ()  # report/steps/slowest_steps
+    slow_groups: Sequence[
+        Row
+    ] = ()  # report/answers/slowest_groups; empty where the run did not note what an answer cost
     lengths: Sequence[Row] = ()
     cached_shares: Sequence[Row] = ()
     share_degrees: Sequence[Row] = ()  # as the next, empty where the plan is no longer there
     prefix_lengths: Sequence[Row] = ()
     errors: Sequence[Row] = ()
     evaluation: Row | None = None  # as the next three, only where the run's answers were compared with gold rows
-    metrics: Sequence[Row] = ()  # report/evaluation_metrics
-    calibration: Sequence[Row] = ()  # report/evaluation_calibration
-    confusion: Sequence[Row] = ()  # report/evaluation_confusion
+    metrics: Sequence[Row] = ()  # report/evaluation/metrics
+    calibration: Sequence[Row] = ()  # report/evaluation/calibration
+    confusion: Sequence[Row] = ()  # report/evaluation/confusion
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     prediction: Mapping[str, float]
@@ -75,7 +77,7 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
         run: what `read_run` returned.
         plan: its plan artifact, where it is known; one that is gone or damaged counts as unknown.
     """
-    connection.execute(statement("report/timeline"), {"run_id": run.run_id})
+    connection.execute(statement("report/steps/timeline"), {"run_id": run.run_id})
     connection.execute(statement("report/nice_width"))
     slowest = {"num_rows": NUM_SLOWEST}
     config, versions = _json_object(run.config), _json_object(run.versions)
@@ -83,12 +85,12 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
     key = workload.get("key") if isinstance(workload, dict) else None
     return RunFacts(
         run=run,
-        totals=_read(connection, "step_totals")[0],
-        bins=_read(connection, "step_bins", {"num_bins": NUM_STEP_BINS}),
-        utilisation=_read(connection, "utilisation"),
-        engines=_read(connection, "engines"),
-        partitions=_read(connection, "slowest_partitions", slowest),
-        slow_steps=_read(connection, "slowest_steps", slowest),
+        totals=_read(connection, "steps/totals")[0],
+        bins=_read(connection, "steps/bins", {"num_bins": NUM_STEP_BINS}),
+        utilisation=_read(connection, "steps/utilisation"),
+        engines=_read(connection, "steps/engines"),
+        partitions=_read(connection, "steps/slowest_partitions", slowest),
+        slow_steps=_read(connection, "steps/slowest_steps", slowest),
         config=config,
         versions={name: str(found) for name, found in versions.items()},
         prediction=prediction if isinstance(prediction, dict) else {},
@@ -103,22 +105,22 @@ def _read_answers(
     connection: duckdb.DuckDBPyConnection, this_run: Mapping[str, Any], keys: Sequence[str]
 ) -> dict[str, Any]:
     """What the rows of the output table say, if a table holds rows of this run; reads report_plan_groups."""
-    for (table,) in connection.execute(statement("report/answer_tables")).fetchall():
-        query = fill_identifiers(statement("report/has_answers"), table=table)
+    for (table,) in connection.execute(statement("report/answers/tables")).fetchall():
+        query = fill_identifiers(statement("report/answers/exist"), table=table)
         if connection.execute(query, this_run).fetchall()[0][0]:
             slowest = {**this_run, "num_rows": NUM_SLOWEST}
             return {
-                "lengths": _read(connection, "lengths", {**this_run, "num_bins": NUM_LENGTH_BINS}, table=table),
-                "cached_shares": _read(connection, "cached_shares", this_run, table=table),
-                "errors": _read(connection, "errors", {**this_run, "num_rows": NUM_REASONS}, table=table),
-                "slow_groups": _read(connection, "slowest_groups", slowest, table=table, keys=keys),
+                "lengths": _read(connection, "answers/lengths", {**this_run, "num_bins": NUM_LENGTH_BINS}, table=table),
+                "cached_shares": _read(connection, "answers/cached_shares", this_run, table=table),
+                "errors": _read(connection, "answers/errors", {**this_run, "num_rows": NUM_REASONS}, table=table),
+                "slow_groups": _read(connection, "answers/slowest_groups", slowest, table=table, keys=keys),
             }
     return {}
 
 
 def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
     """What the plan says; makes report_plan_groups, empty where there is no plan."""
-    connection.execute(statement("report/plan_groups_none"))
+    connection.execute(statement("report/plan/no_groups"))
     if plan is None:
         return {}
     try:
@@ -126,10 +128,10 @@ def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) 
     except ArtifactError:
         return {}
     file = {"plan": plan.path}
-    connection.execute(statement("report/plan_groups"), file)
+    connection.execute(statement("report/plan/groups"), file)
     return {
-        "share_degrees": _read(connection, "share_degrees", file),
-        "prefix_lengths": _read(connection, "prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
+        "share_degrees": _read(connection, "plan/share_degrees", file),
+        "prefix_lengths": _read(connection, "plan/prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
     }
 
 
@@ -137,10 +139,10 @@ def _read_evaluation(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict
     """How good the run's answers are, where that was evaluated."""
     if "evaluations" not in list_relations(connection):
         return {}
-    for evaluation in _read(connection, "evaluation", {"run_id": run_id}):
+    for evaluation in _read(connection, "evaluation/summary", {"run_id": run_id}):
         this = {"evaluation_id": evaluation.evaluation_id}
         names = ("metrics", "calibration", "confusion")
-        return {"evaluation": evaluation} | {name: _read(connection, f"evaluation_{name}", this) for name in names}
+        return {"evaluation": evaluation} | {name: _read(connection, f"evaluation/{name}", this) for name in names}
     return {}
 
 
@@ -153,7 +155,7 @@ def _read(
     """The rows of ``sql/report/<name>.sql``."""
     text = statement(f"report/{name}")
     result = connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
-    row_type = namedtuple(name, [column[0] for column in result.description or ()])  # type: ignore[misc]
+    row_type = namedtuple(name.split("/")[-1], [column[0] for column in result.description or ()])  # type: ignore[misc]
     return [row_type(*row) for row in result.fetchall()]
 
 

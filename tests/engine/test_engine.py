@@ -141,6 +141,7 @@ INDUCTOR_WARNS = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is
 """Of its own imports."""
 
 
+@pytest.mark.slow
 @INDUCTOR_WARNS
 def test_compiled_layers_answer_alike(tiny_llama: Path, engine: Engine) -> None:
     requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=6) for i, p in enumerate(prompts())]

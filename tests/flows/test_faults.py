@@ -273,6 +273,7 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [20_000, 700_000])
 def test_a_full_disk_is_named_and_the_next_night_goes_on(
     nights: Any, forker: Forker, tmp_path: Path, spare: int
@@ -293,6 +294,7 @@ def test_a_full_disk_is_named_and_the_next_night_goes_on(
     assert [len(part) for part in rows] == [12, 6]
 
 
+@pytest.mark.slow
 def test_a_database_that_may_not_grow_is_named_and_the_next_night_goes_on(nights: Any, forker: Forker) -> None:
     """A limit of the operating system on the size of a file, as a quota is."""
     command = arguments(nights.path, nights.model)

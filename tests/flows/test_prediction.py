@@ -73,6 +73,7 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
     assert read_prediction(nights) == {}, "over before it would be predicted"
 
 
+@pytest.mark.slow
 def test_engines_side_by_side_are_predicted_and_reported_as_such(nights: Any) -> None:
     """A real night of two processes: who did what, and the longest of them against what was foretold of it."""
     add_long_documents(nights)

@@ -147,7 +147,7 @@ def test_placeholders_are_filled_once_and_headers_left_out() -> None:
 
 def test_every_statement_has_a_header_and_is_lower_case() -> None:
     folder = Path(__file__).parents[2] / "sql"
-    files = sorted(folder.glob("*/*.sql"))
+    files = sorted(folder.rglob("*.sql"))
     assert len(files) > 10
     for file in files:
         text = file.read_text(encoding="utf-8")

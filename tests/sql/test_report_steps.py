@@ -156,7 +156,7 @@ def test_an_analyst_runs_the_same_statements(night: Any, make_run: Callable[...,
     """In a client of one's own: the timeline first, then any other."""
     run_id = make_run([(0, 100, 0, 1.0), (0, 50, 0, 3.0)])
     with duckdb.connect(str(night.path), read_only=True) as connection:
-        connection.execute(statement("report/timeline"), {"run_id": run_id})
-        totals = connection.sql(statement("report/step_totals")).fetchall()[0]
-        columns = connection.sql(statement("report/step_totals")).columns
+        connection.execute(statement("report/steps/timeline"), {"run_id": run_id})
+        totals = connection.sql(statement("report/steps/totals")).fetchall()[0]
+        columns = connection.sql(statement("report/steps/totals")).columns
     assert dict(zip(columns, totals, strict=True))["tecd_seconds"] == pytest.approx(0.001)

@@ -104,6 +104,7 @@ def test_the_answers_are_those_of_one_process(
         assert process.poll() is not None
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_is_an_error_and_is_replaced(tiny_llama: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_llama, tmp_path / "model")
     engine = Engine.load(tmp_path / "model", TIGHT)

@@ -81,6 +81,7 @@ def alone(checkpoint: Path) -> dict[str, tuple[object, ...]]:
     return {name: found for one in requests_of([*range(len(PROMPTS))]) for name, found in answer(engine, [one]).items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(data=st.data())
 def test_answers_do_not_depend_on_the_batch(

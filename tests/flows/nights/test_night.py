@@ -182,6 +182,7 @@ def test_paths_are_relative_to_the_file(
         load_night(tmp_path / "none.toml")
 
 
+@pytest.mark.slow
 def test_a_night_ends_at_its_deadline(
     nights: Any, write_night: Any, prefect_server: str, caplog: pytest.LogCaptureFixture
 ) -> None:

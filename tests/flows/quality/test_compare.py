@@ -61,6 +61,7 @@ def test_both_sides_answer_as_their_own_nights_would(nights: Any, tmp_path: Path
     assert "Answering all rows by new:" in page
 
 
+@pytest.mark.slow
 def test_gold_says_which_is_better_with_a_paired_interval(
     nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

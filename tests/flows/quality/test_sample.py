@@ -18,6 +18,7 @@ from tasks.storage.artifact import write_parquet
 ENGINE = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128", "--device", "cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
 def test_a_sample_is_shown_and_only_kept_answers_are_written(
     nights: Any, add_bad_rows: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
