@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.measuring.machine import describe_command, describe_machine
-from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -183,27 +183,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=sorted(LARGEST_DIFFERENCE), default="bfloat16")
     parser.add_argument("--out", type=Path)
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     checkpoint = resolve_checkpoint(options.model)
     engine = Engine.load(checkpoint, EngineConfig(dtype=options.dtype))
     bodies = make_bodies(TextCodec.load(checkpoint), options.rows, options.row_tokens)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), engine, checkpoint, bodies)
         found = measure(bench, options.rounds, options.dtype)
-    result = {
-        "command": describe_command("benchmarks.decide", given),
-        "machine": describe_machine(),
-        "model": Path(options.model).name,
-        "num_rows": options.rows,
-        "num_row_tokens": options.row_tokens,
-        "num_questions": len(QUESTIONS),
-        **found,
-    }
-    for name, value in result.items():
-        print(f"{name}: {value}")
-    if options.out is not None:
-        write_result(options.out, result)
+    report(
+        "decide", arguments, options.out, machine=describe_machine(), model=Path(options.model).name,
+        num_rows=options.rows, num_row_tokens=options.row_tokens, num_questions=len(QUESTIONS), **found,
+    )  # fmt: skip
     return 0
 
 

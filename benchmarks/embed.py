@@ -30,8 +30,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from benchmarks.measuring.machine import describe_command, describe_machine
-from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.config import EngineConfig
 from engine.encoding.encoder_engine import EncoderEngine
@@ -210,11 +210,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['dtype']:10}{row['lengths']:9}{rate['ours']:10,.0f}{rate['theirs']:10,.0f}{row['ratio']:8.2f}"
             f"{row['cpu_time_ratio']:10.2f}{row['share_of_matrix_ceiling']:12.0%}"
         )
-    if options.out is not None:
-        versions = {name: version(name) for name in ("torch", "transformers", "sentence-transformers")}
-        command = describe_command("benchmarks.embed", sys.argv[1:] if arguments is None else arguments)
-        threads = {"num_threads": torch.get_num_threads(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
-        write_result(options.out, machine | versions | threads | {"command": command, "rows": rows})
+    versions = {name: version(name) for name in ("torch", "transformers", "sentence-transformers")}
+    threads = {"num_threads": torch.get_num_threads(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
+    report("embed", arguments, options.out, machine=machine, versions=versions, **threads, rows=rows)
     return 0
 
 

@@ -25,9 +25,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.measuring.machine import describe_command, describe_machine
+from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import read_model_shape
-from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.result_file import report
 from engine.model.checkpoint import resolve_checkpoint
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
@@ -134,16 +134,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"benchmarks.flow_run: no figures: {error}", file=sys.stderr)
         return 1
-    found = {
-        "benchmark": "flow_run",
-        "command": describe_command("benchmarks.flow_run", sys.argv[1:] if command_line is None else command_line),
-        "machine": machine,
-        "model": f"{model.name}, {arguments.dtype}",
-        "run": run,
-    }
-    print(json.dumps(found, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, found)
+    report("flow_run", command_line, arguments.out, machine=machine, model=f"{model.name}, {arguments.dtype}", run=run)
     return 0
 
 

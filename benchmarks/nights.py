@@ -9,7 +9,6 @@ model.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -20,8 +19,8 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from benchmarks.measuring.machine import describe_command, describe_machine
-from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.model.checkpoint import resolve_checkpoint
 from flows.nights.night import night
@@ -146,16 +145,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     except WrongAnswerError as error:
         print(f"benchmarks.nights: no figures: {error}", file=sys.stderr)
         return 1
-    found = {
-        "benchmark": "nights",
-        "command": describe_command("benchmarks.nights", sys.argv[1:] if command_line is None else command_line),
-        "machine": machine,
-        "model": f"{model.name}, float32",
-        "run": run,
-    }
-    print(json.dumps(found, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, found)
+    report("nights", command_line, arguments.out, machine=machine, model=f"{model.name}, float32", run=run)
     return 0
 
 

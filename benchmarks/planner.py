@@ -11,7 +11,6 @@ for the sort's logarithm.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -28,7 +27,7 @@ import numpy.typing as npt
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.peak_memory import peak_resident_gb
-from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.planning.plan import Plan, PrefixGroup, SharingStats
 from engine.planning.planner import plan_prefix_groups, plan_prompts
@@ -216,24 +215,16 @@ def main() -> int:
         return 1
     first, last = scale[0], scale[-1]
     growth = (last["groups_cpu_best_s"] / first["groups_cpu_best_s"]) / (last["num_requests"] / first["num_requests"])
-    report = {
-        "benchmark": "planner",
-        "machine": machine,
-        "versions": {"numpy": version("numpy")},
-        "case_1": case_1,
-        "two_levels": two_levels,
-        "scale": scale,
-        "cpu_time_per_request_last_to_first_size": round(growth, 2),
-        "goals_met": {
+    report(
+        "planner", None, arguments.out, machine=machine, versions={"numpy": version("numpy")},
+        case_1=case_1, two_levels=two_levels, scale=scale, cpu_time_per_request_last_to_first_size=round(growth, 2),
+        goals_met={
             "3,000 requests within 0.1 s": case_1["lists_exact_median_s"] <= 0.1,
             f"{last['num_requests']:,} requests within 15 s": last["groups_s"] <= 15,
             f"{last['num_requests']:,} requests within 4 GB": last["peak_resident_gb"] <= 4,
             "CPU time per request grows by less than half": growth < 1.5,
         },
-    }
-    print(json.dumps(report, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, report)
+    )  # fmt: skip
     return 0
 
 

@@ -14,7 +14,6 @@ that grows by less than half from the smallest (the clock's time counts what els
 """
 
 import argparse
-import json
 import re
 import sys
 import tempfile
@@ -33,7 +32,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.peak_memory import peak_resident_gb
-from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels import cdiv
 from engine.model.checkpoint import resolve_checkpoint
@@ -214,20 +213,15 @@ def main() -> int:
         )
         for stage in STAGES
     }
-    report = {
-        "benchmark": "scale",
-        "machine": machine,
-        "versions": {name: version(name) for name in ("duckdb", "pyarrow", "tokenizers", "numpy")},
-        "sizes": sizes,
-        "cpu_time_per_request_last_to_first_size": growth,
-        "goals_met": {
+    report(
+        "scale", None, arguments.out, machine=machine,
+        versions={name: version(name) for name in ("duckdb", "pyarrow", "tokenizers", "numpy")},
+        sizes=sizes, cpu_time_per_request_last_to_first_size=growth,
+        goals_met={
             f"{sizes[-1]['num_requests']:,} requests within 4 GB at every stage": peak_gb <= 4,
             "CPU time per request grows by less than half": max(growth.values()) < 1.5,
         },
-    }
-    print(json.dumps(report, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, report)
+    )  # fmt: skip
     return 0
 
 

@@ -31,8 +31,8 @@ from typing import Any
 import duckdb
 import jsonschema
 
-from benchmarks.measuring.machine import describe_command, describe_machine
-from benchmarks.measuring.result_file import write_result
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine import Completion, Engine, EngineConfig, Grammar, Request, Vocabulary
 from engine.grammar import Constraint
@@ -268,9 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WrongAnswerError as error:
         print(f"no figures: {error}", file=sys.stderr)
         return 1
-    if options.out is not None:
-        command = describe_command("benchmarks.typed", sys.argv[1:] if arguments is None else arguments)
-        write_result(options.out, {"command": command, "machine": describe_machine(), **result})
+    report("typed", arguments, options.out, machine=describe_machine(), **result)
     return 0
 
 

@@ -1,10 +1,29 @@
-"""A benchmark's result as a file."""
+"""A benchmark's result: printed, and as a file."""
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.measuring.machine import describe_command
+
+
+def report(name: str, command_line: Sequence[str] | None, out: Path | None, **found: Any) -> None:
+    """Prints what a benchmark found as JSON, with its name and command, and keeps it as a file.
+
+    Args:
+        name: of the benchmark's module.
+        command_line: its arguments; None: the process's own.
+        out: see `write_result`; None: no file.
+        found: what it found, and on which machine.
+    """
+    given = sys.argv[1:] if command_line is None else command_line
+    result = {"benchmark": name, "command": describe_command(f"benchmarks.{name}", given), **found}
+    print(json.dumps(result, indent=1))
+    if out is not None:
+        write_result(out, result)
 
 
 def write_result(file: Path, result: Mapping[str, Any]) -> None:
