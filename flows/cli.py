@@ -34,6 +34,7 @@ COMMANDS = {
     "calibrate": "Fit probabilities to gold rows, so that what is 90% sure is right nine times in ten.",
     "compare": "Show what changes where one workload's prompt takes the place of another's, on a sample of rows.",
     "check": "Find what is wrong with a night file, in seconds, without loading a model.",
+    "advise": "Show what the order of fields and instructions costs, and the best that a template allows.",
     "report": "Write the page of a run: one HTML file that needs nothing else.",
     "demo": "Run the nightly flow on a database of its own, and show what came out.",
 }
@@ -58,7 +59,7 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
     name, *arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in COMMANDS:
         is_file = name == "nightly" and arguments[:1] != [] and arguments[0].endswith(".toml")
-        needs_server = name not in ("report", "check") and not set(HELP_FLAGS) & set(arguments)
+        needs_server = name not in ("report", "check", "advise") and not set(HELP_FLAGS) & set(arguments)
         with temporary_server() if needs_server else nullcontext():  # it starts while the flow is imported
             if is_file:
                 return main(import_module("flows.nights.night").night, ["--file", *arguments])

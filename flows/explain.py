@@ -18,6 +18,7 @@ from engine.encoding.families import is_encoder
 from engine.errors import ModelError
 from engine.model.checkpoint import resolve_checkpoint
 from flows.explain_page import publish_forecast
+from flows.layouts import settle
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
 from flows.workload_run import Source, read_and_plan
 from tasks.database.connection import connect
@@ -118,6 +119,7 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
         job: what all workloads of the forecast have in common.
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
+        (workload,) = settle(source, [workload], is_kept=False)
         record = RunRecord.begin(workload, source.model, source.model_digest, {})
         run = Run.create(source.database, record, Path(folder))
         found, plan = read_and_plan(source, workload, run)

@@ -132,6 +132,10 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
     However the run ends, its finished partitions are written, by `stop_run` or by the next night's `recover_runs`.
     """
     source, workload = night.source, workload.bind(night.source.checkpoint)
+    if workload.prompt.layout == "auto":
+        from flows.layouts import settle
+
+        (workload,) = settle(source, [workload])
     run = Run.create(source.database, begin_record(night, workload))
     num_left = 0
     try:

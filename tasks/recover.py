@@ -68,6 +68,10 @@ def recover_runs(database: str | Path) -> None:
                 if run.has_tried_rows:
                     set_isolation(database, workload.name, is_needed=True)
                 run.end("interrupted", "its process ended")
+            if workload.prompt.layout == "auto":
+                from tasks.layouts.kept import use_kept
+
+                workload = use_kept(database, workload)
             summary = write_run(run, _bind(workload, run.record) if workload.kind.is_pooled else workload)
             run.finish()
         except DatabaseError:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from flows.layouts import settle
 from flows.workload_run import Night, begin_record, infer, plan_requests, read_rows, tokenize_rows, write_and_report
 from tasks.nights.joint_tokens import count_shared, find_first_row_ids, join_tokens, name_shared
 from tasks.partitions.answer import ENDED
@@ -39,6 +40,7 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
         what ends all of them; finished partitions are in the tables all the same.
     """
     jobs: list[Job] = []
+    workloads = settle(night.source, workloads)
     try:
         for workload in workloads:
             jobs.append((workload, Run.create(night.source.database, begin_record(night, workload))))

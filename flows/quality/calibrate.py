@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tasks.database.connection import connect
 from tasks.evaluation.calibration import Calibration, Method, calibrate_answers
+from tasks.layouts.kept import use_kept
 from tasks.runs.run_record import artifact_key
 from tasks.workloads.workload import load_workload
 
@@ -43,7 +44,7 @@ def calibrate(
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path ends here, before anything is made beside it
-    job = load_workload(workload)
+    job = use_kept(database, load_workload(workload))
     found = calibrate_answers(str(database), job, gold, method)
     for each in found:
         name = each.column_name + (f" of {each.label!r}" if each.label is not None else "")

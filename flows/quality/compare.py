@@ -24,6 +24,7 @@ from tasks.comparison.difference import compare_with_gold
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
 from tasks.database.connection import connect
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
+from tasks.layouts.kept import use_kept
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
@@ -75,7 +76,7 @@ def compare(
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path ends here, before anything is made beside it
-    first, second = (load_workload(name) for name in workloads)
+    first, second = (use_kept(database, load_workload(name)) for name in workloads)
     with hold_database(database):
         protect_result_storage()
         prune_cache(database)

@@ -18,6 +18,7 @@ from tasks.database.connection import connect
 from tasks.evaluate import evaluate as evaluate_workload
 from tasks.evaluation.evaluation import Evaluation
 from tasks.evaluation.threshold import Threshold, find_failures
+from tasks.layouts.kept import use_kept
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -62,7 +63,7 @@ def evaluate(
         pass  # a wrong path ends here, before anything is made beside it
     thresholds = [Threshold.parse(text, is_least=True) for text in min]
     thresholds += [Threshold.parse(text, is_least=False) for text in max]
-    evaluation = evaluate_workload(str(database), load_workload(workload), gold, run, against, k)
+    evaluation = evaluate_workload(str(database), use_kept(database, load_workload(workload)), gold, run, against, k)
     LOGGER.info("%s", render_evaluation(evaluation))
     publish_evaluation(evaluation)
     if evaluation.run_id is not None:

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows.layouts import settle
 from flows.quality.sample_page import publish_sample, render_sample
 from flows.workload_run import Night, begin_record, infer, plan_requests, read_and_plan, write_and_report
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
@@ -41,6 +42,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
         the summary of the run that was written; None where nothing is.
     """
     source = night.source
+    (workload,) = settle(source, [workload], is_kept=keep)
     with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder:
         whole = Run.create(source.database, begin_record(night, workload), Path(folder))
         found, plan = read_and_plan(source, workload, whole)

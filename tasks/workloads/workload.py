@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import AfterValidator, Field, SkipValidation, StrictBool, ValidationInfo
@@ -43,12 +43,14 @@ class Prompt:
         system: message of the chat template; empty for none, unused if chat is false.
         chat: wrap it in the model's own chat template, else use it as plain text.
         may_be_empty: fields whose NULL or blank value is no error but an empty string.
+        layout: "auto" lets nights choose the order of the template's labelled parts; see `tasks.layouts`.
     """
 
     template: Text
     system: str = ""
     chat: StrictBool = True
     may_be_empty: Texts = ()
+    layout: Literal["written", "auto"] = "written"
 
     @property
     def segments(self) -> tuple[tuple[str, str | None], ...]:
@@ -129,7 +131,8 @@ class Workload:
         return self._hash([]) if self.kind.question_digests else self.digest
 
     def _hash(self, parts: list[Any]) -> str:
-        parts = [self.mode, asdict(self.prompt), *parts]
+        prompt = {name: value for name, value in asdict(self.prompt).items() if name != "layout"}
+        parts = [self.mode, prompt, *parts]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -1,0 +1,128 @@
+"""What a workload's order of fields and instructions costs: ``batchloom advise WORKLOAD``, or a whole night file."""
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from engine.errors import BatchloomError, ConfigError
+from engine.planning.choose_prefixes import PlanMethod
+from flows.nights.night_file import load_night
+from flows.settings import find_attachments
+from tasks.database.connection import connect
+from tasks.layouts.advice import LayoutAdvice, advise_layouts, explain_failure
+from tasks.layouts.settle import LayoutJob
+from tasks.nights.graph import plan_waves
+from tasks.tokenize import read_max_model_len
+from tasks.workloads.workload import Workload, load_workload
+
+EXIT_FAILED = 1
+
+
+def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Workload]]]:
+    """What is planned together: the workloads of each wave of a night file, or the one workload.
+
+    Raises:
+        BatchloomError: a file, the database or the model cannot be used.
+    """
+    if not _is_night(options.workload):
+        if options.database is None or options.model is None:
+            raise ConfigError("a workload needs --database and --model; a night file names them itself")
+        attach = find_attachments(tuple(options.attach))
+        yield _make_job(options.database, options.model, "exact", attach), [load_workload(options.workload)]
+        return
+    if options.database is not None or options.model is not None or options.attach:
+        raise ConfigError("a night file names its database, models and attachments itself")
+    plan = load_night(Path(options.workload))
+    for wave in plan_waves(plan.steps):
+        job = _make_job(plan.database, plan.models[wave.model][0], plan.planning.method, plan.attach)
+        yield job, [plan.workloads[name] for name in wave.steps]
+
+
+def _is_night(name: str) -> bool:
+    try:
+        return name.endswith(".toml") and "models" in tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # whoever reads the file as a workload says what is wrong with it
+
+
+def _make_job(database: Path, model: str, method: PlanMethod, attach: Mapping[str, str]) -> LayoutJob:
+    from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+
+    with connect(database, read_only=True):
+        pass  # a wrong path ends here
+    checkpoint = resolve_checkpoint(model)
+    return LayoutJob(
+        database=database,
+        checkpoint=checkpoint,
+        model_digest=checkpoint_digest(checkpoint),
+        max_model_len=read_max_model_len(checkpoint, "auto"),
+        method=method,
+        attach=attach,
+    )
+
+
+def show_advice(advice: LayoutAdvice, console: Console) -> None:
+    """Prints the layouts of workloads that are planned together."""
+    console.rule(f"{' + '.join(advice.workloads)}: {advice.num_rows:,} rows", align="left", style="none")
+    if advice.costs:
+        written = advice.costs[0].num_computed_tokens
+        table = Table(
+            title=f"Prompt tokens to compute, of {advice.num_prompt_tokens:,}",
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+        )
+        table.add_column("layout")
+        table.add_column("parts")
+        table.add_column("computed", justify="right")
+        table.add_column("as written", justify="right")
+        for cost in advice.costs:
+            parts = "; ".join(order or "(fixed)" for order in cost.orders)
+            ratio = cost.num_computed_tokens / written - 1 if written else 0.0
+            table.add_row(
+                cost.name if cost.name != parts else "", parts, f"{cost.num_computed_tokens:,}", f"{ratio:+.1%}"
+            )
+        console.print(table)
+    for sentence in advice.sentences:
+        console.print(f"- {sentence}", markup=False, highlight=False)
+    console.print()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Advise on the workload or night in `arguments` (the process's own if None); returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="batchloom advise",
+        description="Show what a workload's order of fields and instructions costs, against the best that its template "
+        "allows. All rows of its query count, answered or not; nothing is written, no model is loaded.",
+    )
+    parser.add_argument("workload", metavar="WORKLOAD", help="a shipped one by name, a TOML file, or a night file")
+    parser.add_argument("--database", type=Path, help="DuckDB file with the rows")
+    parser.add_argument("--model", help="checkpoint folder, GGUF file or hub id; its tokenizer counts")
+    parser.add_argument("--attach", action="append", default=[], metavar="NAME=PATH", help="what the query may read")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args(arguments)
+    try:
+        found = []
+        for job, workloads in list_jobs(options):
+            try:
+                found.append(advise_layouts(job, [each.bind(job.checkpoint) for each in workloads]))
+            except BatchloomError as error:
+                if not _is_night(options.workload):
+                    raise
+                found.append(explain_failure([each.name for each in workloads], error))
+    except BatchloomError as error:
+        print(f"advise: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_FAILED
+    if options.json:
+        print(json.dumps([asdict(advice) for advice in found], indent=1))
+    else:
+        for advice in found:
+            show_advice(advice, Console())
+    return 0

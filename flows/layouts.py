@@ -1,0 +1,29 @@
+"""Layouts of prompts that a night chooses: ``layout = "auto"`` in a workload's ``[prompt]``."""
+
+from collections.abc import Sequence
+
+from flows.workload_run import Source
+from tasks.layouts.settle import LayoutJob, settle_layouts
+from tasks.workloads.workload import Workload
+
+
+def settle(source: Source, workloads: Sequence[Workload], *, is_kept: bool = True) -> list[Workload]:
+    """See `settle_layouts`.
+
+    Args:
+        source: of the rows and their prompts.
+        workloads: that are planned together.
+        is_kept: False: nothing is written to the database.
+    """
+    if all(workload.prompt.layout == "written" for workload in workloads):
+        return list(workloads)
+    job = LayoutJob(
+        database=source.database,
+        checkpoint=source.checkpoint,
+        model_digest=source.model_digest,
+        max_model_len=source.max_model_len,
+        method=source.planning.method,
+        full=source.full,
+        attach=source.attach,
+    )
+    return settle_layouts(job, workloads, is_kept=is_kept)

@@ -1,0 +1,8 @@
+-- purpose: the order of parts that is kept for a workload's template
+-- grain:   at most one row
+-- inputs:  workload_layouts
+-- parameters: $workload, $template_digest
+
+select part_order
+from workload_layouts
+where workload = $workload and template_digest = $template_digest

@@ -1,0 +1,112 @@
+"""The parts of a template that may change places, and the template with its parts in another order.
+
+A part begins with a paragraph that has a label, such as ``Document:``, ``# Document`` or ``<document>``, and goes on to
+the next such paragraph. What stands before the first label and behind the last field stays where it is, and so do the
+separators between parts.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tasks.workloads.workload import Workload
+
+MOST_PARTS = 5
+"""Of a template whose orders are compared; there are 120 then."""
+
+_LABEL = re.compile(r"#{1,6} *(\w[^\n{}]*)|<([A-Za-z][\w-]*)>|(\w[^\n{}:]{0,39}):(?=\s)")
+_FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+_PARAGRAPH = re.compile(r"(?:\A|\n[ \t]*\n)\s*")
+
+Order = tuple[int, ...]
+"""Numbers of a template's parts, first to last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A template taken apart; ``head + parts[0] + separators[0] + parts[1] + ... + tail`` is the template.
+
+    Attributes:
+        head: stays first.
+        labels: of each part.
+        parts: may change places; none where `fixed_because` says why.
+        separators: between the parts.
+        tail: stays last.
+        fixed_because: why nothing may change places; empty where something may.
+    """
+
+    head: str
+    labels: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    separators: tuple[str, ...] = ()
+    tail: str = ""
+    fixed_because: str = ""
+
+    @property
+    def written(self) -> Order:
+        """The order of the file."""
+        return tuple(range(len(self.parts)))
+
+    def arrange(self, order: Order) -> str:
+        """The template with its parts in this order."""
+        between = (*self.separators, "")
+        arranged = [self.parts[number] + separator for number, separator in zip(order, between, strict=False)]
+        return self.head + "".join(arranged) + self.tail
+
+    def describe(self, order: Order) -> str:
+        """The labels of the parts in this order."""
+        return ", ".join(self.labels[number] for number in order)
+
+
+def split_prompt(workload: Workload) -> Parts:
+    """The parts of a workload's template; text that its kind of answer has put before the template stays first."""
+    template, instructions = workload.prompt.template, workload.kind.instructions
+    escaped = instructions.replace("{", "{{").replace("}", "}}")
+    has_them = instructions and not workload.prompt.chat and template.startswith(escaped)
+    if workload.kind.is_pooled:
+        return Parts(head=template, fixed_because="the model decides how its prompt is put together")
+    return split_template(template, len(escaped) if has_them else 0)
+
+
+def split_template(template: str, start: int = 0) -> Parts:
+    """The parts of a template.
+
+    Args:
+        template: text with ``{field}``.
+        start: characters that stay first.
+    """
+    end = max(found.end() for found in _FIELD.finditer(template) if found.group(1))
+    starts = [start + found.end() for found in _PARAGRAPH.finditer(template[start:end])]
+    opened = [(place, label) for place in starts if (label := _LABEL.match(template, place, end)) is not None]
+    if len(opened) < 2:
+        return Parts(
+            head=template,
+            fixed_because="fewer than two parts begin with a label, such as 'Document:' after a blank line",
+        )
+    labels = tuple(next(filter(None, label.groups())).strip() for _, label in opened)
+    if len({label.lower() for label in labels}) < len(labels):
+        return Parts(head=template, fixed_because="a label occurs twice, as in solved examples")
+    if len(labels) > MOST_PARTS:
+        return Parts(head=template, fixed_because=f"there are {len(labels)} parts, more than {MOST_PARTS}")
+    places = [place for place, _ in opened]
+    raw = [template[first:last] for first, last in pairwise([*places, end])]
+    parts = [text.rstrip() for text in raw[:-1]] + raw[-1:]
+    return Parts(
+        head=template[: places[0]],
+        labels=labels,
+        parts=tuple(parts),
+        separators=tuple(text[len(part) :] for text, part in zip(raw[:-1], parts, strict=False)),
+        tail=template[end:],
+    )
+
+
+def arrange_workload(workload: Workload, order: Sequence[int]) -> Workload:
+    """The workload with its template's parts in this order; it is not arranged again.
+
+    Args:
+        workload: as its file has it.
+        order: of its parts; the written one where it is empty.
+    """
+    template = split_prompt(workload).arrange(tuple(order)) if order else workload.prompt.template
+    return replace(workload, prompt=replace(workload.prompt, template=template, layout="written"))

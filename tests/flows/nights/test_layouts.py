@@ -1,0 +1,133 @@
+"""`layout = "auto"`: a night puts what rows share first, keeps its choice, and answers nothing again for little."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import batchloom
+from flows.nights.night import night
+
+WORKLOAD = """
+name = "{name}"
+mode = "score"
+requests_sql = "about.sql"
+key = ["doc_id", "query_id"]
+labels = ["yes", "no"]
+[prompt]
+chat = false
+layout = "{layout}"
+template = '''
+Read carefully.
+
+Task: {task}
+
+Question: {{query_text}}
+
+Document: {{body}}
+Answer yes or no:'''
+[output]
+table = "{name}"
+"""
+
+SQL = "select doc_id, query_id, body, query_text from documents cross join queries"
+
+NIGHT = """
+database = "team.duckdb"
+[models.small]
+path = "{model}"
+dtype = "float32"
+kv_memory = "8MiB"
+max_num_batched_tokens = 256
+"""
+
+TASKS = {"kind": "say whether the writer is kind", "angry": "decide if this text is full of anger or not"}
+
+
+@pytest.fixture
+def write_night(nights: Any, tiny_llama: Path) -> Any:
+    """Write a night of some of the `TASKS`."""
+
+    def write(*names: str, layout: str = "auto") -> Path:
+        folder = nights.path.parent
+        (folder / "about.sql").write_text(SQL)
+        text = NIGHT.format(model=tiny_llama)
+        for name in names:
+            (folder / f"{name}.toml").write_text(WORKLOAD.format(name=name, layout=layout, task=TASKS[name]))
+            text += f'[[workload]]\nfile = "{name}.toml"\n'
+        (folder / "night.toml").write_text(text)
+        return Path(folder / "night.toml")
+
+    return write
+
+
+def read_kept(nights: Any) -> dict[str, tuple[Any, ...]]:
+    rows = nights.sql("select workload, part_order, num_computed_tokens, num_written_tokens from workload_layouts")
+    return {workload: rest for workload, *rest in rows}
+
+
+def test_a_night_chooses_once_and_keeps_its_choice(nights: Any, write_night: Any, prefect_server: str) -> None:
+    (summary,) = night(file=write_night("kind"))
+    assert summary.num_ok == 12
+    order, num_tokens, num_written = read_kept(nights)["kind"]
+    assert order == [0, 2, 1], "the document, which is long, comes before the question; the task is everybody's"
+    assert num_tokens < 0.7 * num_written
+    assert nights.sql("select num_prompt_tokens - num_cached_tokens from runs") < [(num_tokens + 1,)]
+    template = nights.sql("select template from workload_layouts")[0][0]
+    assert template.index("{body}") < template.index("{query_text}") < template.index("Answer yes or no:")
+
+    # New rows for which the written order were better by some percent are asked like the others.
+    nights.sql("delete from queries where query_id <> 'q0'")
+    nights.sql("insert into documents values ('d9', 'House', 'The night watchman is here. ')")
+    (summary,) = night(file=write_night("kind"))
+    assert (summary.num_ok, summary.num_already_done) == (1, 4)
+    assert read_kept(nights)["kind"][0] == [0, 2, 1]
+    answers = nights.sql("select doc_id, query_id, label, content_key from latest_kind order by all")
+
+    # A file with the parts in that order has the same content keys: nothing is answered again.
+    file = write_night("kind", layout="written")
+    source = (nights.path.parent / "kind.toml").read_text()
+    first, second = "Question: {query_text}\n\n", "Document: {body}\n"
+    moved = source.replace(first + second, "Document: {body}\n\nQuestion: {query_text}\n")
+    assert moved != source
+    (nights.path.parent / "kind.toml").write_text(moved)
+    (summary,) = night(file=file)
+    assert (summary.num_rows, summary.num_already_done) == (0, 5)
+    assert nights.sql("select doc_id, query_id, label, content_key from latest_kind order by all") == answers
+
+
+def test_workloads_of_one_night_are_laid_out_for_each_other(
+    nights: Any, write_night: Any, prefect_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_night("kind", "angry")
+    assert batchloom(["advise", str(file), "--json"]) == 0
+    (advice,) = json.loads(capsys.readouterr().out)
+    written, best = (cost for cost in advice["costs"])
+    assert (written["name"], best["name"]) == ("as written", "best")
+    assert best["num_computed_tokens"] < 0.7 * written["num_computed_tokens"]
+    assert all(order.startswith("Document") for order in best["orders"]), "before the tasks, which differ"
+    assert not nights.sql("from duckdb_tables() where table_name = 'workload_layouts'"), "advice writes nothing"
+
+    summaries = night(file=file)
+    assert [summary.num_ok for summary in summaries] == [12, 12]
+    kept = read_kept(nights)
+    assert {order[0] for order, _, _ in kept.values()} == {2}
+    assert {num_tokens for _, num_tokens, _ in kept.values()} == {best["num_computed_tokens"]}
+    assert batchloom(["advise", str(file)]) == 0
+    assert "as written" in capsys.readouterr().out
+
+
+def test_advice_on_one_workload(nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    write_night("kind", layout="written")
+    arguments = ["advise", str(nights.path.parent / "kind.toml"), *nights.inputs]
+    assert batchloom([*arguments, "--json"]) == 0
+    (advice,) = json.loads(capsys.readouterr().out)
+    assert advice["num_rows"] == 12
+    costs = {cost["name"]: cost["num_computed_tokens"] for cost in advice["costs"]}
+    assert costs["best"] == min(costs.values()) < costs["as written"] < advice["num_prompt_tokens"]
+    assert any('layout = "auto"' in sentence for sentence in advice["sentences"])
+    assert batchloom(["advise", "snippets", *nights.inputs]) == 0
+    assert "its layout is right as it is" in capsys.readouterr().out
+    assert batchloom(["advise", str(nights.path.parent / "kind.toml")]) == 1
+    assert "needs --database and --model" in capsys.readouterr().err
