@@ -43,7 +43,13 @@ class LayoutJob:
     attach: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, workload: Workload, folder: Path, *, full: bool) -> ReadResult:
-        """The rows of a workload, into a folder that is made."""
+        """The rows of a workload. See `tasks.read.read_requests`.
+
+        Args:
+            workload: in the layout in which it is asked.
+            folder: for them; made here.
+            full: those that are answered, too.
+        """
         folder.mkdir()
         return read_requests(self.database, workload, self.model_digest, folder, full=full, attach=self.attach)
 
