@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.model.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
@@ -26,6 +27,9 @@ from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workloads.workload import Workload
 from tasks.write import write
+
+if TYPE_CHECKING:
+    from tasks.cascades.row_choice import RowChoice
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -53,6 +57,7 @@ class Source:
 
     Attributes:
         is_cheapest_first: see `tasks.plan_prefix.write_plan`.
+        choices: by workload, of those that answer some of their rows, as a step of a cascade does.
     """
 
     database: Path
@@ -64,6 +69,7 @@ class Source:
     full: bool
     attach: Mapping[str, str] = field(default_factory=dict)
     is_cheapest_first: bool = False
+    choices: Mapping[str, "RowChoice"] = field(default_factory=dict)
 
     @classmethod
     def find(
@@ -201,7 +207,8 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
 def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
     """Rows to requests. See `read_and_plan`."""
     with run.measure("read"):
-        found = read(str(source.database), workload, source.model_digest, run.folder, source.full, dict(source.attach))
+        given = (source.model_digest, run.folder, source.full, dict(source.attach), source.choices.get(workload.name))
+        found = read(str(source.database), workload, *given)
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
     if found.num_selected:
         LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")

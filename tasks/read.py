@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -21,6 +21,9 @@ from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.external_sort import limit_bytes, sort_batches
 from tasks.storage.spill_file import SpillFile
 from tasks.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from tasks.cascades.row_choice import RowChoice
 
 BATCH_ROWS = 1024
 
@@ -78,6 +81,7 @@ def read_requests(
     *,
     full: bool = False,
     attach: Mapping[str, str] | None = None,
+    choice: "RowChoice | None" = None,
     lock_timeout_seconds: float = 30.0,
     memory_limit: str = MEMORY_LIMIT,
 ) -> ReadResult:
@@ -92,6 +96,7 @@ def read_requests(
         model_digest: of the checkpoint; another model means another answer.
         full: select rows that are answered, too.
         attach: what the query may read beside the database; see `tasks.database.connection.restrict_sql`.
+        choice: the rows among them that a step of a cascade answers, which `full` does not change but for the first.
         memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connection.connect`.
 
     Raises:
@@ -108,7 +113,7 @@ def read_requests(
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
-        rows = _drop_done(_select_rows(connection, workload, model_digest, full=full), counts)
+        rows = _drop_done(_select_rows(connection, workload, model_digest, choice, full=full), counts)
         with SpillFile(run_folder) as spill:
             ordered = sort_batches(_put_texts(rows, spill, requests_schema(workload)), "sort_key", run_folder)
             path = Path(run_folder) / "requests.parquet"
@@ -123,10 +128,17 @@ def read_requests(
 
 
 def _select_rows(
-    connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, *, full: bool
+    connection: duckdb.DuckDBPyConnection,
+    workload: Workload,
+    model_digest: str,
+    choice: "RowChoice | None",
+    *,
+    full: bool,
 ) -> pa.RecordBatchReader:
     table = workload.output.table
-    has_answers = not full and table.lower() in list_relations(connection)
+    has_answers = (not full or (choice and choice.role != "first")) and table.lower() in list_relations(connection)
+    if choice and has_answers:
+        table = choice.prepare(connection, workload)
     digests = list(workload.kind.question_digests.values())
     newest = statement(f"read/newest_{'decisions' if digests else 'answers'}" if has_answers else NO_ANSWERS)
     for text in (statement("read/macro_bytes_of"), statement("read/macro_problem_of"), newest):
@@ -146,7 +158,7 @@ def _select_rows(
         priority=workload.priority or "row_priority",
         sha256_of=_create_sha256(connection),
     )
-    return connection.sql(query, params=parameters).to_arrow_reader(BATCH_ROWS)
+    return connection.sql(choice.narrow(query) if choice else query, params=parameters).to_arrow_reader(BATCH_ROWS)
 
 
 def _create_sha256(connection: duckdb.DuckDBPyConnection) -> str:
@@ -217,9 +229,10 @@ def read(
     run_folder: str,
     full: bool = False,
     attach: Mapping[str, str] | None = None,
+    choice: "RowChoice | None" = None,
 ) -> ReadResult:
     """See `read_requests`. As a step of a flow it waits for a lock itself, and any other error would come again."""
-    return read_requests(database, workload, model_digest, run_folder, full=full, attach=attach)
+    return read_requests(database, workload, model_digest, run_folder, full=full, attach=attach, choice=choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def recover_runs(database: str | Path) -> None:
                 continue
             if run.record.status == "running":
                 if run.has_tried_rows:
-                    set_isolation(database, workload.name, is_needed=True)
+                    set_isolation(database, run.record.workload, is_needed=True)
                 run.end("interrupted", "its process ended")
             if workload.prompt.layout == "auto":
                 from tasks.layouts.kept import use_kept

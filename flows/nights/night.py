@@ -19,6 +19,8 @@ from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
+from tasks.cascades.certificate import certify
+from tasks.cascades.row_choice import RowChoice
 from tasks.database.connection import connect
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Wave, run_waves
@@ -117,14 +119,21 @@ class NightRun:
 
     def answer(self, wave: Wave) -> dict[str, Outcome]:
         """Run a wave's workloads, and say how each ended; a failed one does not keep the others from theirs."""
-        night = self._use(wave.model)
-        workloads = [self._plan.workloads[name] for name in wave.steps]
-        results: dict[str, RunSummary | Exception] = {}
-        if len(workloads) > 1 and night.deadline is None and not night.machines.exchange:
+        night, results = self._use(wave.model), dict[str, RunSummary | Exception]()
+        choices: dict[str, RowChoice] = {}
+        for name in wave.steps:
             try:
-                results = answer_wave(night, workloads)
+                choices |= self._choose_rows(name, night.source)
             except Exception as error:
-                names = " + ".join(wave.steps)
+                results[name] = error
+        night = replace(night, source=replace(night.source, choices=choices))
+        workloads = [self._plan.workloads[name] for name in wave.steps if name not in results]
+        together = [workload for workload in workloads if not workload.kind.is_pooled]
+        if len(together) > 1 and night.deadline is None and not night.machines.exchange:
+            try:
+                results |= answer_wave(night, together)
+            except Exception as error:
+                names = " + ".join(workload.name for workload in together)
                 LOGGER.warning("%s: each goes on alone: %s", names, " ".join(str(error).split()))
         for workload in workloads:
             if workload.name not in results:
@@ -133,6 +142,22 @@ class NightRun:
                 except Exception as error:
                     results[workload.name] = error
         return {name: self._note(name, result) for name, result in results.items()}
+
+    def _choose_rows(self, name: str, source: Source) -> dict[str, RowChoice]:
+        """The rows that the step answers, by its name; empty where it answers all of its workload's."""
+        step = self._plan.cascades.get(name)
+        if step is None:
+            return {}
+        digest, threshold = self._sources[step.model].model_digest, step.cascade.below
+        if step.role == "unsure" and step.cascade.num_sampled:
+            digests = (digest, source.model_digest)
+            found = certify(
+                str(source.database), self._plan.workloads[name], step.cascade, digests, dict(source.attach)
+            )
+            LOGGER.info("%s: %s", name, found.text)
+            threshold = found.threshold
+        num_sampled = step.cascade.num_sampled
+        return {name: RowChoice(role=step.role, model_digest=digest, num_sampled=num_sampled, threshold=threshold)}
 
     def _note(self, name: str, result: RunSummary | Exception) -> Outcome:
         if isinstance(result, Exception):

@@ -13,7 +13,9 @@ from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
 from flows.settings import EngineSettings, PlanSettings, Settings, WorkerSettings
+from tasks.cascades.cascade import Cascade
 from tasks.database.attach import parse_attachments
+from tasks.nights.cascade_steps import CascadeStep, add_cascades
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Step, check_graph
 from tasks.runs.infer_job import FailurePolicy
@@ -34,11 +36,12 @@ class ModelTable(EngineSettings):
 
 
 class WorkloadTable(Settings):
-    """A table [[workload]]: its file, the model that answers it, the workloads whose answers it reads."""
+    """A table [[workload]]: its file, the model that answers it, the workloads whose answers it reads, its cascade."""
 
     file: Text
     model: str = ""
     after: tuple[Text, ...] = ()
+    cascade: Cascade | None = None
 
     @field_validator("after", mode="before")
     @classmethod
@@ -75,6 +78,7 @@ class NightPlan:
         models: name to checkpoint (folder, file or hub id) and settings.
         steps: the graph, in the order of the file.
         workloads: of each step, by its name.
+        cascades: by name of the step, of those that belong to one.
         attach: name to absolute path of what SQL may read beside the database.
         until, budget: see `tasks.nights.deadline.find_deadline`.
     """
@@ -83,6 +87,7 @@ class NightPlan:
     models: Mapping[str, tuple[str, EngineSettings]]
     steps: tuple[Step, ...]
     workloads: Mapping[str, Workload]
+    cascades: Mapping[str, CascadeStep]
     attach: Mapping[str, str]
     until: str
     budget: str
@@ -120,6 +125,9 @@ def load_night(path: Path) -> NightPlan:
         )
         check_graph(steps)
         _check_tables(workloads)
+        cascades = _list_cascades(tables, steps)
+        by_name = {workload.name: workload for workload in workloads}
+        steps, by_name, cascade_steps = add_cascades(steps, by_name, cascades)
         attach = parse_attachments(tables.attach, folder)
         find_deadline(tables.until, tables.budget, datetime.now().astimezone())
     except ConfigError as error:
@@ -131,7 +139,8 @@ def load_night(path: Path) -> NightPlan:
             for name, table in tables.models.items()
         },
         steps=steps,
-        workloads={workload.name: workload for workload in workloads},
+        workloads=by_name,
+        cascades=cascade_steps,
         attach=attach,
         until=tables.until,
         budget=tables.budget,
@@ -157,6 +166,20 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
     if table.model not in tables.models:
         raise ConfigError(f"workload {workload!r} names model {table.model!r}, which is none of {known}")
     return table.model
+
+
+def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Cascade]:
+    """By name of the workload."""
+    found = {
+        step.name: table.cascade
+        for step, table in zip(steps, tables.workload, strict=True)
+        if table.cascade is not None
+    }
+    for name, cascade in found.items():
+        if cascade.to not in tables.models:
+            known = ", ".join(tables.models)
+            raise ConfigError(f"workload {name!r}: cascade: to names model {cascade.to!r}, which is none of {known}")
+    return found
 
 
 def _check_tables(workloads: list[Workload]) -> None:

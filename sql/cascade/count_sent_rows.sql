@@ -1,0 +1,8 @@
+-- purpose: how many rows with an answer of the first model go to the second
+-- grain:   one row
+-- inputs:  batchloom_confidences
+-- parameters: $threshold
+
+select count(*) as num_sent
+from batchloom_confidences
+where is_ok and ($threshold::double is null or confidence < $threshold::double)

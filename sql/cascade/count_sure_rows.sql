@@ -1,0 +1,8 @@
+-- purpose: how many rows the sample was drawn from
+-- grain:   one row
+-- inputs:  batchloom_confidences
+-- parameters: none
+
+select count(*) as num_rows
+from batchloom_confidences
+where is_ok

@@ -1,0 +1,10 @@
+-- purpose: the runs in which a model answered
+-- grain:   one row a run
+-- inputs:  runs
+-- identifiers: {runs}
+-- parameters: $model_digest
+
+create or replace temp table {runs} as
+select run_id
+from runs
+where model_digest = $model_digest

@@ -1,0 +1,34 @@
+-- purpose: the rows of the sample with what both models say; a row that the second has not answered is a disagreement
+-- grain:   one row a key
+-- inputs:  batchloom_chosen_rows, batchloom_confidences, batchloom_second_answers
+-- identifiers: {keys}
+-- parameters: $answers (columns)
+
+create or replace temp table batchloom_compared as
+with newest as (
+    select *
+    from batchloom_second_answers
+    qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
+),
+
+texts as (
+    select [{keys}] as request_key, status, (columns($answers))::varchar as 'answer_\0'
+    from newest
+),
+
+second as (
+    select
+        request_key,
+        bool_and(status = 'ok') as is_ok,
+        any_value(list_value(*columns('^answer_.*$'))) as answers
+    from texts
+    group by request_key
+)
+
+select
+    first.request_key,
+    first.confidence,
+    coalesce(second.is_ok and first.answers = second.answers, false) as is_same
+from batchloom_confidences as first
+semi join batchloom_chosen_rows on batchloom_chosen_rows.request_key = first.request_key
+left join second on second.request_key = first.request_key

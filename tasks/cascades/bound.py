@@ -1,0 +1,89 @@
+"""From which probability on a small model's answers may stand: an exact bound from a sample that both models answer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """What a sample allows.
+
+    Attributes:
+        threshold: answers of at least this probability stand; None: none do, since the sample is too small, or since
+            even the surest answers differ too often.
+        num_allowed: rows outside the sample in which the models may differ where answers stand.
+        num_acceptable: differing rows with probabilities from the threshold on that the sample may hold, such that this
+            is shown; None where even a sample without one would not show it.
+        num_disagreed: such rows that it holds.
+    """
+
+    threshold: float | None
+    num_allowed: int
+    num_acceptable: int | None
+    num_disagreed: int
+
+
+def choose_threshold(
+    sample: Sequence[tuple[float, bool]], num_rows: int, target_agreement: float, confidence: float
+) -> Threshold:
+    """The lowest threshold at which both models agree in at least the target share of the rows outside the sample.
+
+    A row whose answer stands and would be another one from the large model is a disagreement; rows that are sent to the
+    large model are none. With at most `num_allowed` disagreements among all rows the target is met outside the sample,
+    however they lie. That there are more is rejected by an exact test: the number of disagreements in a sample without
+    replacement is hypergeometric, so this is Clopper and Pearson's bound (Biometrika 1934) for a finite population
+    (Buonaccorsi, The American Statistician 1987). Nothing is supposed of the rows or of the models.
+
+    Thresholds are tested from the highest down, and the first that is not rejected ends it. The number of disagreements
+    can only grow on the way, so the first wrong hypothesis that could be accepted is one alone, and the error of the
+    whole is that of a single test: fixed sequence testing, as in Learn then Test (Angelopoulos et al. 2021).
+
+    Args:
+        sample: of each row the first model's probability and whether both models agree; drawn by chance alone.
+        num_rows: that the sample was drawn from.
+        target_agreement: share, 0 to 1.
+        confidence: with which it is met, 0 to 1.
+    """
+    num_outside = num_rows - len(sample)
+    num_allowed = math.floor((1 - target_agreement) * num_outside + 1e-9)
+    most = find_most_disagreements(num_rows, len(sample), num_allowed, 1 - confidence)
+    if most is None or not num_outside:
+        return Threshold(threshold=None, num_allowed=num_allowed, num_acceptable=most, num_disagreed=0)
+    differing = sorted((probability for probability, is_same in sample if not is_same), reverse=True)
+    threshold = math.nextafter(differing[most], math.inf) if len(differing) > most else 0.0
+    if threshold > 1:
+        return Threshold(threshold=None, num_allowed=num_allowed, num_acceptable=most, num_disagreed=0)
+    num_disagreed = sum(probability >= threshold for probability in differing)
+    return Threshold(threshold=threshold, num_allowed=num_allowed, num_acceptable=most, num_disagreed=num_disagreed)
+
+
+def find_most_disagreements(num_rows: int, num_sampled: int, num_allowed: int, error: float) -> int | None:
+    """The most disagreements in a sample by which more than `num_allowed` among all rows are rejected.
+
+    None where a sample without one does not suffice.
+
+    Args:
+        num_rows: that the sample is drawn from, without replacement.
+        num_sampled: rows of the sample.
+        num_allowed: disagreements among all rows, those of the sample included.
+        error: probability with which the rejection may be wrong.
+    """
+    if num_allowed >= num_rows:
+        return num_sampled
+    num_bad, total, most = num_allowed + 1, 0.0, None
+    for count in range(num_sampled + 1):
+        if count <= num_bad and num_sampled - count <= num_rows - num_bad:
+            total += math.exp(
+                _log_choose(num_bad, count)
+                + _log_choose(num_rows - num_bad, num_sampled - count)
+                - _log_choose(num_rows, num_sampled)
+            )
+        if total > error:
+            break
+        most = count
+    return most
+
+
+def _log_choose(num: int, chosen: int) -> float:
+    return math.lgamma(num + 1) - math.lgamma(chosen + 1) - math.lgamma(num - chosen + 1)

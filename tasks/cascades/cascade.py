@@ -1,0 +1,91 @@
+"""What a night file says of a cascade, and which columns of a workload's answers it goes by."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+import pydantic
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from engine.errors import ConfigError
+from tasks.answers.decide import Decisions
+from tasks.workloads.workload import Workload
+
+SAMPLED_DISAGREEMENTS = 20
+"""Rows of a sample in which the models may differ at the target: so many that the bound lies near the target."""
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Cascade:
+    """The key ``cascade`` of a workload in a night file.
+
+    Attributes:
+        to: name of the model that answers the rows of which the workload's own model is unsure.
+        below: rows whose answer has a lower probability are unsure; or
+        target_agreement: share of the other rows in which both models would give the same answer; the probability
+            below which rows are unsure is then chosen by a sample that both answer.
+        confidence: with which the target is met.
+        sample: rows that both answer; None for as many as the target needs.
+    """
+
+    to: Annotated[str, Field(min_length=1)]
+    below: Annotated[float, Field(gt=0, le=1)] | None = None
+    target_agreement: Share | None = None
+    confidence: Share = 0.95
+    sample: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows that both models answer; 0 where the threshold is given."""
+        if self.target_agreement is None:
+            return 0
+        return self.sample or math.ceil(SAMPLED_DISAGREEMENTS / (1 - self.target_agreement) - 1e-9)
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.below is None) == (self.target_agreement is None):
+            raise ValueError("must have either below or target_agreement")
+        if self.target_agreement is None:
+            if self.sample is not None or self.confidence != 0.95:
+                raise ValueError("sample and confidence belong to target_agreement")
+            return self
+        fewest = math.ceil(math.log(1 - self.confidence) / math.log(self.target_agreement) - 1e-9)
+        if self.num_sampled < fewest:
+            raise ValueError(
+                f"a sample of {self.num_sampled:,} rows cannot show an agreement of {self.target_agreement:g} with "
+                f"confidence {self.confidence:g}; {fewest:,} rows are the fewest that can"
+            )
+        return self
+
+
+def find_probability_columns(workload: Workload) -> Sequence[str]:
+    """Columns of the answers that hold the probability of each; see ``cascade/macro_confidence_of``.
+
+    Raises:
+        ConfigError: the workload's answers have none.
+    """
+    kind = workload.kind
+    if "label_logprobs" in kind.columns:
+        return ["label_logprobs"]
+    if isinstance(kind, Decisions):
+        scores = [name for name, question in kind.questions.items() if len(question.columns(name)) == 1]
+        if scores:
+            raise ConfigError(
+                f"workload {workload.name!r} cannot have a cascade: the answer to question {scores[0]!r} is an "
+                "expectation, which has no probability; ask it in a workload of its own"
+            )
+        return [column for columns in kind.question_columns for column in columns[1:]]
+    raise ConfigError(
+        f"workload {workload.name!r} cannot have a cascade: answers of mode {workload.mode!r} have no probability; "
+        "those of 'score' and 'decide' have"
+    )
+
+
+def find_answer_columns(workload: Workload) -> Sequence[str]:
+    """Columns that two models are compared by; where all are equal, the models agree on the row."""
+    if isinstance(workload.kind, Decisions):
+        return [columns[0] for columns in workload.kind.question_columns]
+    return ["label"]

@@ -1,0 +1,126 @@
+"""What a sample shows of a cascade, kept in the table ``certificates``."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from sql import statement
+from tasks.cascades.bound import choose_threshold
+from tasks.cascades.cascade import Cascade, find_answer_columns
+from tasks.cascades.row_choice import RowChoice, take_answers
+from tasks.database.connection import connect, fill_identifiers, restrict_sql
+from tasks.storage.artifact import runs_folder
+from tasks.workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A row of the table ``certificates``, which says what the fields mean, but for the sample itself."""
+
+    certificate_id: str
+    workload: str
+    workload_digest: str
+    first_model_digest: str
+    second_model_digest: str
+    target_agreement: float
+    confidence: float
+    num_rows: int
+    num_sampled: int
+    num_agreed: int
+    threshold: float | None
+    num_allowed: int
+    num_acceptable: int | None
+    num_disagreed: int
+    num_sent: int
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """What it says, in a line."""
+        agreed = f"both models agree in {self.num_agreed:,} of {self.num_sampled:,} sampled rows"
+        if self.threshold is None:
+            return f"{agreed}; {self.reason}: all {self.num_rows:,} rows go to the large model"
+        return (
+            f"{agreed}; {self.num_sent:,} of {self.num_rows:,} rows, of probabilities below {self.threshold:.4g}, go "
+            f"to the large model; with confidence {self.confidence:g} at least {self.target_agreement:g} of the rows "
+            "outside the sample have its answer then"
+        )
+
+
+@task(name="certify", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def certify(
+    database: str,
+    workload: Workload,
+    cascade: Cascade,
+    model_digests: tuple[str, str],
+    attach: Mapping[str, str],
+) -> Certificate:
+    """Choose a cascade's threshold by the rows that both models have answered, and keep what shows it.
+
+    The same answers give the same certificate, which is kept once.
+
+    Args:
+        database: where the answers are.
+        workload: under the name that the certificate shall have.
+        cascade: with a target.
+        model_digests: of the first model and the one that answers what the first is unsure of.
+        attach: what the workload's query may read beside the database.
+    Raises:
+        DatabaseError: the database is locked, or the query does not run any more.
+    """
+    assert cascade.target_agreement is not None
+    first, second = model_digests
+    choice = RowChoice(role="sample", model_digest=first, num_sampled=cascade.num_sampled)
+    with connect(database) as connection:
+        restrict_sql(connection, [runs_folder(database)], attach)
+        choice.prepare(connection, workload)
+        take_answers(connection, workload, second, "batchloom_second_answers")
+        compared = fill_identifiers(statement("cascade/take_compared"), keys=workload.key)
+        connection.execute(compared, {"answers": list(find_answer_columns(workload))})
+        sample = connection.execute(statement("cascade/compared_rows")).fetchall()
+        ((num_rows,),) = connection.execute(statement("cascade/count_sure_rows")).fetchall()
+        found = choose_threshold(
+            [(row[1], row[2]) for row in sample], num_rows, cascade.target_agreement, cascade.confidence
+        )
+        ((num_sent,),) = connection.execute(
+            statement("cascade/count_sent_rows"), {"threshold": found.threshold}
+        ).fetchall()
+        facts = {
+            "workload": workload.name,
+            "workload_digest": workload.digest,
+            "first_model_digest": first,
+            "second_model_digest": second,
+            "target_agreement": cascade.target_agreement,
+            "confidence": cascade.confidence,
+            "num_rows": num_rows,
+            "num_sampled": len(sample),
+            "num_agreed": sum(is_same for _, _, is_same in sample),
+            "num_sent": num_sent,
+            **asdict(found),
+            "reason": "" if found.threshold is not None else _explain(found.num_acceptable, num_rows, len(sample)),
+        }
+        content = json.dumps([facts, sample], sort_keys=True).encode()
+        certificate = Certificate(certificate_id=hashlib.sha256(content).hexdigest(), **facts)
+        connection.begin()
+        try:
+            connection.execute(statement("cascade/create_certificates"))
+            connection.execute(
+                statement("cascade/insert_certificate"), asdict(certificate) | {"created_at": datetime.now(UTC)}
+            )
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+    return certificate
+
+
+def _explain(num_acceptable: int | None, num_rows: int, num_sampled: int) -> str:
+    """Why no answer of the first model stands."""
+    if num_acceptable is None or num_sampled == num_rows:
+        return f"a sample of {num_sampled:,} of {num_rows:,} rows is too small for the bound"
+    return "even the surest answers differ too often"

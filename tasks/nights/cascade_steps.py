@@ -1,0 +1,79 @@
+"""Cascades as steps of the graph: the rows that the first model is unsure of are a step that comes after it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from engine.errors import ConfigError
+from tasks.cascades.cascade import Cascade, find_probability_columns
+from tasks.cascades.row_choice import Role
+from tasks.nights.graph import Step
+from tasks.workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeStep:
+    """What a step is in its cascade.
+
+    Attributes:
+        role: which rows it answers.
+        model: that answers every row, by its name in the night.
+        cascade: as the file has it.
+    """
+
+    role: Role
+    model: str
+    cascade: Cascade
+
+
+def add_cascades(
+    steps: Sequence[Step], workloads: Mapping[str, Workload], cascades: Mapping[str, Cascade]
+) -> tuple[tuple[Step, ...], dict[str, Workload], dict[str, CascadeStep]]:
+    """The graph with a step behind each workload that has a cascade, and two where a sample chooses the threshold.
+
+    What comes after such a workload comes after its last step.
+
+    Args:
+        steps: of the workloads, in the order of the file.
+        workloads: of each step, by its name.
+        cascades: by name of the workload.
+    Returns:
+        all steps, the workload of each by its name, and of those in a cascade what they are there.
+    Raises:
+        ConfigError: answers have no probability, or the cascade leads to the workload's own model.
+    """
+    added: list[Step] = []
+    found, roles, last = dict(workloads), dict[str, CascadeStep](), dict[str, str]()
+    for step in steps:
+        added.append(step)
+        cascade = cascades.get(step.name)
+        if cascade is None:
+            continue
+        if cascade.to == step.model:
+            raise ConfigError(f"workload {step.name!r}: the cascade leads to {cascade.to!r}, the workload's own model")
+        find_probability_columns(workloads[step.name])
+        names: dict[str, Role] = {step.name: "first"}
+        second = f"{step.name}-{re.sub('[^A-Za-z0-9_]+', '-', cascade.to).strip('-')}"
+        names |= {f"{second}-sample": "sample"} if cascade.num_sampled else {}
+        names |= {second: "unsure"}
+        previous = ""
+        for name, role in names.items():
+            roles[name] = CascadeStep(role=role, model=step.model, cascade=cascade)
+            if previous:
+                if name in found:
+                    raise ConfigError(
+                        f"workload {step.name!r}: a step of its cascade is called {name!r}, as a workload"
+                    )
+                added.append(Step(name=name, model=cascade.to, after=(previous,)))
+                found[name] = replace(workloads[step.name], name=name)
+            previous = name
+        last[step.name] = second
+    inside = roles.keys() - last.keys()
+    return (
+        tuple(
+            step if step.name in inside else replace(step, after=tuple(last.get(name, name) for name in step.after))
+            for step in added
+        ),
+        found,
+        roles,
+    )
