@@ -105,6 +105,11 @@ def nightly(
             check_device(config.device)
             check_kv_budget(config, source.checkpoint)
         jobs = [load_workload(name).bind(source.checkpoint) for name in workloads]
+        for job in jobs:
+            if job.kind.thinking:
+                from tasks.prompts.thinking import check_thinking  # few workloads say anything of it
+
+                check_thinking(job, source.checkpoint)
         night = Night(
             source=source,
             engine=config,

@@ -15,7 +15,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError
-from tasks.prompts.prompt import SUFFIX, PromptEncoder, PromptFormat, RequestForm, build_prompt_format
+from tasks.prompts.prompt import SUFFIX, PromptEncoder, PromptFormat, RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
@@ -73,7 +73,7 @@ def write_tokens(
         ArtifactError: the requests are not what their reference says, or `target` cannot be written.
     """
     codec = TextCodec.load(Path(checkpoint))
-    form = build_prompt_format(workload.prompt, codec)
+    form = workload_format(workload.prompt, workload.kind.thinking, codec)
     num_answer_tokens, cut = RequestForm.of(workload, codec, None).num_answer_tokens, None
     if workload.kind.is_pooled:
         from tasks.prompts.text_limit import TextLimit  # other prompts are never cut

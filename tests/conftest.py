@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,11 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+THINKING_TEMPLATE = CHAT_TEMPLATE + (
+    "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+)
+"""As Qwen3's: thinking is on unless the variable turns it off."""
 TOKENIZER_TEXT = (
     "A night watchman walks around the house and writes down what he has seen.",
     "The first query asks for the author of the document; the second asks when it was written.",
@@ -98,6 +104,20 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 def tiny_llama(tiny_checkpoint: Callable[[str], Path]) -> Path:
     """The folder of a tiny Llama, for tests that any model serves."""
     return tiny_checkpoint("llama")
+
+
+@pytest.fixture(scope="session")
+def thinking_checkpoint(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Qwen3 whose chat template has a switch for thinking, with marks around thoughts."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("thinking") / "model"
+    shutil.copytree(tiny_checkpoint("qwen3"), folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template = THINKING_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

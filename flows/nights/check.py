@@ -13,7 +13,7 @@ from engine.model.checkpoint import resolve_checkpoint
 from flows.nights.night_file import NightPlan, load_night
 from flows.workload_run import prove_architecture
 from tasks.nights.check_steps import find_query_problems
-from tasks.prompts.prompt import RequestForm, build_prompt_format
+from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.tokenize import read_max_model_len
 from tasks.workloads.workload import Workload
@@ -62,7 +62,7 @@ def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload],
     problems = []
     for workload in workloads:
         try:
-            build_prompt_format(workload.prompt, codec)
+            workload_format(workload.prompt, workload.kind.thinking, codec)
             RequestForm.of(workload, codec, None)
         except BatchloomError as error:
             problems.append(f"workload {workload.name!r} with model {model}: {error}")

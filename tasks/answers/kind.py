@@ -36,6 +36,7 @@ class AnswerKind:
         is_decoded: answers are decoded token by token, so that their lengths differ.
         has_labels: `ask` calls `encode_labels`, for which a tokenizer is needed.
         is_pooled: answers are made of the prompt's hidden states; encoders answer no other kinds.
+        thinking: what a reasoning model does before it answers; empty for what its chat template has it do.
         has_chat: prompts are in the chat template unless the file says otherwise.
         output: the file's table of that name.
         has_exact_types: a table that exists must have the columns with these very types.
@@ -48,6 +49,7 @@ class AnswerKind:
     has_labels: ClassVar[bool] = False
     has_exact_types: ClassVar[bool] = False
     is_pooled: ClassVar[bool] = False
+    thinking: ClassVar[str] = ""
     has_chat: ClassVar[bool] = True
 
     output: Output

@@ -41,7 +41,7 @@ class PairedRow:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the two say different things; how sure they are is not looked at."""
+        """Whether the two say different things; how sure they are, and why, is not looked at."""
         first, second = ({name: value for name, value in each.items() if _is_said(name)} for each in self.answers)
         return first != second or [error is None for error in self.errors] in ([True, False], [False, True])
 
@@ -162,4 +162,4 @@ def _why(errors: Mapping[int, str | None], answers: Mapping[int, Any], number: i
 
 
 def _is_said(name: str) -> bool:
-    return name != "score" and not name.endswith(("_probability", "_probabilities", "_logprobs"))
+    return name not in ("score", "thinking") and not name.endswith(("_probability", "_probabilities", "_logprobs"))

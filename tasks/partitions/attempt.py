@@ -128,10 +128,10 @@ def _run_model(
 def _make_form(workload: Workload, expected_output_tokens: int | None, model: LoadedModel) -> RequestForm:
     """How a workload's rows are asked of this model."""
     form = RequestForm.of(workload, model.codec, expected_output_tokens)
-    if any("grammar" in each for each in form.settings):
-        from tasks.partitions.grammars import compile_grammars  # most workloads have none
+    if any("grammar" in each or "thinking" in each for each in form.settings):
+        from tasks.partitions.constraints import compile_constraints  # most workloads have none
 
-        form = compile_grammars(form, model)
+        form = compile_constraints(form, model)
     return form
 
 

@@ -83,7 +83,7 @@ class PromptFormat:
         return message.rstrip() if self.strips_end else message
 
 
-def build_prompt_format(prompt: Prompt, codec: TextCodec) -> PromptFormat:
+def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> PromptFormat:
     """Puts a workload's prompt into the model's chat template, or leaves it plain text where ``chat`` is false.
 
     A system message that the chat template has no place for is put before the user's message, a blank line between.
@@ -96,10 +96,10 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec) -> PromptFormat:
         if not codec.has_chat_template:
             raise ModelError("the model's tokenizer has no chat template; set chat = false in the workload's [prompt]")
         system = prompt.system.strip()
-        if system and not _takes_system(system, codec):
+        if system and not _takes_system(system, codec, variables):
             segments, system = ((f"{system}\n\n", None), *segments), ""
-        head, tail = _render_around("", system, codec)
-        spaced_head, spaced_tail = _render_around(" \n", system, codec)
+        head, tail = render_around("", system, codec, variables)
+        spaced_head, spaced_tail = render_around(" \n", system, codec, variables)
         strips_start, strips_end = spaced_head == head, spaced_tail == tail
         if not (strips_start or spaced_head == head + " \n") or not (strips_end or spaced_tail == " \n" + tail):
             raise ModelError("the model's chat template does not carry a user's message through unchanged")
@@ -113,19 +113,19 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec) -> PromptFormat:
     )
 
 
-def _takes_system(system: str, codec: TextCodec) -> bool:
+def _takes_system(system: str, codec: TextCodec, variables: Mapping[str, bool]) -> bool:
     try:
-        head, _ = _render_around("", system, codec)
+        head, _ = render_around("", system, codec, variables)
     except ModelError:
         return False
     return system in head
 
 
-def _render_around(space: str, system: str, codec: TextCodec) -> tuple[str, str]:
-    """The chat template's text before and after a user's message that begins and ends with `space`."""
+def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[str, bool]) -> tuple[str, str]:
+    """The chat template's text around a message between two `space`. See `TextCodec.render_chat` for variables."""
     placeholder = f"message{secrets.token_hex(16)}"
     messages = [{"role": "system", "content": system}] if system else []
-    text = codec.render_chat([*messages, {"role": "user", "content": space + placeholder + space}])
+    text = codec.render_chat([*messages, {"role": "user", "content": space + placeholder + space}], **variables)
     parts = text.split(placeholder)
     if len(parts) != 2:
         raise ModelError(f"the model's chat template repeats or drops a user's message: found {len(parts) - 1} times")
@@ -158,7 +158,8 @@ class RequestForm:
 
         def encode_labels(labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
             assert codec is not None, "labels need a tokenizer"
-            return codec.encode_labels(labels, _build_once(workload.prompt, codec).ending(codec.trust(suffix)))
+            form = workload_format(workload.prompt, workload.kind.thinking, codec)
+            return codec.encode_labels(labels, form.ending(codec.trust(suffix)))
 
         settings = workload.kind.ask(encode_labels, expected_output_tokens)
         label_lens = [len(label) for each in settings for label in each.get("labels", ())]
@@ -179,8 +180,12 @@ class RequestForm:
 
 
 @lru_cache(maxsize=1)
-def _build_once(prompt: Prompt, codec: TextCodec) -> PromptFormat:
-    """Tokenization, prediction and inference of a workload ask with the same labels."""
+def workload_format(prompt: Prompt, thinking: str, codec: TextCodec) -> PromptFormat:
+    """See `build_prompt_format` and `AnswerKind.thinking`; kept, as tokenization and inference need the same one."""
+    if thinking:
+        from tasks.prompts.thinking import build_thinking_format  # most workloads say nothing of it
+
+        return build_thinking_format(prompt, thinking, codec)
     return build_prompt_format(prompt, codec)
 
 

@@ -100,8 +100,8 @@ class TextCodec:
     def has_chat_template(self) -> bool:
         return self._chat is not None and bool(self._chat.chat_template)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The chat template's text for these messages, with the beginning of the answer; not yet trusted.
+    def render_chat(self, messages: Sequence[Mapping[str, str]], **variables: bool) -> str:
+        """The chat template's text for these messages and variables, with the beginning of the answer; not yet trusted.
 
         Raises:
             ModelError: the template refuses the messages.
@@ -109,7 +109,8 @@ class TextCodec:
         from jinja2 import TemplateError
 
         try:
-            text: str = self._chat.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            options = {"tokenize": False, "add_generation_prompt": True, **variables}
+            text: str = self._chat.apply_chat_template(list(messages), **options)
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ModelError(f"the model's chat template refuses messages of roles {roles}: {error}") from error

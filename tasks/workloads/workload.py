@@ -231,6 +231,10 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
     """
     refuse_if("mode" not in values, "mode is missing; expected a string")
     kind = find_kind(values["mode"], values.get("labels"))
+    if "thinking" in values:
+        from tasks.answers.thinking import find_thinking_kind
+
+        kind = find_thinking_kind(kind, values.get("prompt"))
     known: Mapping[str, pydantic.fields.FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]
     own_names = {field.alias or name for name, field in known.items()}
     common = {name: value for name, value in values.items() if name not in ("mode", *own_names)}

@@ -1,0 +1,181 @@
+"""``thinking = "off" | "keep" | "drop"``: kinds of answer that tell a reasoning model whether to think before it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import Field, StrictInt
+from pydantic.dataclasses import dataclass
+
+from engine.request import Completion
+from tasks.answers.decide import Decisions
+from tasks.answers.extract import Extraction
+from tasks.answers.kind import AnswerKind, EncodeLabels
+from tasks.answers.score import LabelScore
+from tasks.answers.text import TextAnswer
+from tasks.answers.toml_value import CONFIG, refuse_if
+
+Switch = Literal["off", "keep", "drop"]
+
+THINKING_COLUMN = "thinking"
+
+_KEPT_FIELDS = (pa.field(THINKING_COLUMN, pa.string()),)
+
+
+@plain_dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """Stands for `engine.Thinking` in the settings of a request until the model is known."""
+
+    max_tokens: int
+
+
+class _Switched(AnswerKind):
+    """A kind whose prompts turn the chat template's switch."""
+
+    __slots__ = ()
+
+    switch: Switch
+
+    @property
+    def thinking(self) -> str:  # type: ignore[override]
+        return self.switch
+
+    @property
+    def digest_parts(self) -> list[Any]:
+        return [*super().digest_parts, self.switch]
+
+
+class _Thinking(_Switched):
+    """A kind whose answers are decoded, behind thoughts that are kept in a column of their own, or dropped."""
+
+    __slots__ = ()
+
+    max_thinking_tokens: int
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the output table has the thoughts."""
+        return self.switch == "keep"
+
+    @property
+    def digest_parts(self) -> list[Any]:
+        return [*super().digest_parts, self.max_thinking_tokens]
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {**super().columns, **({THINKING_COLUMN: "VARCHAR"} if self.is_kept else {})}
+
+    @property
+    def max_answer_tokens(self) -> int:
+        return super().max_answer_tokens + self.max_thinking_tokens
+
+    def check(self, key: Sequence[str]) -> None:
+        super().check(key)
+        most, thinks = self.max_thinking_tokens, self.switch != "off"
+        refuse_if(thinks and most < 1, f"thinking = {self.switch!r} needs max_thinking_tokens, a number of tokens")
+        refuse_if(not thinks and most, "max_thinking_tokens belongs to thinking = 'keep' or 'drop'")
+        names = [name.lower() for name in super().columns]
+        refuse_if(self.is_kept and THINKING_COLUMN in names, f"thinking = 'keep' writes a column {THINKING_COLUMN!r}")
+
+    def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
+        (settings,) = super().ask(encode_labels, expected_output_tokens)
+        if self.switch == "off":
+            return [settings]
+        most = settings["max_new_tokens"] + self.max_thinking_tokens
+        return [{**settings, "max_new_tokens": most, "thinking": ThinkingBudget(self.max_thinking_tokens)}]
+
+    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        values = super().read(completion, decode)
+        if not self.is_kept:
+            return values
+        return {**values, THINKING_COLUMN: decode([int(token) for token in completion.thinking_token_ids]).strip()}
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class ThinkingText(_Thinking, TextAnswer):
+    """A generated text."""
+
+    switch: Switch = Field(alias="thinking")
+    max_thinking_tokens: StrictInt = 0
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        return {**super().written, **({THINKING_COLUMN: THINKING_COLUMN} if self.is_kept else {})}
+
+    @property
+    def part_fields(self) -> Sequence[pa.Field]:  # type: ignore[override]
+        return (*TextAnswer.part_fields, *_KEPT_FIELDS[: self.is_kept])
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class ThinkingExtraction(_Thinking, Extraction):
+    """Typed columns, or one JSON column."""
+
+    switch: Switch = Field(alias="thinking")
+    max_thinking_tokens: StrictInt = 0
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        thoughts = {THINKING_COLUMN: THINKING_COLUMN if self.schema else "answer"}
+        return {**super().written, **(thoughts if self.is_kept else {})}
+
+    @property
+    def part_fields(self) -> Sequence[pa.Field]:
+        return (*super().part_fields, *_KEPT_FIELDS[: self.is_kept])
+
+    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        """With columns, the thoughts are one more field of the JSON object that is cast to them."""
+        values = dict(super().read(completion, decode))
+        if self.is_kept and not self.schema and "answer" in values:
+            values["answer"] = f'{values["answer"][:-1]}, "{THINKING_COLUMN}": {json.dumps(values[THINKING_COLUMN])}}}'
+        return values
+
+
+class _Silent(_Switched):
+    """A kind whose answers are the first thing that the model says."""
+
+    __slots__ = ()
+
+    def check(self, key: Sequence[str]) -> None:
+        super().check(key)
+        refuse_if(self.switch != "off", f"thinking must be 'off' where nothing is decoded, got {self.switch!r}")
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class SilentScore(_Silent, LabelScore):
+    """A choice among labels."""
+
+    switch: Switch = Field(alias="thinking")
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class SilentDecisions(_Silent, Decisions):
+    """Answers to questions."""
+
+    switch: Switch = Field(alias="thinking")
+
+    @property
+    def question_digests(self) -> Mapping[str, str]:
+        return {name: f"{digest}-{self.switch}" for name, digest in super().question_digests.items()}
+
+
+_KINDS: Mapping[type[AnswerKind], type[AnswerKind]] = {
+    TextAnswer: ThinkingText,
+    Extraction: ThinkingExtraction,
+    LabelScore: SilentScore,
+    Decisions: SilentDecisions,
+}
+
+
+def find_thinking_kind(kind: type[AnswerKind], prompt: object) -> type[AnswerKind]:
+    """The kind that has the keys ``thinking`` and ``max_thinking_tokens``, too; `ValueError` where there is none.
+
+    Args:
+        kind: of a workload's file that has the first of these keys.
+        prompt: the file's table of that name.
+    """
+    is_plain = isinstance(prompt, dict) and prompt.get("chat") is False
+    refuse_if(is_plain or kind not in _KINDS, "thinking is a switch of chat templates, and the prompt is plain text")
+    return _KINDS[kind]

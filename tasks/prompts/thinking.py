@@ -1,0 +1,112 @@
+"""What a checkpoint says of thoughts: its chat template's switch, and the marks around thoughts."""
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from engine.errors import ModelError, RequestError
+from engine.thinking import Thinking
+from tasks.prompts.prompt import PromptFormat, build_prompt_format, render_around
+from tasks.prompts.text_codec import TextCodec
+from tasks.workloads.workload import Prompt, Workload
+
+ON = {"enable_thinking": True, "thinking": True}
+OFF = {"enable_thinking": False, "thinking": False}
+"""The names that chat templates give the switch; a template does not read the others."""
+
+
+def check_thinking(workload: Workload, checkpoint: Path) -> None:
+    """Refuses a workload with a key ``thinking`` where the checkpoint does not think so.
+
+    Raises:
+        ModelError: see `build_thinking_format`.
+        WorkloadError: the budget does not suffice to close thoughts.
+    """
+    codec = TextCodec.load(checkpoint)
+    try:
+        build_thinking_format(workload.prompt, workload.kind.thinking, codec)
+        for settings in workload.kind.ask(lambda labels, suffix="": (), None):
+            if "thinking" in settings:
+                make_thinking(codec, settings["thinking"].max_tokens)
+    except (ModelError, RequestError) as error:
+        raise type(error)(f"workload {workload.name!r}: {error}") from error
+
+
+def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> PromptFormat:
+    """As `build_prompt_format`, with the chat template's switch turned; a prompt for thoughts ends where these begin.
+
+    Args:
+        prompt: in the chat template.
+        switch: "off", "keep" or "drop".
+        codec: of the model.
+    Raises:
+        ModelError: the template has no such switch, or there are no marks around thoughts.
+    """
+    if switch == "off":
+        if not _has_switch(codec):
+            raise ModelError(
+                "the model's chat template has no switch that turns thinking off: it reads neither enable_thinking nor "
+                "thinking"
+            )
+        return build_prompt_format(prompt, codec, **OFF)
+    opening, _, _ = _find_texts(codec)
+    form = build_prompt_format(prompt, codec, **ON)
+    return replace(form, tail=form.tail + codec.trust(opening))
+
+
+@lru_cache(maxsize=4)
+def make_thinking(codec: TextCodec, max_tokens: int) -> Thinking:
+    """How the engine is asked for thoughts.
+
+    Args:
+        codec: of the model.
+        max_tokens: the budget.
+    Raises:
+        ModelError: as `build_thinking_format`.
+        RequestError: the budget does not suffice to close thoughts.
+    """
+    _, closing, mark = _find_texts(codec)
+    (token_ids,) = codec.encode([codec.trust(closing)], add_special_tokens=False)
+    end = codec.tokenizer.token_to_id(mark)
+    assert end is not None, "an added token has an id"
+    return Thinking(end_token_id=end, closing=tuple(token_ids), max_tokens=max_tokens)
+
+
+def _has_switch(codec: TextCodec) -> bool:
+    (on_head, on_tail), (off_head, off_tail) = (render_around("", "", codec, each) for each in (ON, OFF))
+    return (on_head, on_tail) != (off_head, off_tail)
+
+
+def _find_marks(codec: TextCodec) -> tuple[str, str]:
+    """The added tokens before and after thoughts, as ``<think>`` and ``</think>``."""
+    added = {token.content for token in codec.tokenizer.get_added_tokens_decoder().values()}
+    for mark in sorted(added):
+        if "think" in mark.lower() and f"{mark[0]}/{mark[1:]}" in added:
+            return mark, f"{mark[0]}/{mark[1:]}"
+    raise ModelError("the model's tokenizer has no marks around thoughts, such as <think> and </think>")
+
+
+@lru_cache(maxsize=1)
+def _find_texts(codec: TextCodec) -> tuple[str, str, str]:
+    """What follows the chat template's text up to where thoughts begin; what ends them; its mark.
+
+    The white space around the marks is that of a prompt without thinking, which ends with empty thoughts.
+    """
+    if not codec.has_chat_template:
+        raise ModelError("the model's tokenizer has no chat template, and thinking is a switch of one")
+    (_, tail), (_, tail_without) = (render_around("", "", codec, each) for each in (ON, OFF))
+    begin, end = _find_marks(codec)
+    is_open = tail.rstrip().endswith(begin)
+    if not is_open and not _has_switch(codec):
+        raise ModelError(
+            "the model's chat template has no switch for thinking: it reads neither enable_thinking nor thinking"
+        )
+    empty = re.search(rf"{re.escape(begin)}(\s*){re.escape(end)}(\s*)$", tail_without)
+    if empty is None:
+        space = tail[len(tail.rstrip()) :] if is_open else ""
+        before, after, behind = space, space, 2 * space
+    else:
+        middle = len(empty[1]) // 2
+        before, after, behind = empty[1][:middle], empty[1][middle:], empty[2]
+    return "" if is_open else begin + before, after + end + behind, end
