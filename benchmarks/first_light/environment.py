@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.first_light.host import decode_step_ms
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.gpu import device_time, measure_ceilings
+from engine.kernels.triton.tuned import load_tuned
 
 WITHOUT_EXTRAS = """
 import sys
@@ -37,6 +39,7 @@ def run(stage: StageRun) -> None:
     sizes = {"num_copied": 1 << 16, "matrix_size": 64} if stage.is_tiny else {}
     stage.measure("ceilings", lambda: measure_ceilings(stage.run, **sizes))
     stage.measure("fp8 matrix rate", lambda: _fp8_tflops(device, 64 if stage.is_tiny else 8192))
+    stage.measure("host of a decode step, ms", lambda: _host_ms(8 if stage.is_tiny else 512))
     stage.measure("launches", lambda: _launches(device, 20 if stage.is_tiny else 1000))
 
 
@@ -68,6 +71,12 @@ def _fp8_tflops(device: torch.device, size: int) -> float | str:
         return torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
     return 2 * size**3 / device_time(product).us / 1e6
+
+
+def _host_ms(num_rows: int) -> dict[str, float]:
+    """By part; the work lists are cut for an H100 or H200, whatever the device is."""
+    tuned = load_tuned("sm_90", element_bits=16, head_dim=128)
+    return {part: round(taken, 3) for part, taken in decode_step_ms(tuned, num_rows=num_rows).items()}
 
 
 def _launches(device: torch.device, count: int) -> dict[str, float | str]:

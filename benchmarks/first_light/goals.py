@@ -62,6 +62,8 @@ def goals(folder: Path) -> Iterator[Goal]:
             yield Goal(name=f"{workload} over {other}", found=_speedup(batches, workload, other), bound=bound)
     idle = batches.get("profile: case-1", {}).get("idle_share")
     yield Goal(name="device idle, case 1", found=idle, bound=0.05, is_least=False)
+    host_ms = read_parts(folder, "environment").get("host of a decode step, ms", {}).get("sum")
+    yield Goal(name="host of a step of 512 decode rows, ms", found=host_ms, bound=2.0, is_least=False)
     yield Goal(name="fp8 over bf16 on prefill", found=None, bound=1.6)
 
 

@@ -46,7 +46,7 @@ class ConstrainedSampler(TokenSampler):
         rows = [
             (row, None if self._is_thinking(sequence) else self._constraint(sequence))
             for row, (sequence, place) in enumerate(step.sampled)
-            if self._is_held(sequence) and not sequence.is_answered and not sequence.knows(place)
+            if self._is_held(sequence) and not sequence.is_answered and place >= sequence.num_known
         ]
         masks = self._thread.submit(self._make_masks, rows, len(step.sampled)) if rows else None
         self._prepared = step, masks

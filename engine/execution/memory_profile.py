@@ -14,7 +14,7 @@ from engine.kv.kv_cache import KVCache
 from engine.model.attention import AttentionBackend
 from engine.model.model import Model
 from engine.request import Request
-from engine.scheduling.token_batch import Chunk, ChunkGroup, TokenBatch, build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
 
 _GB = 10**9
 
@@ -165,15 +165,9 @@ def _full_batch(config: EngineConfig, max_positions: int) -> TokenBatch:
         min(length, config.max_num_batched_tokens - first) for first in range(0, config.max_num_batched_tokens, length)
     ]
     num_blocks = cdiv(length, config.block_size)
-    chunks = [
-        Chunk(
-            token_ids=np.zeros(num_tokens, dtype=np.int32),
-            position=0,
-            num_earlier=0,
-            block_ids=np.arange(index * num_blocks, (index + 1) * num_blocks, dtype=np.int32),
-            output_rows=min(num_tokens, max(0, ROWS_AT_ONCE - index * length)),
-        )
-        for index, num_tokens in enumerate(lengths)
-    ]
-    group = ChunkGroup(prefix_block_ids=np.empty(0, dtype=np.int32), prefix_length=0, chunks=chunks)
-    return build_token_batch([group], config.block_size)
+    chunks = Chunks()
+    for index, num_tokens in enumerate(lengths):
+        block_table = np.arange(index * num_blocks, (index + 1) * num_blocks, dtype=np.int32)
+        num_output_rows = min(num_tokens, max(0, ROWS_AT_ONCE - index * length))
+        chunks.add(np.zeros(num_tokens, dtype=np.int32), 0, 0, block_table, num_output_rows)
+    return build_token_batch(chunks, [ChunkGroup(np.empty(0, dtype=np.int32), 0, len(lengths))], config.block_size)

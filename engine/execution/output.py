@@ -28,6 +28,7 @@ class PendingTokens:
         labels: the rows that score labels.
         copies: token_ids and the labels' scores, on their way to the host.
         follow: what is known with a token, given its sequence and place: tokens that follow for certain, why it ends.
+        watched_rows, eos_token_ids: `follow` is asked about these rows, and about these tokens in any row.
     """
 
     step: Step
@@ -35,6 +36,8 @@ class PendingTokens:
     labels: LabelRows
     copies: HostCopies
     follow: Callable[[Sequence, int, int], tuple[Sequences[int], FinishReason | None]]
+    watched_rows: frozenset[int]
+    eos_token_ids: frozenset[int]
 
     def wait(self) -> StepTokens:
         """Waits for the device; label scores are added to their sequences.
@@ -46,8 +49,11 @@ class PendingTokens:
         token_ids = copied.tolist()
         ends: dict[int, FinishReason] = {}
         forced: dict[int, Sequences[int]] = {}
-        for row, ((sequence, place), token) in enumerate(zip(self.step.sampled, token_ids, strict=True)):
-            if sequence.is_answered or sequence.knows(place):
+        for row, token in enumerate(token_ids):
+            if token not in self.eos_token_ids and row not in self.watched_rows:
+                continue
+            sequence, place = self.step.sampled[row]
+            if sequence.is_answered or place < sequence.num_known:
                 continue
             followers, end = self.follow(sequence, place, token)
             if followers:
@@ -73,20 +79,22 @@ class TokenSampler:
         """Launches sampling and scoring on the device; changes no sequence.
 
         Args:
-            hidden: ``[R, hidden]``, last hidden states of the rows of `step.outputs`.
+            hidden: ``[R, hidden]``, last hidden states of the output rows of the step.
             step: not committed yet.
         """
         requests = [sequence.request for sequence, _ in step.sampled]
         positions = [place - sequence.num_suffix for sequence, place in step.sampled]
         labels, scores, sampled = LabelRows(()), list[torch.Tensor](), hidden
         if len(step.sampled) < step.num_output_rows:
-            labels = LabelRows(output for output in step.outputs if output[0].request.mode == "score")
+            labels = LabelRows(rows for rows in step.scored_rows if rows[0].request.mode == "score")
             scores = labels.score(hidden, self._model)
-            generated = (output for output in step.outputs if output[0].request.mode == "generate")
-            rows = [row + index for _, row, num_rows, _ in generated for index in range(num_rows)]
-            sampled = hidden.index_select(0, to_device(np.array(rows, dtype=np.int64), hidden.device))
+            scored = [first + index for _, first, num_rows, _ in step.scored_rows for index in range(num_rows)]
+            rows = np.delete(np.arange(step.num_output_rows), scored)
+            sampled = hidden.index_select(0, to_device(rows, hidden.device))
         token_ids = sample(sampled, self._model, requests, positions, self._masks(step))
-        return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self._follow)
+        watched = frozenset(row for row, request in enumerate(requests) if request.stop or request.is_constrained)
+        copies, eos = HostCopies([token_ids, *scores]), self._model.eos_token_ids
+        return PendingTokens(step, token_ids, labels, copies, self._follow, watched, eos)
 
     def prepare(self, step: Step) -> None:
         """Starts what `sample` needs besides hidden states; called before the step is launched, where it can be."""
@@ -112,7 +120,7 @@ class TokenSampler:
             # A token adds at least a byte of text, so a stop string that just ended began within this many tokens.
             most_tokens = max(len(text.encode()) for text in request.stop) + 4
             first = max(start, place + 1 - most_tokens)
-            text = self._decode([*sequence.own_tokens(first, place).tolist(), token])
+            text = self._decode([*sequence.own_token_ids[first:place].tolist(), token])
             if any(stop in text for stop in request.stop):
                 return "stop"
         return None

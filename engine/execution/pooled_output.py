@@ -51,12 +51,15 @@ class PoolingSampler(TokenSampler):
     def sample(self, hidden: torch.Tensor, step: Step) -> PendingTokens:
         """See `TokenSampler.sample`."""
         made = super().sample(hidden, step)
-        rows = [(sequence, row) for sequence, row, _, _ in step.outputs if sequence.request.is_pooled]
+        rows = [(sequence, row) for sequence, row, _, _ in step.scored_rows if sequence.request.is_pooled]
         if not rows:
             return made
         pooled = PooledRows(rows, self._poolers)
         vectors = HostCopies(pooled.score(hidden))
-        return PendingVectors(made.step, made.token_ids, made.labels, made.copies, made.follow, pooled, vectors)
+        return PendingVectors(
+            made.step, made.token_ids, made.labels, made.copies, made.follow, made.watched_rows, made.eos_token_ids,
+            pooled, vectors,
+        )  # fmt: skip
 
 
 class ConstrainedPoolingSampler(PoolingSampler, ConstrainedSampler):

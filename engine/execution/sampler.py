@@ -90,7 +90,7 @@ class LabelRows:
         """Sorts the rows by what they predict.
 
         Args:
-            outputs: `Step.outputs` of sequences that score.
+            outputs: `Step.scored_rows` of sequences that score.
         """
         self._firsts: dict[Labels, list[tuple[Sequence, int]]] = {}
         self._tails: list[_Tail] = []

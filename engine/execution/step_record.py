@@ -133,18 +133,16 @@ class ComputeLedger:
         """Divides the time of a step that is done."""
         work = (*step.decodes, *step.suffixes)
         ms_per_token = duration_ms / (sum(count for _, count in work) + sum(step.prefixes.values()))
+        sequence_ms = self._sequence_ms
         for sequence, count in work:
-            self._add(sequence, count * ms_per_token)
+            sequence_ms[sequence] = sequence_ms.get(sequence, 0.0) + count * ms_per_token
         for node, count in step.prefixes.items():
             self._prefix_ms[node] = self._prefix_ms.get(node, 0.0) + count * ms_per_token
         if self._prefix_ms:
             for sequence, _ in work:  # a decode, too: one that was swapped out may meet a prefix computed again
                 for node in sequence.node.chain() if sequence.node is not None else ():
-                    self._add(sequence, self._prefix_ms.pop(node, 0.0))
+                    sequence_ms[sequence] += self._prefix_ms.pop(node, 0.0)
 
     def take(self, sequence: "Sequence") -> float:
         """The milliseconds of a sequence whose steps are all booked; they are forgotten here."""
         return self._sequence_ms.pop(sequence, 0.0)
-
-    def _add(self, sequence: "Sequence", ms: float) -> None:
-        self._sequence_ms[sequence] = self._sequence_ms.get(sequence, 0.0) + ms

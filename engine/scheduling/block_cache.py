@@ -64,7 +64,7 @@ class BlockCache:
     def _keys_of(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         keys = self._keys.setdefault(sequence, [])
         for index in range(len(keys), num_blocks):
-            tokens = sequence.own_tokens(index * self._block_size, (index + 1) * self._block_size)
+            tokens = sequence.own_token_ids[index * self._block_size : (index + 1) * self._block_size]
             keys.append(blake2b(tokens.tobytes(), digest_size=16, key=keys[-1] if keys else b"").digest())
         return keys[:num_blocks]
 

@@ -83,9 +83,9 @@ class PromptLookup:
         num_free_slots = len(sequence.block_ids) * self._block_size - length
         num_left = sequence.num_suffix + request.max_new_tokens - 1 - length  # the last token of an answer needs no row
         most = min(room, MOST_GUESSES, num_free_slots, num_left)
-        if request.mode != "generate" or request.is_constrained or most <= 0 or not sequence.knows(length - 1):
+        if request.mode != "generate" or request.is_constrained or most <= 0 or sequence.num_known < length:
             return range(0)
-        answer = sequence.own_tokens(sequence.num_suffix, length)
+        answer = sequence.own_token_ids[sequence.num_suffix : length]
         matched, found = find_continuation(np.concatenate([request.token_ids, answer]), most)
         sequence.guess(found, length - matched)
         return range(matched, matched + len(found))

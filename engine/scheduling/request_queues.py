@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
@@ -110,12 +111,13 @@ class RequestQueues:
             del self._prefixes[node]
 
     def continue_decoding(self, sequence: Sequence) -> None:
-        self._prefilling.pop(sequence, None)
-        self._decoding[sequence] = None
+        if sequence not in self._decoding:
+            self._prefilling.pop(sequence, None)
+            self._decoding[sequence] = None
 
     def decoding_by_age(self) -> list[Sequence]:
         """Those that decode, in the order in which they were admitted."""
-        return sorted(self._decoding, key=lambda sequence: sequence.admission)
+        return sorted(self._decoding, key=attrgetter("admission"))
 
     def is_decoding(self, sequence: Sequence) -> bool:
         return sequence in self._decoding

@@ -119,8 +119,12 @@ class Scheduler:
             node.num_computed += count
         for sequence, _ in step.suffixes:
             sequence.num_reused = min(sequence.num_reused, sequence.num_computed)
+        cache = self._admission.cache
         for sequence, count in (*step.decodes, *step.suffixes):
-            self._count_computed(sequence, min(count, sequence.num_uncomputed))  # guesses may be wrong
+            first, known = sequence.num_computed, sequence.length
+            sequence.num_computed = first + count if first + count < known else known  # guesses may be wrong
+            if cache is not None:
+                cache.remember(sequence, first)
         self._queues.release_computed_prefixes()
 
     def advance(self, step: Step) -> None:
@@ -133,15 +137,14 @@ class Scheduler:
             self.mark_computed(step)
         step.is_advanced = True
         for row, (sequence, place) in enumerate(step.sampled):
-            is_last = place + 1 - sequence.num_suffix == sequence.request.max_new_tokens
+            is_last = place + 1 == len(sequence.own_token_ids)
             if sequence.is_answered or is_last or sequence.num_guesses:
                 continue
-            if not sequence.knows(place):  # else the commit of the step before has found it to be forced
-                sequence.append(-1 - row)
+            if place == sequence.length:  # else the commit of the step before has found it to be forced
+                sequence.own_token_ids[place] = -1 - row
+                sequence.length = place + 1
             self._queues.continue_decoding(sequence)
-        if len(step.sampled) == step.num_output_rows:
-            return
-        for sequence, _, _, _ in step.outputs:
+        for sequence, _, _, _ in step.scored_rows:
             if sequence.request.mode != "generate" and sequence.num_uncomputed == 0:
                 label = sequence.next_label
                 if label >= 0:
@@ -161,28 +164,29 @@ class Scheduler:
         """
         if not step.is_advanced:
             self.advance(step)
-        answered = []
+        answered, ends, forced = [], tokens.ends, tokens.forced
         for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
-            is_known = sequence.is_answered or sequence.knows(place)
-            if is_known or place > sequence.num_computed:  # the latter: it follows a wrong guess
-                continue
-            was_guessed = sequence.num_guesses > 0
-            is_right = sequence.settle(place, token)
+            if sequence.is_answered or place < sequence.num_known or place > sequence.num_computed:
+                continue  # the last: it follows a wrong guess
+            was_guessed, is_right = sequence.num_guesses > 0, sequence.settle(place, token)
             if was_guessed and self._lookup is not None:
                 self._lookup.book(place - sequence.ending_start, is_right=is_right)
-            step.num_right_tokens += is_right
-            forced = tokens.forced.get(row, ())
-            for follower in forced:
-                sequence.append(follower)
-            reason, length = tokens.ends.get(row), place + 1 + len(forced)
-            if reason is None and length - sequence.num_suffix == sequence.request.max_new_tokens:
+                step.num_right_tokens += is_right
+            length, reason = place + 1, ends.get(row)
+            if row in forced:
+                for follower in forced[row]:
+                    sequence.append(follower)
+                length += len(forced[row])
+            if reason is None and length == len(sequence.own_token_ids):
                 reason = "length"
             if reason is not None:
                 sequence.length = length  # later tokens are dropped
                 answered.append(Answered(sequence=sequence, reason=reason, has_late_row=sequence.num_computed > place))
                 self._finish(sequence)
             elif is_right:
-                self._count_computed(sequence, 1)
+                sequence.num_computed += 1
+                if self._admission.cache is not None:
+                    self._admission.cache.remember(sequence, sequence.num_computed - 1)
         for sequence in step.scored:
             sequence.length = sequence.num_suffix
             answered.append(Answered(sequence=sequence, reason="scored"))
@@ -198,11 +202,6 @@ class Scheduler:
         step.finalize(self.pool)
         return step
 
-    def _count_computed(self, sequence: Sequence, num_tokens: int) -> None:
-        sequence.num_computed += num_tokens
-        if self._admission.cache is not None:
-            self._admission.cache.remember(sequence, sequence.num_computed - num_tokens)
-
     def _add_work(self, step: Step, *, may_preempt: bool) -> None:
         if self._queues.mixes_phases:
             self._add_decodes(step, may_preempt=may_preempt)
@@ -215,13 +214,14 @@ class Scheduler:
 
     def _add_decodes(self, step: Step, *, may_preempt: bool) -> None:
         """Adds decode tokens, oldest request first: whoever loses memory to an older one is not in the step yet."""
+        block_size = self._config.block_size
         for sequence in self._queues.decoding_by_age():
             if step.room == 0:
                 break
-            if not self._queues.is_decoding(sequence):
+            if step.num_preempted and not self._queues.is_decoding(sequence):
                 continue
-            needed = sequence.num_computed + min(sequence.num_uncomputed, step.room)
-            if needed <= len(sequence.block_ids) * self._config.block_size:
+            needed = min(sequence.length, sequence.num_computed + step.room)
+            if needed <= len(sequence.block_ids) * block_size:
                 step.add_decode(sequence)
             elif may_preempt or self._admission.can_grow(sequence, needed):
                 if not self._grow(sequence, needed, step):

@@ -22,7 +22,9 @@ class Sequence:
         request: stands for all its owners, the indices of the requests that get this answer.
         node: of the shared prefix; None where nothing is shared.
         num_suffix: own tokens that belong to the prompt.
-        length, num_computed: own tokens known so far; of these, those whose KV is written.
+        own_token_ids: int32, own tokens, room for all that there may be; beyond `length`, guesses or anything.
+        length, num_computed: own tokens so far; of these, those whose KV is written.
+        num_known: of `length`, those that the host knows; the others are negative (`TokenBatch`).
         block_ids: int32, blocks of the own KV; may reach beyond `length`, for tokens still expected.
         admission: order in which it was given memory; the latest is the first to lose it.
         num_guesses: tokens behind the known ones that the step under way computes, in case the answer goes on so.
@@ -38,7 +40,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "_tokens",
         "admission",
         "block_ids",
         "ending_start",
@@ -51,8 +52,10 @@ class Sequence:
         "num_charged",
         "num_computed",
         "num_guesses",
+        "num_known",
         "num_reused",
         "num_suffix",
+        "own_token_ids",
         "owners",
         "prefix_length",
         "request",
@@ -68,8 +71,9 @@ class Sequence:
         suffix = request.token_ids[self.prefix_length :]
         self.num_suffix = len(suffix)
         self.length = self.num_suffix + len(request.opening)
-        self._tokens = np.empty(self.num_suffix + most_extra_tokens(request) + 1, dtype=np.int32)
-        self._tokens[: self.length] = [*suffix, *request.opening] if request.opening else suffix
+        self.num_known = self.length
+        self.own_token_ids = np.empty(self.num_suffix + most_extra_tokens(request) + 1, dtype=np.int32)
+        self.own_token_ids[: self.length] = [*suffix, *request.opening] if request.opening else suffix
         self.num_computed = 0
         self.block_ids = np.empty(0, dtype=np.int32)
         self.admission = -1
@@ -109,13 +113,9 @@ class Sequence:
     def num_uncomputed(self) -> int:
         return self.length - self.num_computed
 
-    def own_tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
-        """Known tokens by own position, a view."""
-        return self._tokens[start:end]
-
     @property
     def output_token_ids(self) -> list[int]:
-        return [int(token) for token in self._tokens[self.num_suffix : self.length]]
+        return self.own_token_ids[self.num_suffix : self.length].tolist()  # type: ignore[no-any-return]
 
     @property
     def num_output_tokens(self) -> int:
@@ -133,18 +133,14 @@ class Sequence:
         """Natural-log scores of the labels, up to one common constant."""
         return self.first_scores + self.tail_sums
 
-    def knows(self, place: int) -> bool:
-        """Whether own token `place` is known to the host."""
-        return place < self.length and bool(self._tokens[place] >= 0)
-
     def append(self, token_id: int) -> None:
-        """Adds a generated token; a negative one stands for a token that only the device knows yet (`TokenBatch`)."""
-        self._tokens[self.length] = token_id
-        self.length += 1
+        """Adds a generated token, after tokens that are known all."""
+        self.own_token_ids[self.length] = token_id
+        self.length = self.num_known = self.length + 1
 
     def guess(self, token_ids: npt.NDArray[np.int32], ending_start: int) -> None:
         """Writes tokens that may come next behind the known ones; a step counts those that it computes."""
-        self._tokens[self.length : self.length + len(token_ids)] = token_ids
+        self.own_token_ids[self.length : self.length + len(token_ids)] = token_ids
         self.ending_start = ending_start
 
     def settle(self, place: int, token_id: int) -> bool:
@@ -154,10 +150,12 @@ class Sequence:
             whether the next one was guessed right; otherwise the guesses after it are dropped.
         """
         assert place <= self.length, "a token is sampled before those that it follows"
-        is_right = self.num_guesses > 0 and bool(self._tokens[place] == token_id)
+        is_right = self.num_guesses > 0 and bool(self.own_token_ids[place] == token_id)
         self.num_guesses = self.num_guesses - 1 if is_right else 0
-        self._tokens[place] = token_id
-        self.length = max(self.length, place + 1)
+        self.own_token_ids[place] = token_id
+        self.num_known = place + 1
+        if place == self.length:
+            self.length = place + 1
         return is_right
 
     def start_label(self, label: int) -> None:
@@ -165,8 +163,8 @@ class Sequence:
         tail = self.request.labels[label][:-1]
         self.label = label
         self.tail_sums[label] = 0.0
-        self._tokens[self.num_suffix : self.num_suffix + len(tail)] = tail
-        self.length = self.num_suffix + len(tail)
+        self.own_token_ids[self.num_suffix : self.num_suffix + len(tail)] = tail
+        self.length = self.num_known = self.num_suffix + len(tail)
         self.num_computed = min(self.num_computed, self.num_suffix)
 
     def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
@@ -193,7 +191,7 @@ class Sequence:
         self.free_blocks(pool)
         self.num_computed = 0
         if self.request.mode != "generate":
-            self.length = self.num_suffix
+            self.length = self.num_known = self.num_suffix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from engine.request import FinishReason
 from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.token_batch import Chunk, ChunkGroup, TokenBatch, build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
 
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
 
@@ -58,10 +59,10 @@ class Step:
         pad_block_id: KV block that padding is written to; it belongs to nobody.
         num_preempted, killed: requests that lost their KV when the step was scheduled; those that end with an error.
         is_blocked: a decoding request waits for memory that it may not take before the steps under way are committed.
-        outputs: rows that go on to the output layer, in row order: (sequence, first row, number of rows, own token that
-            the first of these rows predicts; the others predict the tokens after it).
-        num_output_rows: of all of these.
+        num_output_rows: rows that go on to the output layer, numbered from 0 in row order.
         sampled: of these, the rows whose next token is sampled: (sequence, own token that the row predicts).
+        scored_rows: the others, of sequences that generate nothing: (sequence, first row, number of rows, own token
+            that the first of these rows predicts; the others predict the tokens after it).
         num_guessed_tokens, num_right_tokens: guesses among the decode rows; of these, those that answers go on with.
         scored: sequences that have all their labels scored by this step.
         num_used_blocks: KV blocks held once the step has its memory; blocks for tokens still expected count.
@@ -79,9 +80,9 @@ class Step:
     num_preempted: int = 0
     killed: list[Sequence] = field(default_factory=list)
     is_blocked: bool = False
-    outputs: list[tuple[Sequence, int, int, int]] = field(default_factory=list)
     num_output_rows: int = 0
     sampled: list[tuple[Sequence, int]] = field(default_factory=list)
+    scored_rows: list[tuple[Sequence, int, int, int]] = field(default_factory=list)
     num_guessed_tokens: int = 0
     num_right_tokens: int = 0
     scored: list[Sequence] = field(default_factory=list)
@@ -90,7 +91,8 @@ class Step:
     num_cached_blocks: int = 0
     is_computed: bool = False
     is_advanced: bool = False
-    _members: dict[PrefixNode | None, list[tuple[Sequence, int, int]]] = field(default_factory=dict)
+    _members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = field(default_factory=dict)
+    _output_row_counts: list[int] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -107,7 +109,7 @@ class Step:
         return max(0, self.padded_length - num_tokens)
 
     def add_decode(self, sequence: Sequence) -> None:
-        self._add(self.decodes, sequence, min(sequence.num_uncomputed, self.room))
+        self._add(self.decodes, sequence)
 
     def add_guess(self, index: int) -> None:
         """Lengthens a chunk of `decodes`, which holds all known tokens, by the next guess of its sequence."""
@@ -119,7 +121,7 @@ class Step:
 
     def add_suffix(self, sequence: Sequence) -> None:
         """As many of the sequence's next tokens as there is room for."""
-        self._add(self.suffixes, sequence, min(sequence.num_uncomputed, self.room))
+        self._add(self.suffixes, sequence)
 
     def add_chain(self, node: PrefixNode) -> None:
         """Continues the node's chain from the top; a node below another starts once that one is in the step whole."""
@@ -158,7 +160,8 @@ class Step:
             self.padded_length = max(lengths[index] for index in taken)
             self.pad_block_id = pad_block_id
 
-    def _add(self, work: list[tuple[Sequence, int]], sequence: Sequence, num_tokens: int) -> None:
+    def _add(self, work: list[tuple[Sequence, int]], sequence: Sequence) -> None:
+        num_tokens = min(sequence.length - sequence.num_computed, self.room)
         if num_tokens:
             work.append((sequence, num_tokens))
             self.room -= num_tokens
@@ -168,23 +171,33 @@ class Step:
 
         Rows are in this order: prefixes, each after those above it; sequences that share nothing; then group by group.
         """
-        members: dict[PrefixNode | None, list[tuple[Sequence, int, int]]] = {None: []}
-        for sequence, count in (*self.decodes, *self.suffixes):
-            if sequence.label >= 0 and sequence.num_computed >= sequence.num_suffix:
-                num_rows = count  # each row of a label predicts its next token
+        members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = {None: []}
+        for work in (*self.decodes, *self.suffixes):
+            node = work[0].node
+            if node in members:
+                members[node].append(work)
             else:
-                num_rows = max(0, count + 1 - sequence.num_uncomputed)  # the last known token's, and those of guesses
-            members.setdefault(sequence.node, []).append((sequence, count, num_rows))
-        row = 0
-        for work in members.values():
-            for sequence, count, num_rows in work:
-                if num_rows:
-                    place = sequence.num_computed + count - num_rows + 1
-                    self.outputs.append((sequence, row, num_rows, place))
-                    if sequence.request.mode == "generate":
-                        self.sampled.extend((sequence, place + index) for index in range(num_rows))
-                    row += num_rows
-        self._members = members
+                members[node] = [work]
+        row, counts, sampled = 0, list[int](), self.sampled
+        for sequence, count in chain.from_iterable(members.values()):
+            # Outputs are the last known token's row, and those of guesses; each row of a label predicts its next token.
+            place = sequence.num_computed + count
+            num_rows = place + 1 - sequence.length
+            if sequence.label >= 0 and sequence.num_computed >= sequence.num_suffix:
+                num_rows = count
+            if num_rows <= 0:
+                counts.append(0)
+                continue
+            counts.append(num_rows)
+            place += 1 - num_rows
+            if sequence.request.mode != "generate":
+                self.scored_rows.append((sequence, row, num_rows, place))
+            elif num_rows == 1:
+                sampled.append((sequence, place))
+            else:
+                sampled.extend((sequence, place + index) for index in range(num_rows))
+            row += num_rows
+        self._members, self._output_row_counts = members, counts
         self.num_output_rows = row
         self.num_used_blocks = pool.num_used
         self.num_prefix_blocks = pool.num_prefix_blocks
@@ -192,64 +205,43 @@ class Step:
 
     def build_batch(self, block_size: int) -> TokenBatch:
         """The rows as arrays, in the order of `finalize`."""
-        groups = []
-        for node, members in self._members.items():
-            chunks = [_sequence_chunk(*work) for work in members]
-            if node is None:
-                chunks = [*(_prefix_chunk(prefix, count) for prefix, count in self.prefixes.items()), *chunks]
-            if chunks:
-                groups.append(
-                    ChunkGroup(
-                        prefix_block_ids=_NO_BLOCKS if node is None else node.chain_block_ids,
-                        prefix_length=0 if node is None else node.end,
-                        chunks=self._pad(chunks, block_size),
-                    )
-                )
-        return build_token_batch(groups, block_size)
+        chunks = Chunks()
+        for node, count in self.prefixes.items():
+            tokens, position = (
+                node.token_ids[node.num_computed : node.num_computed + count],
+                node.start + node.num_computed,
+            )
+            # Rows of a prefix attend to the whole chain above them as their own KV.
+            chunks.add(tokens, position, num_earlier=position, block_table=node.chain_block_ids, num_output_rows=0)
+        work = [(*work, work[0].num_computed) for members in self._members.values() for work in members]
+        chunks.token_ids += [sequence.own_token_ids[first : first + count] for sequence, count, first in work]
+        chunks.first_positions += [sequence.prefix_length + first for sequence, _, first in work]
+        chunks.num_earlier += [first for _, _, first in work]
+        chunks.block_tables += [sequence.block_ids for sequence, _, _ in work]
+        chunks.num_output_rows += self._output_row_counts
+        groups = [
+            ChunkGroup(_NO_BLOCKS, 0, len(self.prefixes) + len(members))
+            if node is None
+            else ChunkGroup(node.chain_block_ids, node.end, len(members))
+            for node, members in self._members.items()
+        ]
+        if self.padded_length:
+            chunks, groups = self._pad(chunks, groups, block_size)
+        return build_token_batch(chunks, [group for group in groups if group.num_chunks], block_size)
 
-    def _pad(self, chunks: list[Chunk], block_size: int) -> list[Chunk]:
+    def _pad(self, chunks: Chunks, groups: list[ChunkGroup], block_size: int) -> tuple[Chunks, list[ChunkGroup]]:
         """Puts a chunk of padding behind each chunk that is shorter than the step's padded length."""
-        if not self.padded_length:
-            return chunks
         # Nothing attends to it. Its KV goes into free slots of the prompt's last block, then into the pad block.
-        padded = []
-        for chunk in chunks:
-            padded.append(chunk)
-            num_rows = self.num_padding(len(chunk.token_ids))
+        padded, counts = Chunks(), [0] * len(groups)
+        owners = (index for index, group in enumerate(groups) for _ in range(group.num_chunks))
+        for owner, (token_ids, position, num_earlier, block_table, num_output_rows) in zip(owners, chunks, strict=True):
+            padded.add(token_ids, position, num_earlier, block_table, num_output_rows)
+            num_rows = self.num_padding(len(token_ids))
+            counts[owner] += 1 + (num_rows > 0)
             if num_rows:
-                num_earlier = chunk.num_earlier + len(chunk.token_ids)
-                num_own = cdiv(num_earlier, block_size)
-                num_pads = cdiv(num_earlier + num_rows, block_size) - num_own
-                pads = np.full(num_pads, self.pad_block_id, dtype=np.int32)
-                padded.append(
-                    Chunk(
-                        token_ids=np.zeros(num_rows, dtype=np.int32),
-                        position=0,
-                        num_earlier=num_earlier,
-                        block_ids=np.concatenate([chunk.block_ids[:num_own], pads]),
-                        output_rows=0,
-                    )
-                )
-        return padded
-
-
-def _sequence_chunk(sequence: Sequence, num_tokens: int, output_rows: int) -> Chunk:
-    return Chunk(
-        token_ids=sequence.own_tokens(sequence.num_computed, sequence.num_computed + num_tokens),
-        position=sequence.prefix_length + sequence.num_computed,
-        num_earlier=sequence.num_computed,
-        block_ids=sequence.block_ids,
-        output_rows=output_rows,
-    )
-
-
-def _prefix_chunk(node: PrefixNode, num_tokens: int) -> Chunk:
-    """Rows of a prefix attend to the whole chain above them as their own KV."""
-    position = node.start + node.num_computed
-    return Chunk(
-        token_ids=node.token_ids[node.num_computed : node.num_computed + num_tokens],
-        position=position,
-        num_earlier=position,
-        block_ids=node.chain_block_ids,
-        output_rows=0,
-    )
+                end = num_earlier + len(token_ids)
+                num_own = cdiv(end, block_size)
+                pads = np.full(cdiv(end + num_rows, block_size) - num_own, self.pad_block_id, dtype=np.int32)
+                own_and_pads = np.concatenate([block_table[:num_own], pads])
+                padded.add(np.zeros(num_rows, dtype=np.int32), 0, end, own_and_pads, 0)
+        return padded, [group._replace(num_chunks=count) for group, count in zip(groups, counts, strict=True)]

@@ -1,7 +1,8 @@
 """One step's ragged work as arrays: what the model and its attention are given."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,33 +10,51 @@ import numpy.typing as npt
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 
+Int32 = npt.NDArray[np.int32]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Consecutive tokens of one request or prefix that are computed in this step.
+
+@dataclass(slots=True)
+class Chunks:
+    """Consecutive tokens of requests and prefixes that are computed in one step: columns, one entry for each chunk.
 
     Attributes:
         token_ids: int32 ``[n]``, n >= 1.
-        position: of the first token in its prompt.
+        first_positions: of the first token in its prompt.
         num_earlier: own KV tokens before the chunk (a prefix chunk's own KV begins at the prompt's first token).
-        block_ids: int32, block table of the own KV; holds at least num_earlier + n tokens.
-        output_rows: how many of the chunk's last rows go on to the output layer.
+        block_tables: int32, of the own KV; holds at least num_earlier + n tokens.
+        num_output_rows: how many of the chunk's last rows go on to the output layer.
     """
 
-    token_ids: npt.NDArray[np.int32]
-    position: int
-    num_earlier: int
-    block_ids: npt.NDArray[np.int32]
-    output_rows: int
+    token_ids: list[Int32] = field(default_factory=list)
+    first_positions: list[int] = field(default_factory=list)
+    num_earlier: list[int] = field(default_factory=list)
+    block_tables: list[Int32] = field(default_factory=list)
+    num_output_rows: list[int] = field(default_factory=list)
+
+    def add(
+        self, token_ids: Int32, first_position: int, num_earlier: int, block_table: Int32, num_output_rows: int
+    ) -> None:
+        """Adds a chunk.
+
+        Args:
+            token_ids, first_position, num_earlier, block_table, num_output_rows: its entries of the columns.
+        """
+        entry = (token_ids, first_position, num_earlier, block_table, num_output_rows)
+        for name, value in zip(Chunks.__slots__, entry, strict=True):
+            getattr(self, name).append(value)
+
+    def __iter__(self) -> Iterator[tuple[Int32, int, int, Int32, int]]:
+        return zip(
+            self.token_ids, self.first_positions, self.num_earlier, self.block_tables, self.num_output_rows, strict=True
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkGroup:
-    """Chunks that attend to one prefix; an empty one for chunks that share nothing."""
+class ChunkGroup(NamedTuple):
+    """Chunks that follow each other and attend to one prefix; an empty one where they share nothing."""
 
-    prefix_block_ids: npt.NDArray[np.int32]
+    prefix_block_ids: Int32
     prefix_length: int
-    chunks: Sequence[Chunk]
+    num_chunks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +80,39 @@ class TokenBatch:
         return bool((self.input_ids < 0).any())
 
 
-def build_token_batch(groups: Sequence[ChunkGroup], block_size: int) -> TokenBatch:
-    """Lays the chunks of all groups out in order: one pass over chunks, array arithmetic over tokens."""
-    chunks = [chunk for group in groups for chunk in group.chunks]
-    lengths = np.array([len(chunk.token_ids) for chunk in chunks])
-    earlier = np.array([chunk.num_earlier for chunk in chunks])
-    outputs = np.array([chunk.output_rows for chunk in chunks])
+def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: int) -> TokenBatch:
+    """Lays chunks out as rows, in order.
+
+    Args:
+        chunks: of all groups, group by group.
+        groups: none of them empty.
+        block_size: tokens in a KV block.
+    """
+    lengths = np.fromiter(map(len, chunks.token_ids), dtype=np.int64)
+    earlier = np.array(chunks.num_earlier)
+    outputs = np.array(chunks.num_output_rows)
     suffix_lens = earlier + lengths
     cu_seqlens_q = _starts(lengths)
     # A request's table may reserve blocks beyond its last token: those are not read.
     num_blocks = cdiv(suffix_lens, block_size)
     block_starts = _starts(num_blocks)
-    block_ids = np.concatenate([chunk.block_ids[:count] for chunk, count in zip(chunks, num_blocks, strict=True)])
+    table_starts = _starts(np.fromiter(map(len, chunks.block_tables), dtype=np.int64))
+    read_from = np.arange(block_starts[-1]) + np.repeat(table_starts[:-1] - block_starts[:-1], num_blocks)
+    block_ids = np.concatenate(chunks.block_tables)[read_from]
     row_of_chunk = np.arange(cu_seqlens_q[-1]) - np.repeat(cu_seqlens_q[:-1], lengths)
     own_position = row_of_chunk + np.repeat(earlier, lengths)
     entry = np.repeat(block_starts[:-1], lengths) + own_position // block_size
-    output_chunk = np.repeat(np.arange(len(chunks)), outputs)
-    output_offset = np.arange(len(output_chunk)) - np.repeat(_starts(outputs)[:-1], outputs)
+    first_outputs = np.repeat(cu_seqlens_q[1:] - outputs - _starts(outputs)[:-1], outputs)
     return TokenBatch(
-        input_ids=np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64),
-        positions=row_of_chunk + np.repeat(np.array([chunk.position for chunk in chunks]), lengths),
-        output_rows=cu_seqlens_q[output_chunk + 1] - outputs[output_chunk] + output_offset,
+        input_ids=np.concatenate(chunks.token_ids).astype(np.int64),
+        positions=row_of_chunk + np.repeat(np.array(chunks.first_positions), lengths),
+        output_rows=first_outputs + np.arange(len(first_outputs)),
         attention=AttentionBatch(
             cu_seqlens_q=cu_seqlens_q.astype(np.int32),
             suffix_lens=suffix_lens.astype(np.int32),
             suffix_block_starts=block_starts.astype(np.int32),
             suffix_block_table=block_ids,
-            group_starts=_starts(np.array([len(group.chunks) for group in groups])).astype(np.int32),
+            group_starts=_starts(np.array([group.num_chunks for group in groups])).astype(np.int32),
             prefix_lens=np.array([group.prefix_length for group in groups], dtype=np.int32),
             prefix_block_starts=_starts(np.array([len(group.prefix_block_ids) for group in groups])).astype(np.int32),
             prefix_block_ids=np.concatenate([group.prefix_block_ids for group in groups]),

@@ -12,8 +12,10 @@ import pytest
 
 from benchmarks.first_light import __main__ as program
 from benchmarks.first_light.goals import goals, print_goals
+from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
 from benchmarks.first_light.stage_run import DONE, FAILED, UNFINISHED, StageRun, read_parts, read_stage
+from engine.kernels.triton.tuned import load_tuned
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +47,13 @@ def test_every_stage_runs_and_is_not_run_again(tmp_path: Path) -> None:
     assert again.returncode == 0
     assert "done before" in again.stdout
     assert {file: file.read_bytes() for file in files} == files
+
+
+def test_the_host_of_a_step_is_timed_by_part() -> None:
+    found = decode_step_ms(load_tuned("sm_90", element_bits=16, head_dim=128), num_rows=20, num_steps=4)
+    assert found.keys() == {*PARTS, "sum"}
+    assert all(taken > 0 for taken in found.values())
+    assert found["sum"] == pytest.approx(sum(found[part] for part in PARTS))
 
 
 def test_without_a_gpu_there_is_no_figure(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ shared, and neither are the rows of a long prompt chunk, which fill the rows of 
 All arrays are per sequence ``[S]`` or per group ``[G]``; no loop runs over either.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,9 +69,9 @@ def choose(
         policy: which prefixes become prefix tiles; see `SharePolicy`.
         share_margin: by how much sharing a prefix must be cheaper than paged attention, as a share of its cost.
     """
-    num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
+    num_rows = sizes_of(batch.cu_seqlens_q)
     suffix_lens = batch.suffix_lens.astype(np.int64)
-    members = np.diff(batch.group_starts)
+    members = sizes_of(batch.group_starts)
     group = np.repeat(np.arange(batch.num_groups), members)
     prefix_lens = batch.prefix_lens.astype(np.int64)
     prefix = prefix_lens[group]
@@ -84,14 +85,13 @@ def choose(
         own_us.append(own)
         paged_us.append(own + num_tiles * prefix * (shape.reread_kilotoken_us / 1000))
         prefix_row_us.append(prefix * (shape.reread_kilotoken_us / 1000) * num_rows / tokens)
-    own_shape, paged_shape = np.argmin(own_us, axis=0), np.argmin(paged_us, axis=0)
-    own_best, paged_best = np.min(own_us, axis=0), np.min(paged_us, axis=0)
+    (own_shape, own_best), (paged_shape, paged_best) = _cheapest(own_us), _cheapest(paged_us)
     partial_us = np.array([shape.partial_us for shape in launch.shapes])
     rows_a_tile = np.array([shape.rows // group_size for shape in launch.shapes])
     own_best = own_best + partial_us[own_shape] * cdiv(num_rows, rows_a_tile[own_shape])
     gain = paged_best - own_best
     # Rows that cost the prefix tiles more than they save go on alone, whatever the rest of the group does.
-    is_candidate = (prefix > 0) & (gain > np.min(prefix_row_us, axis=0))
+    is_candidate = (prefix > 0) & (gain > _cheapest(prefix_row_us)[1])
     if policy == "relay":
         is_candidate = prefix > 0
     shared_rows = np.bincount(group, weights=num_rows * is_candidate, minlength=batch.num_groups).astype(np.int64)
@@ -100,7 +100,7 @@ def choose(
         num_tiles = cdiv(shared_rows, shape.rows // group_size)
         once = tile_us(shape, num_tiles, prefix_lens, np.maximum(num_tiles - 1, 0) * prefix_lens)
         prefix_us.append(once + num_tiles * shape.partial_us)
-    prefix_shape, prefix_best = np.argmin(prefix_us, axis=0), np.min(prefix_us, axis=0)
+    prefix_shape, prefix_best = _cheapest(prefix_us)
     group_gain = np.bincount(group, weights=gain * is_candidate, minlength=batch.num_groups)
     # Paged attention reads a prefix from memory once too: its first reader pays the difference.
     first_read_us = prefix_lens * (launch.narrow.kilotoken_us - launch.narrow.reread_kilotoken_us) / 1000
@@ -118,3 +118,18 @@ def choose(
         prefix_shape=prefix_shape,
         total_us=float(total_us),
     )
+
+
+def sizes_of(starts: npt.NDArray[np.int32]) -> Ints:
+    """``[n]`` sizes of the consecutive ranges that begin, and at last end, at ``[n + 1]`` starts."""
+    wide = starts.astype(np.int64)
+    return wide[1:] - wide[:-1]
+
+
+def _cheapest(costs: Sequence[Floats]) -> tuple[Ints, Floats]:
+    """Of a few arrays, element by element: the index of the first with the least value, and that value."""
+    index, best = np.zeros(len(costs[0]), dtype=np.int64), costs[0]
+    for number, cost in enumerate(costs[1:], 1):
+        index[cost < best] = number
+        best = np.minimum(best, cost)
+    return index, best

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.cost_model import Choice, Floats, Ints, SharePolicy, choose, tile_us
+from engine.kernels.triton.cost_model import Choice, Floats, Ints, SharePolicy, choose, sizes_of, tile_us
 from engine.kernels.triton.tuned import Launch, TunedAttention
 
 
@@ -115,7 +115,7 @@ def build_work_list(
         _Splits.of(jobs, batch.block_size, choice.launch, longest_us, tuned.min_split_tokens)
         for jobs in (own_jobs, prefix_jobs)
     )
-    sequence, group = _owners(np.diff(batch.cu_seqlens_q)), _owners(np.diff(batch.group_starts))
+    sequence, group = _owners(sizes_of(batch.cu_seqlens_q)), _owners(sizes_of(batch.group_starts))
     # All tiles of a group's prefix have the same range and shape, so the same number of splits.
     group_parts = np.zeros(batch.num_groups, dtype=np.int64)
     group_parts[job_group] = prefix.num_splits
@@ -125,7 +125,7 @@ def build_work_list(
     num_parts = own.num_splits[job_of_row] + prefix_parts
     stored_parts = np.where(num_parts > 1, num_parts, 0)
     first_of_sequence = batch.cu_seqlens_q[:-1].astype(np.int64)
-    num_earlier = batch.suffix_lens - np.diff(batch.cu_seqlens_q) + batch.prefix_lens[group]
+    num_earlier = batch.suffix_lens - sizes_of(batch.cu_seqlens_q) + batch.prefix_lens[group]
     num_rows = batch.num_rows
 
     rows = np.zeros((num_rows, RowField.WIDTH), dtype=np.int32)
@@ -153,8 +153,8 @@ def build_work_list(
 
 def _own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> _Jobs:
     """Every sequence's rows, in tiles of its shape; in row order."""
-    num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
-    group = _owners(np.diff(batch.group_starts))
+    num_rows = sizes_of(batch.cu_seqlens_q)
+    group = _owners(sizes_of(batch.group_starts))
     tokens = _tokens_a_tile(choice.launch, group_size)[choice.own_shape]
     num_tiles = cdiv(num_rows, tokens)
     sequence, index = _expand(num_tiles)
@@ -182,8 +182,8 @@ def _own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> _Jobs:
 
 def _prefix_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> tuple[_Jobs, Ints, Ints]:
     """The shared rows of each group, in tiles of its shape: jobs, row ids that follow the batch's own, jobs' groups."""
-    num_rows = np.where(choice.is_shared, np.diff(batch.cu_seqlens_q), 0)
-    group_of_sequence = _owners(np.diff(batch.group_starts))
+    num_rows = np.where(choice.is_shared, sizes_of(batch.cu_seqlens_q), 0)
+    group_of_sequence = _owners(sizes_of(batch.group_starts))
     sequence, offset = _expand(num_rows)
     row_ids = batch.cu_seqlens_q[sequence] + offset
     rows_of_group = np.bincount(group_of_sequence, weights=num_rows, minlength=batch.num_groups).astype(np.int64)

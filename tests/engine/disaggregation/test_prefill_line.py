@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.disaggregation.prefill_line import PrefillJob, PrefillStep, decode, encode
 from engine.errors import CapacityError, ConfigError, PrefillWorkerError
 from engine.kv.kv_cache import KVShape
-from engine.scheduling.token_batch import Chunk, ChunkGroup, build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 
 def test_a_job_arrives_as_it_was() -> None:
@@ -21,15 +21,10 @@ def test_a_job_arrives_as_it_was() -> None:
 
 
 def test_a_step_arrives_as_it_was() -> None:
-    chunk = Chunk(
-        token_ids=np.array([5, 6], np.int32),
-        position=3,
-        num_earlier=0,
-        block_ids=np.array([1], np.int32),
-        output_rows=1,
-    )
-    group = ChunkGroup(prefix_block_ids=np.array([0], np.int32), prefix_length=3, chunks=[chunk])
-    step = PrefillStep(batch=build_token_batch([group], 4), is_compiled=True)
+    chunks = Chunks()
+    chunks.add(np.array([5, 6], np.int32), 3, 0, np.array([1], np.int32), 1)
+    group = ChunkGroup(prefix_block_ids=np.array([0], np.int32), prefix_length=3, num_chunks=1)
+    step = PrefillStep(batch=build_token_batch(chunks, [group], 4), is_compiled=True)
     arrived = decode(encode(step))
     assert arrived.is_compiled
     for sent, found in ((step.batch, arrived.batch), (step.batch.attention, arrived.batch.attention)):

@@ -8,7 +8,7 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native import PackedWeight
 from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
 from engine.kernels.decoder_layer import LayerWeights, Linear
-from engine.scheduling.token_batch import Chunk, ChunkGroup, build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
 EPSILON, SCALE = 1e-5, 0.2
@@ -33,18 +33,18 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
 
 def batch_of(num_suffix: int) -> AttentionBatch:
     """A prefix of 40 tokens, and three requests on it that start in the same step."""
+    chunks = Chunks()
 
-    def chunk(first_block: int, num_tokens: int, position: int) -> Chunk:
+    def add(first_block: int, num_tokens: int, position: int) -> None:
         blocks = np.arange(first_block, first_block + -(-num_tokens // BLOCK_SIZE), dtype=np.int32)
-        ids = np.zeros(num_tokens, dtype=np.int32)
-        return Chunk(token_ids=ids, position=position, num_earlier=0, block_ids=blocks, output_rows=1)
+        chunks.add(np.zeros(num_tokens, dtype=np.int32), position, 0, blocks, 1)
 
     num_blocks = -(-num_suffix // BLOCK_SIZE)
-    none = np.empty(0, dtype=np.int32)
-    prefix = ChunkGroup(prefix_block_ids=none, prefix_length=0, chunks=[chunk(0, 40, 0)])
-    suffixes = [chunk(2 + i * num_blocks, num_suffix, 40) for i in range(3)]
-    members = ChunkGroup(prefix_block_ids=np.arange(2, dtype=np.int32), prefix_length=40, chunks=suffixes)
-    return build_token_batch([prefix, members], BLOCK_SIZE).attention
+    add(0, 40, 0)
+    for index in range(3):
+        add(2 + index * num_blocks, num_suffix, 40)
+    groups = [ChunkGroup(np.empty(0, dtype=np.int32), 0, 1), ChunkGroup(np.arange(2, dtype=np.int32), 40, 3)]
+    return build_token_batch(chunks, groups, BLOCK_SIZE).attention
 
 
 @pytest.mark.parametrize("has_output_rows", [False, True], ids=["all rows", "output rows"])

@@ -44,7 +44,7 @@ def guess(lookup: PromptLookup, *sequences: Sequence, room: int = 100) -> list[n
     lookup.add_guesses(step)
     assert [count for _, count in step.decodes] == [1 + sequence.num_guesses for sequence in sequences]
     assert step.room == room - len(sequences) - step.num_guessed_tokens
-    return [s.own_tokens(s.length, s.length + s.num_guesses) for s in sequences]
+    return [s.own_token_ids[s.length : s.length + s.num_guesses] for s in sequences]
 
 
 def test_guesses_stay_within_the_step_the_memory_and_the_answer() -> None:
