@@ -75,6 +75,10 @@ bench: $(VENV)/.installed $(DEMO_MODEL)/.installed
 # Each engine in an environment of its own. CONSTRAINTS names a file of versions for pip, such as a CPU build of torch.
 bench-peers: $(addprefix $(PEERS)/,$(addsuffix /.installed,$(PEER_NAMES)))
 
+# Its products on AMX tiles end with a general protection fault on some virtual machines (0.3.36, Q8_0).
+$(PEERS)/llama.cpp/.installed: export CFLAGS := -mno-amx-int8
+$(PEERS)/llama.cpp/.installed: export CXXFLAGS := -mno-amx-int8
+
 $(PEERS)/%/.installed: benchmarks/peers/requirements/%.txt
 	@echo "Installing $* into $(PEERS)/$*"
 	@$(PYTHON) -m venv $(PEERS)/$*

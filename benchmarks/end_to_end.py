@@ -78,7 +78,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     )  # fmt: skip
     chosen = [peer for peer in PEERS if peer.name in arguments.engines]
-    pythons, skipped = available(chosen, arguments.pythons, arguments.device)
+    pythons, skipped = available(chosen, arguments.pythons, arguments.device, arguments.dtype)
     not_asked = {name: "its file is not named" for name in arguments.workloads if name not in {b.name for b in batches}}
     for name, reason in (skipped | not_asked).items():
         print(f"{name:24} skipped: {reason}", flush=True)
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         "--in-turn", action="store_true",
         help="one engine in memory at a time, all rounds of one before the next one's",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="that is timed")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32", "int8"], default="bfloat16", help="that is timed")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for engines that run there")
     parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
     parser.add_argument("--repeats", type=int, default=5)

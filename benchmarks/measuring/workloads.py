@@ -61,7 +61,7 @@ def make_batches(
 
 
 def _random_makers() -> dict[str, Callable[[str, Sizes], Batch]]:
-    makers = {"case-1": case_1, "case-2": case_2, "control": control, "scoring": scoring}
+    makers = {"case-1": case_1, "case-2": case_2, "control": control, "scoring": scoring, "questions": questions}
     for prefix, own in MICRO_LENGTHS:
         for degree in MICRO_DEGREES:
             makers[f"micro-{prefix}-{own}-{degree}"] = micro
@@ -82,6 +82,12 @@ def scoring(name: str, sizes: Sizes) -> Batch:
     """Case 2 without writing: two labels are scored after each prompt."""
     labels = (sizes.vocab_size // 3, sizes.vocab_size // 2)
     return _varied(name, sizes, prefix_tokens=770, own_tokens=978, degree=11.36, num_output_tokens=1, labels=labels)
+
+
+def questions(name: str, sizes: Sizes) -> Batch:
+    """Decisions: 8 questions of 24 tokens about each row of 400; two labels are scored. Lengths are not scaled."""
+    labels = (sizes.vocab_size // 3, sizes.vocab_size // 2)
+    return _random_batch(name, sizes, [(400, [24] * 8)] * _num_groups(sizes, 400, 8 * 24), 1, labels)
 
 
 def control(name: str, sizes: Sizes) -> Batch:

@@ -2,15 +2,18 @@
 
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import torch
 import transformers
+from tokenizers import Tokenizer
 
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.step_record import StepRecord
+from engine.grammar import Grammar, Vocabulary
 from engine.planning.planner import plan_prefix_groups
 from engine.request import Completion, Request
 
@@ -39,8 +42,16 @@ class BatchloomEngine:
             "num_threads": settings.num_threads,
         }
         self._engine = Engine.load(Path(settings.model), EngineConfig(**(config | settings.options)))
+        self._tokenizer = Path(settings.model) / "tokenizer.json"
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         return Loaded(versions=versions, details={"kv_blocks": self._engine.num_kv_blocks})
+
+    @cache  # noqa: B019 - one engine a process
+    def _grammar(self, schema: str) -> Grammar:
+        tokenizer = Tokenizer.from_file(str(self._tokenizer))
+        engine = self._engine
+        vocabulary = Vocabulary(tokenizer, vocab_size=engine.vocab_size, eos_token_ids=engine.eos_token_ids)
+        return Grammar.from_json_schema(schema, vocabulary)
 
     def run(self, work: Work) -> Answers:
         steps: list[StepRecord] = []
@@ -50,7 +61,11 @@ class BatchloomEngine:
             Request(request_id=str(index), token_ids=token_ids, mode="score", labels=labels)
             if labels
             else Request(
-                request_id=str(index), token_ids=token_ids, max_new_tokens=work.num_output_tokens, ignore_eos=True
+                request_id=str(index),
+                token_ids=token_ids,
+                max_new_tokens=work.num_output_tokens,
+                ignore_eos=not work.schema,
+                grammar=self._grammar(work.schema) if work.schema else None,
             )
             for index, token_ids in enumerate(work.token_ids)
         ]

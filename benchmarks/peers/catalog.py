@@ -20,6 +20,7 @@ class Peer:
         environment: folder within PEERS_FOLDER; "" where batchloom's own environment does.
         is_cpu_only: cannot take part where the others run on a GPU.
         can_score: answers a work with labels by scoring them; others write one token instead.
+        has_int8: computes products of int8 weights and activations, where that is asked for.
     """
 
     name: str
@@ -29,10 +30,17 @@ class Peer:
     environment: str = ""
     is_cpu_only: bool = False
     can_score: bool = False
+    has_int8: bool = False
 
 
 PEERS = (
-    Peer(name="batchloom", module="benchmarks.peers.batchloom_engine", package="torch", can_score=True),
+    Peer(
+        name="batchloom",
+        module="benchmarks.peers.batchloom_engine",
+        package="torch",
+        can_score=True,
+        has_int8=True,
+    ),
     Peer(
         name="batchloom-torch",
         module="benchmarks.peers.batchloom_engine",
@@ -41,13 +49,20 @@ PEERS = (
         is_cpu_only=True,
         can_score=True,
     ),
-    Peer(name="vllm", module="benchmarks.peers.vllm_engine", package="vllm", environment="vllm"),
+    Peer(
+        name="vllm",
+        module="benchmarks.peers.vllm_engine",
+        package="vllm",
+        environment="vllm",
+        has_int8=True,
+    ),
     Peer(
         name="openvino",
         module="benchmarks.peers.openvino_engine",
         package="openvino_genai",
         environment="openvino",
         is_cpu_only=True,
+        has_int8=True,
     ),
     Peer(
         name="llama.cpp",
@@ -55,6 +70,7 @@ PEERS = (
         package="llama_cpp",
         environment="llama.cpp",
         is_cpu_only=True,
+        has_int8=True,
     ),
     Peer(
         name="transformers-continuous",
@@ -75,17 +91,24 @@ def is_gpu(device: str) -> bool:
     return device.startswith("cuda")
 
 
-def available(peers: Sequence[Peer], chosen: Mapping[str, Path], device: str) -> tuple[dict[str, Path], dict[str, str]]:
+def available(
+    peers: Sequence[Peer], chosen: Mapping[str, Path], device: str, dtype: str
+) -> tuple[dict[str, Path], dict[str, str]]:
     """By engine: the interpreters of those that can be measured, and why the others are skipped.
 
     Args:
+        peers: that were asked for.
         chosen: interpreters named by the user, by engine.
+        device: that they are to run on.
+        dtype: that is timed.
     """
     pythons, skipped = {}, {}
     for peer in peers:
         python = find_python(peer, chosen)
         if peer.is_cpu_only and is_gpu(device):
             skipped[peer.name] = "runs on the CPU only"
+        elif dtype == "int8" and not peer.has_int8:
+            skipped[peer.name] = "has no int8"
         elif python is None:
             skipped[peer.name] = "not installed (make bench-peers)"
         else:

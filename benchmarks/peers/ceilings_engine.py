@@ -31,7 +31,7 @@ class CeilingsEngine:
         torch.set_num_threads(settings.num_threads)
         is_gpu = settings.device.startswith("cuda") or (settings.device == "auto" and torch.cuda.is_available())
         self._device = torch.device("cuda" if is_gpu else "cpu")
-        self._dtype = getattr(torch, settings.dtype)
+        self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._shape = read_model_shape(Path(settings.model), settings.dtype)
         self._best: tuple[str, list[tuple[int, int, Product]], int] | None = None
         return Loaded(versions={"torch": torch.__version__})
@@ -79,6 +79,8 @@ class CeilingsEngine:
         }
         layer_bytes = shape.num_layer_weights // shape.num_layers * shape.value_bytes
         num_layers = max(1, min(shape.num_layers, MOST_LAYERS, MOST_WEIGHT_BYTES // layer_bytes))
+        if self._dtype == torch.int8:
+            return {"fused, packed": [self._int8(*size) for _ in range(num_layers) for size in kinds["fused"]]}
         found = {
             name: [self._plain(*size) for _ in range(num_layers) for size in sizes] for name, sizes in kinds.items()
         }
@@ -87,7 +89,7 @@ class CeilingsEngine:
         return found
 
     def _weight(self, num_in: int, num_out: int) -> torch.Tensor:
-        return torch.randn(num_out, num_in, device=self._device).to(self._dtype)
+        return _random(num_out, num_in, self._device, self._dtype)
 
     def _plain(self, num_in: int, num_out: int) -> tuple[int, int, Product]:
         weight = self._weight(num_in, num_out)
@@ -98,9 +100,17 @@ class CeilingsEngine:
         weight = torch.ops.mkldnn._reorder_linear_weight(self._weight(num_in, num_out), 1024)
         return num_in, num_out, lambda rows: torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
 
+    def _int8(self, num_in: int, num_out: int) -> tuple[int, int, Product]:
+        """oneDNN's product of unsigned rows with signed weights, a scale for each output."""
+        weight = torch.ops.onednn.qlinear_prepack(self._weight(num_in, num_out), None)
+        scales, zero_points = torch.ones(num_out), torch.zeros(num_out, dtype=torch.int32)
+        fixed = (weight, scales, zero_points, None, 1.0, 0, torch.bfloat16, "none", [], "")
+        return num_in, num_out, lambda rows: torch.ops.onednn.qlinear_pointwise(rows, 0.1, 0, *fixed)
+
     def _rate(self, products: list[tuple[int, int, Product]], num_rows: int) -> float:
         widths = {num_in for num_in, _, _ in products}
-        inputs = {width: torch.randn(num_rows, width, device=self._device).to(self._dtype) for width in widths}
+        dtype = torch.uint8 if self._dtype == torch.int8 else self._dtype
+        inputs = {width: _random(num_rows, width, self._device, dtype) for width in widths}
         flops = 2 * num_rows * sum(num_in * num_out for num_in, num_out, _ in products)
 
         def once() -> None:
@@ -128,6 +138,12 @@ class CeilingsEngine:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _random(num_rows: int, num_columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        return torch.randint(0, 100, (num_rows, num_columns), device=device, dtype=dtype)
+    return torch.randn(num_rows, num_columns, device=device).to(dtype)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,15 @@ import numpy.typing as npt
 from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TensorNameMap, get_tensor_name_map, quants
 from safetensors.numpy import load_file
 
+KINDS = {
+    "float32": GGMLQuantizationType.F32,
+    "bfloat16": GGMLQuantizationType.BF16,
+    "int8": GGMLQuantizationType.Q8_0,
+}
+
 
 def write_gguf(checkpoint: Path, file: Path, dtype: str) -> None:
-    """Matrices in `dtype`, norms in float32; no vocabulary, since prompts are token ids.
+    """Matrices in `dtype` ("int8" is Q8_0), norms in float32; no vocabulary, since prompts are token ids.
 
     Raises:
         ValueError: not a Llama, or a tensor that has no place in the file.
@@ -29,7 +35,7 @@ def write_gguf(checkpoint: Path, file: Path, dtype: str) -> None:
             target = _name(names, name)
             if target.endswith(("attn_q.weight", "attn_k.weight")):
                 values = _interleaved(values, num_heads if "attn_q" in target else num_kv_heads)
-            kind = GGMLQuantizationType.F32 if dtype == "float32" or values.ndim == 1 else GGMLQuantizationType.BF16
+            kind = GGMLQuantizationType.F32 if values.ndim == 1 else KINDS[dtype]
             writer.add_tensor(target, quants.quantize(values.astype(np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

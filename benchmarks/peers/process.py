@@ -24,7 +24,9 @@ class PeerError(Exception):
 
 def require_all_answers(name: str, work: Work, answers: Answers) -> None:
     """Raises `PeerError` unless each prompt has an answer of the length that was asked for."""
-    if answers.label_logprobs:
+    if work.schema:
+        found, expected = {0 < len(tokens) <= work.num_output_tokens for tokens in answers.token_ids}, True
+    elif answers.label_logprobs:
         found, expected = {len(scores) for scores in answers.label_logprobs}, len(work.labels)
     else:
         found = {len(tokens) for tokens in answers.token_ids}

@@ -22,7 +22,8 @@ class LoadSettings:
 
     Attributes:
         model: checkpoint folder: config.json, safetensors, tokenizer.json.
-        dtype: "float32" or "bfloat16", of weights, arithmetic and KV.
+        dtype: "float32" or "bfloat16", of weights, arithmetic and KV; or "int8": of weights and of what they are
+            multiplied with, KV in the format that serves the engine best.
         kv_tokens: tokens whose KV fits in the memory that every engine gets.
         kv_bytes: the same in bytes.
         max_num_batched_tokens: most tokens in one step of the model.
@@ -50,11 +51,13 @@ class Work:
     Attributes:
         token_ids: one list a request.
         labels: token ids to score after each prompt instead of writing; an engine that cannot score writes one token.
+        schema: JSON schema that every answer keeps to, which ends where its JSON does; "": free answers.
     """
 
     token_ids: list[list[int]]
     num_output_tokens: int
     labels: list[int] = field(default_factory=list)
+    schema: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 import os
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
+from benchmarks.peers.w8a8_checkpoint import write_w8a8
 
 BLOCK_SIZE = 32
 """Of vLLM's sizes the smallest for the CPU: its default of 128 there leaves the end of most prefixes uncached."""
@@ -29,8 +31,9 @@ class VllmEngine:
 
         arguments = {
             "model": settings.model,
-            "dtype": settings.dtype,
-            "skip_tokenizer_init": True,
+            "dtype": "bfloat16" if settings.dtype == "int8" else settings.dtype,
+            # Only grammars need a tokenizer, and not every checkpoint that is measured has one.
+            "skip_tokenizer_init": not (Path(settings.model) / "tokenizer.json").is_file(),
             "enable_prefix_caching": True,
             "enable_chunked_prefill": True,
             "block_size": BLOCK_SIZE,
@@ -40,6 +43,8 @@ class VllmEngine:
             "max_num_seqs": 256,
             "seed": 0,
         }
+        if settings.dtype == "int8":
+            arguments["model"] = str(write_w8a8(Path(settings.model), Path(settings.scratch)))
         if settings.device == "cpu":
             arguments["gpu_memory_utilization"] = CPU_MEMORY_SHARE
         self._engine = LLM(**(arguments | settings.options))
@@ -47,12 +52,14 @@ class VllmEngine:
 
     def run(self, work: Work) -> Answers:
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
 
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1 if work.labels else work.num_output_tokens,
-            ignore_eos=True,
+            ignore_eos=not work.schema,
             detokenize=False,
+            structured_outputs=StructuredOutputsParams(json=work.schema) if work.schema else None,
         )
         prompts = [{"prompt_token_ids": token_ids} for token_ids in work.token_ids]
         started = time.perf_counter()

@@ -165,11 +165,13 @@ def test_an_engine_that_is_not_installed_has_no_python() -> None:
 def test_where_the_others_run_on_a_gpu_engines_for_the_cpu_are_skipped_by_name() -> None:
     chosen = {peer.name: Path("/usr/bin/python3") for peer in PEERS}
     absent = Peer(name="absent", module="absent_engine", package="no_such_package", environment="no-such-folder")
-    pythons, skipped = available([*PEERS, absent], chosen, "cuda")
+    pythons, skipped = available([*PEERS, absent], chosen, "cuda", "bfloat16")
     cpu_only = {"batchloom-torch", "openvino", "llama.cpp"}
     assert skipped == dict.fromkeys(cpu_only, "runs on the CPU only") | {"absent": "not installed (make bench-peers)"}
     assert pythons.keys() == chosen.keys() - cpu_only
-    assert available(PEERS, chosen, "cpu") == (chosen, {})
+    assert available(PEERS, chosen, "cpu", "bfloat16") == (chosen, {})
+    without_int8 = {"batchloom-torch", "transformers-continuous", "transformers-padded"}
+    assert available(PEERS, chosen, "cpu", "int8")[1] == dict.fromkeys(without_int8, "has no int8")
 
 
 class CountingEngine:
