@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,13 @@ import transformers
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
 from engine.errors import ConfigError, RequestError
-from engine.execution.output import Decoder, TokenSampler, complete
+from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
-from engine.model.checkpoint import read_config, resolve_checkpoint
+from engine.model.adapter import Adapter
+from engine.model.checkpoint import read_config
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prefix_groups
@@ -61,24 +63,41 @@ class Engine:
         self._num_swap_blocks = choose_swap_budget(config, self._cache, model.device) // self._cache.block_bytes
 
     @classmethod
-    def load(cls, model: str | Path | transformers.PreTrainedModel, config: EngineConfig | None = None) -> "Engine":
+    def load(
+        cls,
+        model: str | Path | transformers.PreTrainedModel,
+        config: EngineConfig | None = None,
+        *,
+        adapter: Adapter | None = None,
+        keeps_base: bool = False,
+    ) -> "Engine":
         """Loads a checkpoint and takes its KV memory.
 
         Args:
             model: checkpoint folder, GGUF file, hub id, or a loaded causal LM (which is switched to our attention).
             config: defaults to `EngineConfig()`.
+            adapter: LoRA adapter that is added to the weights.
+            keeps_base: whether `use_adapter` will be called, which takes the memory of the weights a second time.
         Raises:
-            ConfigError: another process is to compute prompts, and the model is not a checkpoint that it could load.
+            ConfigError: another process is to compute prompts, and cannot load the model: it is an object, or adapted.
             ModelError: not readable, or not an architecture that is computed exactly.
             CapacityError: the KV budget holds no block.
         """
         config = config or EngineConfig()
-        if config.disaggregation == "processes" and isinstance(model, transformers.PreTrainedModel):
-            raise ConfigError("disaggregation 'processes' needs a checkpoint that both load, got a loaded model")
+        if config.disaggregation == "processes":
+            if adapter is not None or keeps_base:
+                raise ConfigError("disaggregation 'processes' computes prompts without adapters")
+            if isinstance(model, transformers.PreTrainedModel):
+                raise ConfigError("disaggregation 'processes' needs a checkpoint that both load, got a loaded model")
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device, prove=cls.prove)
+        load = Model.load
+        if adapter is not None or keeps_base:
+            from engine.model.adapted_model import AdaptedModel  # most engines have no adapter
+
+            load = partial(AdaptedModel.load_with, adapter, keeps_base=keeps_base)
+        loaded = load(model, dtype=find_dtype(config.dtype, device), device=device, prove=cls.prove)
         return cls(loaded, config, None if isinstance(model, transformers.PreTrainedModel) else str(model))
 
     @classmethod
@@ -93,6 +112,10 @@ class Engine:
         from engine.model.probe import prove  # most models need none
 
         prove(read_config(model) if isinstance(model, Path) else model, cls)
+
+    def use_adapter(self, adapter: Adapter | None) -> None:
+        """Exchanges the adapter; None: the base as it is. Of an engine that was loaded with `keeps_base`."""
+        self._runner.use_adapter(adapter)
 
     @property
     def max_model_len(self) -> int:
@@ -160,7 +183,7 @@ class Engine:
             on_step: called after each step.
         """
         limits, can_decode = self._limits, decode is not None
-        sampler = self._make_sampler(requests, decode)
+        sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
         impossible = {
             index: reason
             for index, request in enumerate(requests)
@@ -231,23 +254,6 @@ class Engine:
             block_size=self._cache.block_size,
             num_kv_blocks=self._cache.num_blocks,
         )
-
-    def _make_sampler(self, requests: Sequence[Request], decode: Decoder | None) -> TokenSampler:
-        pooled_modes = {request.mode for request in requests if request.is_pooled}
-        has_constraints = any(request.is_constrained for request in requests)
-        if not pooled_modes and not has_constraints:
-            return TokenSampler(self._model, decode)
-        from engine.execution.constrained_sampler import ConstrainedSampler  # few runs have such requests
-
-        if not pooled_modes:
-            return ConstrainedSampler(self._model, decode)
-        from engine.execution.pooled_output import ConstrainedPoolingSampler
-        from engine.pooling.pooler import causal_pooler
-
-        folder = None if self._checkpoint is None else resolve_checkpoint(self._checkpoint)
-        for mode in pooled_modes - self._poolers.keys():
-            self._poolers[mode] = causal_pooler(folder, mode, self._model.device)
-        return ConstrainedPoolingSampler(self._model, decode, self._poolers)
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model

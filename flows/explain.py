@@ -41,6 +41,7 @@ def explain(
     database: Path,
     model: str,
     workloads: Annotated[tuple[str, ...], Field(min_length=1)] = ("snippets", "ranking"),
+    adapter: Path | None = None,
     device: str = "auto",
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto",
     full: bool = False,
@@ -57,6 +58,7 @@ def explain(
         database: DuckDB file with the inputs; nothing in it is changed.
         model: checkpoint folder, GGUF file or hub id; its weights are not loaded.
         workloads: shipped ones by name, others by the path of their TOML file.
+        adapter: folder of a LoRA adapter of the model, for workloads whose file names none.
         device: a100, h100, h200, mi250 or mi300x; cpu or cuda is what this machine has; auto its GPU, else its CPU.
         workers: engines side by side, each on such a device, or dividing this machine's CPU; auto: one of a device that
             is named, else as the night has it.
@@ -88,7 +90,7 @@ def explain(
         method=planning.method,
     )
     source = Source.find(database, model, team.engine, planning, full, find_attachments(attach))
-    jobs = [load_workload(name).bind(checkpoint) for name in workloads]
+    jobs = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
     forecasts = [explain_workload(source, workload, job) for workload in jobs]
     for forecast in forecasts:
         publish_forecast(forecast)

@@ -53,6 +53,7 @@ def nightly(
     database: Path,
     model: str,
     workloads: Annotated[tuple[str, ...], Field(min_length=1)] = ("snippets", "ranking"),
+    adapter: Path | None = None,
     full: bool = False,
     engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
     planning: PlanSettings = PlanSettings(),  # noqa: B008 - frozen
@@ -70,6 +71,7 @@ def nightly(
         database: DuckDB file with the inputs; the answers go there, too.
         model: checkpoint folder, GGUF file or hub id of a causal language model.
         workloads: shipped ones by name, others by the path of their TOML file.
+        adapter: folder of a LoRA adapter of the model, for workloads whose file names none.
         full: answer every row again, not only what is new or changed.
         engine: how the model computes.
         planning: how prompts are grouped, and how much work is one unit.
@@ -104,7 +106,7 @@ def nightly(
         if machines.runner == "local":
             check_device(config.device)
             check_kv_budget(config, source.checkpoint)
-        jobs = [load_workload(name).bind(source.checkpoint) for name in workloads]
+        jobs = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
         for job in jobs:
             if job.kind.thinking:
                 from tasks.prompts.thinking import check_thinking  # few workloads say anything of it
@@ -116,6 +118,7 @@ def nightly(
             failures=failures,
             machines=machines,
             workers=Workers(machines, any(needs_isolation(database, workload.name) for workload in jobs)),
+            keeps_base=len({workload.adapter for workload in jobs}) > 1,
         )
         try:
             if sample is None:

@@ -122,6 +122,7 @@ class Night:
 
     Attributes:
         deadline: Unix time after which no step of the engine begins; None for none.
+        keeps_base: see `Engine.load`.
     """
 
     source: Source
@@ -130,6 +131,7 @@ class Night:
     machines: WorkerSettings
     workers: Workers
     deadline: float | None = None
+    keeps_base: bool = False
 
 
 def answer_workload(night: Night, workload: Workload) -> RunSummary:
@@ -162,7 +164,8 @@ def begin_record(night: Night, workload: Workload) -> RunRecord:
         "planning": source.planning.model_dump(),
         "failures": asdict(night.failures),
         "machines": night.machines.model_dump(),
-        "workload": {"source": workload.source, "key": list(workload.key)},
+        "workload": {"source": workload.source, "key": list(workload.key)}
+        | ({} if workload.adapter is None else {"adapter": workload.adapter.folder}),
         "full": source.full,
         "attach": dict(source.attach),
     }
@@ -279,6 +282,7 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
         expected_output_tokens=answer.expected_output_tokens,
         exchange=Exchange.below(url, run.folder, source.model) if (url := night.machines.exchange) else None,
         deadline=night.deadline,
+        keeps_base=night.keeps_base,
     )
     with run.measure("infer"):
         work = PlannedWork.of(summary, workload, answer.expected_output_tokens)

@@ -21,6 +21,7 @@ from engine.device.transfers import to_device
 from engine.encoding.families import ENCODERS, first_position
 from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
+from engine.model.adapter import Adapter
 from engine.model.checkpoint import no_progress_bars
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool
@@ -159,15 +160,19 @@ class Encoder:
         pack_linears(self._base)
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype, device: torch.device) -> "Encoder":
+    def load(
+        cls, folder: Path, *, dtype: torch.dtype, device: torch.device, adapter: Adapter | None = None
+    ) -> "Encoder":
         """Reads a checkpoint straight onto the device, its classification head with it where it has one.
 
         Args:
             folder: of the checkpoint.
             dtype: of weights and computation.
             device: where the weights go.
+            adapter: LoRA adapter that is added to the weights.
         Raises:
-            ModelError: not readable, or of an architecture that has not been shown to be computed exactly.
+            ModelError: not readable, of an architecture that has not been shown to be computed exactly, or an
+                adapter of another model.
         """
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -184,6 +189,11 @@ class Encoder:
                 )
         except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
             raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+        if adapter is not None:
+            from engine.model.lora import Lora, merge  # most encoders have no adapter
+
+            with torch.inference_mode():
+                merge(model, Lora.read(adapter).find_targets(model))
         return cls(model, folder)
 
     def find_pooler(self, mode: Mode) -> Pooler:

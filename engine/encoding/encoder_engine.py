@@ -14,6 +14,7 @@ from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
 from engine.errors import ModelError, RequestError
 from engine.execution.step_record import StepRecord
+from engine.model.adapter import Adapter
 from engine.model.checkpoint import resolve_checkpoint
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prefix_groups
@@ -58,12 +59,15 @@ class EncoderEngine:
         self._max_positions = max_positions
 
     @classmethod
-    def load(cls, model: str | Path, config: EngineConfig | None = None) -> "EncoderEngine":
+    def load(
+        cls, model: str | Path, config: EngineConfig | None = None, *, adapter: Adapter | None = None
+    ) -> "EncoderEngine":
         """Loads a checkpoint.
 
         Args:
             model: checkpoint folder or hub id.
             config: defaults to `EngineConfig()`.
+            adapter: LoRA adapter that is added to the weights.
         Raises:
             ModelError: not readable, or not an encoder that is computed exactly.
         """
@@ -72,7 +76,7 @@ class EncoderEngine:
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device)
+        encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
         return cls(encoder, config, read_max_positions(folder))
 
     @property

@@ -1,8 +1,9 @@
 """From a step's hidden states to tokens, and from an answered sequence to completions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,9 +11,12 @@ import torch
 from engine.device.transfers import HostCopies, to_device
 from engine.execution.sampler import LabelRows, sample
 from engine.model.model import Model
-from engine.request import Completion, FinishReason, Request
+from engine.request import Completion, FinishReason, Mode, Request
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Answered, Step, StepTokens
+
+if TYPE_CHECKING:
+    from engine.pooling.pooler import Pooler
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
@@ -172,3 +176,35 @@ def complete(answered: Answered, requests: Sequences[Request], compute_ms: float
             compute_ms=compute_ms if index == 0 else 0.0,
             error=error,
         )
+
+
+def make_sampler(
+    model: Model,
+    requests: Iterable[Request],
+    decode: Decoder | None,
+    poolers: "dict[Mode, Pooler]",
+    checkpoint: str | None,
+) -> TokenSampler:
+    """What makes answers of a run's hidden states.
+
+    Args:
+        model: its output layer makes logits of hidden states.
+        requests: of the run.
+        decode: detokenizer for stop strings; None where no request has one.
+        poolers: found before, by mode; those that the run needs are added.
+        checkpoint: as `Engine.load` was given it; None for a loaded model.
+    Raises:
+        ModelError: the checkpoint has no embeddings or classes, or pools other tokens than the last.
+    """
+    pooled_modes = {request.mode for request in requests if request.is_pooled}
+    has_constraints = any(request.is_constrained for request in requests)
+    if not pooled_modes and not has_constraints:
+        return TokenSampler(model, decode)
+    from engine.execution.constrained_sampler import ConstrainedSampler  # few runs have such requests
+
+    if not pooled_modes:
+        return ConstrainedSampler(model, decode)
+    from engine.execution.pooled_output import ConstrainedPoolingSampler, find_poolers
+
+    find_poolers(pooled_modes, poolers, checkpoint, model.device)
+    return ConstrainedPoolingSampler(model, decode, poolers)

@@ -9,9 +9,10 @@ import torch
 from engine.device.transfers import HostCopies
 from engine.execution.constrained_sampler import ConstrainedSampler
 from engine.execution.output import Decoder, PendingTokens, TokenSampler
+from engine.model.checkpoint import resolve_checkpoint
 from engine.model.model import Model
 from engine.pooling.pooled_rows import PooledRows, pooled_answer
-from engine.pooling.pooler import Pooler
+from engine.pooling.pooler import Pooler, causal_pooler
 from engine.request import Completion, Mode, Request
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step, StepTokens
@@ -85,3 +86,19 @@ def complete_pooled(sequence: Sequence, requests: Sequences[Request], compute_ms
             compute_ms=compute_ms if index == 0 else 0.0,
             **answer,
         )
+
+
+def find_poolers(modes: set[Mode], poolers: dict[Mode, Pooler], checkpoint: str | None, device: torch.device) -> None:
+    """Adds to `poolers` what answers of these modes need.
+
+    Args:
+        modes: of the requests.
+        poolers: those that were found before.
+        checkpoint: as `Engine.load` was given it; None for a loaded model.
+        device: of the hidden states.
+    Raises:
+        ModelError: the checkpoint has no such answers, or pools other tokens than the last.
+    """
+    folder = None if checkpoint is None else resolve_checkpoint(checkpoint)
+    for mode in modes - poolers.keys():
+        poolers[mode] = causal_pooler(folder, mode, device)

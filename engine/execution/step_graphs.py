@@ -161,6 +161,11 @@ class StepGraphs:
         output_rows = to_device(batch.output_rows, self._model.device)
         return self._hidden.index_select(0, output_rows)
 
+    def forget(self) -> None:
+        """Drop the graphs, which read weights that are not the model's any more; each is captured anew."""
+        for bucket in self._buckets.values():
+            bucket.num_runs, bucket.graph = 0, None
+
     def _run(self, bucket: _Bucket) -> None:
         bucket.num_runs += 1
         if bucket.num_runs == 2:

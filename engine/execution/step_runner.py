@@ -19,6 +19,7 @@ from engine.scheduling.step import Answered, Step
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
+    from engine.model.adapter import Adapter
     from engine.scheduling.prompt_lookup import PromptLookup
 
 CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
@@ -84,6 +85,15 @@ class StepRunner:
                 max_model_len=max_model_len,
                 make_graph=device_graphs(),
             )
+
+    def use_adapter(self, adapter: "Adapter | None") -> None:
+        """See `AdaptedModel.use_adapter`."""
+        from engine.model.adapted_model import AdaptedModel  # most models have no adapter
+
+        assert isinstance(self.model, AdaptedModel), "loaded with keeps_base"
+        self.model.use_adapter(adapter, self.attention)
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Launches a step, which writes its KV; on a GPU the result is there when the device gets so far.

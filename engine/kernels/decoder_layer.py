@@ -1,7 +1,7 @@
 """A decoder layer: its weights, and the order of its operations, which all implementations share."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -87,71 +87,6 @@ class DecoderLayers(Protocol):
         Returns:
             ``[T, hidden]``, or ``[R, hidden]``.
         """
-
-
-@dataclass(slots=True, kw_only=True)
-class LayerState:
-    """A step on its way through one layer: what each operation reads and leaves. Tensors are ``[rows, columns]``.
-
-    Attributes:
-        hidden: the residual stream, without addend.
-        addend: what the next norm adds to it; None: nothing.
-        work: from the attention backend's `prepare`.
-        output_rows: in the last layer, the rows that are wanted; None: all.
-        query: ``[T, num_q_heads, head_dim]``.
-    """
-
-    hidden: torch.Tensor
-    addend: torch.Tensor | None
-    caches: tuple[torch.Tensor, torch.Tensor]
-    work: Any
-    rotation: tuple[torch.Tensor, torch.Tensor]
-    output_rows: torch.Tensor | None
-    is_last: bool
-    normed: torch.Tensor = field(init=False)
-    qkv: torch.Tensor = field(init=False)
-    query: torch.Tensor = field(init=False)
-    attended: torch.Tensor = field(init=False)
-    gated: torch.Tensor = field(init=False)
-
-
-class LayerByLayer:
-    """`DecoderLayers` of layers in Python, computed one after the other.
-
-    Args:
-        layers: objects with a method for each operation of `DECODER_LAYER`, which takes the `LayerState`. They are
-            taken one after the other, so that the caller can free the weights of each before the next is made.
-    """
-
-    def __init__(self, layers: Iterable[object]) -> None:
-        self._layers = [[getattr(layer, name) for name in DECODER_LAYER] for layer in layers]
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        k_caches: Sequence[torch.Tensor],
-        v_caches: Sequence[torch.Tensor],
-        work: Any,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        output_rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        addend: torch.Tensor | None = None
-        for index, operations in enumerate(self._layers):
-            is_last = index == len(self._layers) - 1
-            state = LayerState(
-                hidden=hidden,
-                addend=addend,
-                caches=(k_caches[index], v_caches[index]),
-                work=work,
-                rotation=(cos, sin),
-                output_rows=output_rows if is_last else None,
-                is_last=is_last,
-            )
-            for operation in operations:
-                operation(state)
-            hidden, addend = state.hidden, state.addend
-        return hidden
 
 
 class OutputLayer(Protocol):

@@ -129,7 +129,9 @@ def make_attention(
     if kv_shape.dtype == torch.int8:
         return _make_int8_attention(shape, block_size=block_size, has_layers=has_layers)
     if name not in ("auto", "native", "torch"):
-        return _make_triton_attention(name, **shape, block_size=block_size, device=device, has_layers=has_layers)
+        from engine.kernels.triton.choose import make_triton_attention  # CPU runs need none of it
+
+        return make_triton_attention(name, **shape, block_size=block_size, device=device, has_layers=has_layers)
     if device.type != "cpu":
         raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
     if name != "torch":
@@ -152,20 +154,3 @@ def _make_int8_attention(shape: dict[str, Any], *, block_size: int, has_layers: 
         return Int8Backend(**shape, block_size=block_size, folder=cache_folder())
     except (ValueError, NativeBuildError) as error:
         raise ConfigError(f"dtype 'int8': {error}") from error
-
-
-def _make_triton_attention(name: str, **arguments: Any) -> AttentionBackend:
-    try:
-        from engine.kernels.triton.fused import FusedAttention, PagedAttention
-        from engine.kernels.triton.relay import RelayAttention
-    except ImportError as error:
-        raise ConfigError(f"attention {name!r} needs Triton: {error}") from error
-    backends: dict[str, type[TritonAttention]] = {
-        "paged": PagedAttention,
-        "relay": RelayAttention,
-        "fused": FusedAttention,
-    }
-    try:
-        return backends[name](**arguments)
-    except ValueError as error:
-        raise ConfigError(f"attention {name!r}: {error}") from error

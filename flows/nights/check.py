@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.device.placement import check_device
 from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
+from engine.model.adapter import check_adapter
 from engine.model.checkpoint import resolve_checkpoint
 from flows.nights.night_file import NightPlan, load_night
 from flows.workload_run import prove_architecture
@@ -62,6 +63,8 @@ def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload],
     problems = []
     for workload in workloads:
         try:
+            if workload.adapter is not None:
+                check_adapter(workload.adapter, checkpoint)
             workload_format(workload.prompt, workload.kind.thinking, codec)
             RequestForm.of(workload, codec, None)
         except BatchloomError as error:

@@ -128,19 +128,8 @@ class NightRun:
                 results[name] = error
         night = replace(night, source=replace(night.source, choices=choices))
         workloads = [self._plan.workloads[name] for name in wave.steps if name not in results]
-        together = [workload for workload in workloads if not workload.kind.is_pooled]
-        if len(together) > 1 and night.deadline is None and not night.machines.exchange:
-            try:
-                results |= answer_wave(night, together)
-            except Exception as error:
-                names = " + ".join(workload.name for workload in together)
-                LOGGER.warning("%s: each goes on alone: %s", names, " ".join(str(error).split()))
-        for workload in workloads:
-            if workload.name not in results:
-                try:
-                    results[workload.name] = answer_step(night, workload)
-                except Exception as error:
-                    results[workload.name] = error
+        for adapter in dict.fromkeys(workload.adapter for workload in workloads):
+            results |= answer_alike(night, [workload for workload in workloads if workload.adapter == adapter])
         return {name: self._note(name, result) for name, result in results.items()}
 
     def _choose_rows(self, name: str, source: Source) -> dict[str, RowChoice]:
@@ -191,8 +180,28 @@ class NightRun:
                 machines=plan.machines,
                 workers=Workers(plan.machines, is_isolated),
                 deadline=self._deadline,
+                keeps_base=len({plan.workloads[name].adapter for name in names}) > 1,
             )
         return self._night
+
+
+def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
+    """Answer workloads of one model and adapter, together where that can be, and say by name how each ended."""
+    results: dict[str, RunSummary | Exception] = {}
+    together = [workload for workload in workloads if not workload.kind.is_pooled]
+    if len(together) > 1 and night.deadline is None and not night.machines.exchange:
+        try:
+            results = answer_wave(night, together)
+        except Exception as error:
+            names = " + ".join(workload.name for workload in together)
+            LOGGER.warning("%s: each goes on alone: %s", names, " ".join(str(error).split()))
+    for workload in workloads:
+        if workload.name not in results:
+            try:
+                results[workload.name] = answer_step(night, workload)
+            except Exception as error:
+                results[workload.name] = error
+    return results
 
 
 def answer_step(night: Night, workload: Workload) -> RunSummary:

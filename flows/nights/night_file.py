@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field, field_validator
 from pydantic_core import ErrorDetails
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ModelError
 from flows.settings import EngineSettings, PlanSettings, Settings, WorkerSettings
 from tasks.cascades.cascade import Cascade
 from tasks.database.attach import parse_attachments
@@ -36,10 +36,12 @@ class ModelTable(EngineSettings):
 
 
 class WorkloadTable(Settings):
-    """A table [[workload]]: its file, the model that answers it, the workloads whose answers it reads, its cascade."""
+    """A table [[workload]]: its file, the model that answers it, its adapter, the workloads whose answers it reads, its
+    cascade."""
 
     file: Text
     model: str = ""
+    adapter: str = ""
     after: tuple[Text, ...] = ()
     cascade: Cascade | None = None
 
@@ -118,7 +120,7 @@ def load_night(path: Path) -> NightPlan:
         raise ConfigError(f"{path}: {_describe_fault(error.errors()[0], values)}") from error
     folder = path.absolute().parent
     try:
-        workloads = [load_workload(_find(folder, table.file)) for table in tables.workload]
+        workloads = [_load_workload(folder, table) for table in tables.workload]
         steps = tuple(
             Step(name=workload.name, model=_choose_model(tables, workload.name, table), after=table.after)
             for workload, table in zip(workloads, tables.workload, strict=True)
@@ -149,6 +151,20 @@ def load_night(path: Path) -> NightPlan:
         failures=tables.failures,
         machines=tables.machines,
     )
+
+
+def _load_workload(folder: Path, table: WorkloadTable) -> Workload:
+    workload = load_workload(_find(folder, table.file))
+    if not table.adapter:
+        return workload
+    if workload.adapter is not None:
+        raise ConfigError(
+            f"workload {workload.name!r} names an adapter in {table.file}; it may not have another one here"
+        )
+    try:
+        return workload.with_adapter(folder / Path(table.adapter).expanduser())
+    except ModelError as error:
+        raise ConfigError(f"workload {workload.name!r}: {error}") from error
 
 
 def _find(folder: Path, file: str) -> str | Path:

@@ -116,6 +116,7 @@ def _infer_together(
         engine=night.engine,
         failures=night.failures,
         expected_output_tokens=None,
+        keeps_base=night.keeps_base,
         members=tuple(
             Member(
                 run_folder=run.folder,

@@ -53,13 +53,15 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
         first, second: with the same key.
         checkpoint: the model's folder.
     Raises:
-        WorkloadError: their keys differ, or one of them makes several requests of a row.
+        WorkloadError: their keys or adapters differ, or one of them makes several requests of a row.
     """
     if [name.lower() for name in first.key] != [name.lower() for name in second.key]:
         raise WorkloadError(
             f"{first.name!r} and {second.name!r} answer different rows: "
             f"their keys are {list(first.key)} and {list(second.key)}"
         )
+    if first.adapter != second.adapter:
+        raise WorkloadError(f"{first.name!r} and {second.name!r} have different adapters; one batch has one of them")
     codec = TextCodec.load(checkpoint)
     settings = [RequestForm.of(each, codec, None).settings for each in (first, second)]
     for each, of_each in zip((first, second), settings, strict=True):

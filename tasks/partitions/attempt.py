@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.device.placement import give_back_freed_memory
@@ -63,9 +64,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         if stop.is_made:
             raise StoppedError
 
-    with PROCESS_HOST.use(
-        job.checkpoint, job.model_digest, job.engine, may_encode=job.workload.kind.is_pooled
-    ) as model:
+    with _use_model(job) as model:
         if model.engine.config != job.engine:
             job.note_lowered(model.engine.config)
         on_begin()
@@ -101,9 +100,7 @@ def check_other_rows(job: InferJob) -> None:
         if stop.is_made:
             raise StoppedError
 
-    with PROCESS_HOST.use(
-        job.checkpoint, job.model_digest, job.engine, may_encode=job.workload.kind.is_pooled
-    ) as model:
+    with _use_model(job) as model:
         for row in sample:
             try:
                 (completion,) = _run_model(row, job, model, on_step)
@@ -113,6 +110,16 @@ def check_other_rows(job: InferJob) -> None:
             except Exception as error:
                 reasons.update([_judge(error).reason])
     job.failures.check(reasons, len(sample))
+
+
+def _use_model(job: InferJob) -> AbstractContextManager[LoadedModel]:
+    workload = job.workload
+    return PROCESS_HOST.use(
+        *(job.checkpoint, job.model_digest, job.engine),
+        may_encode=workload.kind.is_pooled,
+        adapter=workload.adapter,
+        keeps_base=job.keeps_base,
+    )
 
 
 def _run_model(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, CapacityError
+from engine.model.adapter import Adapter
 from tasks.prompts.text_codec import TextCodec
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class LoadedModel:
 
     engine: "Engine | EncoderEngine"
     codec: TextCodec
+    adapter: Adapter | None = None
 
 
 class EngineHost:
@@ -53,7 +55,14 @@ class EngineHost:
 
     @contextmanager
     def use(
-        self, checkpoint: str, model_digest: str, config: EngineConfig, *, may_encode: bool = False
+        self,
+        checkpoint: str,
+        model_digest: str,
+        config: EngineConfig,
+        *,
+        may_encode: bool = False,
+        adapter: Adapter | None = None,
+        keeps_base: bool = False,
     ) -> Iterator[LoadedModel]:
         """The model of a checkpoint folder, for the length of the block. Another one is dropped before it is loaded.
 
@@ -65,6 +74,8 @@ class EngineHost:
             model_digest: of its content; another content is loaded anew.
             config: how the engine computes.
             may_encode: an encoder is loaded, too; else a checkpoint of one is refused.
+            adapter: LoRA adapter of the model; None: none.
+            keeps_base: whether another adapter will be used after this one, see `Engine.load`.
         Raises:
             ModelError, CapacityError: as `Engine.load`.
         """
@@ -72,8 +83,12 @@ class EngineHost:
             key = (checkpoint, model_digest, config)
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
+            if self._model is not None and self._model.adapter != adapter:
+                loaded, self._model = self._model, None
+                self._model = exchange_adapter(loaded, adapter) if keeps_base else None
+                del loaded
             if self._model is None:
-                self._model = self._load(checkpoint, config, may_encode)
+                self._model = self._load(checkpoint, config, may_encode, adapter, keeps_base)
             yield self._model
 
     def lower_memory(self) -> bool:
@@ -91,12 +106,14 @@ class EngineHost:
             self._key = self._model = None
             self._num_halvings = 0
 
-    def _load(self, checkpoint: str, config: EngineConfig, may_encode: bool) -> LoadedModel:
+    def _load(
+        self, checkpoint: str, config: EngineConfig, may_encode: bool, adapter: Adapter | None, keeps_base: bool
+    ) -> LoadedModel:
         codec = TextCodec.load(Path(checkpoint))
         while True:
-            engine = _load_engine(checkpoint, lower(config, self._num_halvings), may_encode)
+            engine = _load_engine(checkpoint, lower(config, self._num_halvings), may_encode, adapter, keeps_base)
             if engine is not None:
-                return LoadedModel(engine=engine, codec=codec)
+                return LoadedModel(engine=engine, codec=codec, adapter=adapter)
             free_memory()
             if not self._halve(config):
                 lowest = lower(config, self._num_halvings)
@@ -147,7 +164,27 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _load_engine(checkpoint: str, config: EngineConfig, may_encode: bool) -> "Engine | EncoderEngine | None":
+def exchange_adapter(model: LoadedModel, adapter: Adapter | None) -> LoadedModel | None:
+    """The loaded model with another adapter; None where it has to be loaded anew: an encoder, or memory ran out.
+
+    Raises:
+        ModelError: the adapter cannot be read, or is none of this model.
+    """
+    from engine.engine import Engine
+
+    try:
+        if isinstance(model.engine, Engine):
+            model.engine.use_adapter(adapter)
+            return replace(model, adapter=adapter)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
+
+
+def _load_engine(
+    checkpoint: str, config: EngineConfig, may_encode: bool, adapter: Adapter | None, keeps_base: bool
+) -> "Engine | EncoderEngine | None":
     """The engine, or None where memory ran out. Raises as `Engine.load`."""
     from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
 
@@ -157,8 +194,8 @@ def _load_engine(checkpoint: str, config: EngineConfig, may_encode: bool) -> "En
             from engine.encoding.families import is_encoder
 
             if is_encoder(Path(checkpoint)):
-                return EncoderEngine.load(checkpoint, config)
-        return Engine.load(checkpoint, config)
+                return EncoderEngine.load(checkpoint, config, adapter=adapter)
+        return Engine.load(checkpoint, config, adapter=adapter, keeps_base=keeps_base)
     except Exception as error:
         if is_out_of_memory(error):
             return None

@@ -156,6 +156,7 @@ class InferJob:
         expected_output_tokens: of an answer, see `AnswerLength`.
         exchange: None where workers see run folder, plan and checkpoint under the paths above.
         deadline: Unix time after which no step of the engine begins; None for none.
+        keeps_base: whether the night answers with other adapters of the same model as well, see `Engine.load`.
         members: the workloads, where the plan holds rows of several; `workload` and `run_folder` are then the first's.
     """
 
@@ -170,6 +171,7 @@ class InferJob:
     exchange: Exchange | None = None
     deadline: float | None = None
     members: tuple[Member, ...] = ()
+    keeps_base: bool = False
 
     @property
     def stop(self) -> StopRequest:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, Field, SkipValidation, StrictBool, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, StrictBool, ValidationInfo
 from pydantic.dataclasses import dataclass
 
-from engine.errors import WorkloadError
+from engine.errors import ModelError, WorkloadError
+from engine.model.adapter import Adapter, check_adapter
 from tasks.answers.kind import AnswerKind
 from tasks.answers.toml_value import RESERVED_COLUMNS, Name, Output, Text, Texts, must, refuse_if
 
@@ -32,6 +33,16 @@ def _read_requests_sql(name: str, info: ValidationInfo) -> str:
     found = [place for place in places if place.is_file()]
     refuse_if(not found, f"names {name!r}, found neither as {places[0]} nor as {places[1]}")
     return found[0].read_text(encoding="utf-8")
+
+
+def _find_adapter(given: object, info: ValidationInfo) -> object:
+    if isinstance(given, Adapter | None):  # a copy of a workload, or a file without one
+        return given
+    refuse_if(not isinstance(given, str) or not given, f"must be the path of a folder, got {given!r}")
+    try:
+        return Adapter.find(Path(str(info.context)) / Path(str(given)).expanduser())
+    except ModelError as error:
+        raise ValueError(str(error).removeprefix("adapter ")) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
@@ -94,6 +105,7 @@ class Workload:
         requests_sql: text of the query that selects the rows.
         key: columns that identify a row.
         priority: whole-number column of the query; larger ones are answered earlier, null is 0. Empty for none.
+        adapter: LoRA adapter of the model that answers; None for none.
     """
 
     name: Annotated[Text, must(_PLAIN.fullmatch, "must hold letters, digits, '-' and '_' only, got {!r}")]
@@ -109,6 +121,7 @@ class Workload:
     ]
     prompt: Prompt
     priority: Name = ""
+    adapter: Annotated[SkipValidation[Adapter | None], BeforeValidator(_find_adapter)] = None
 
     @property
     def mode(self) -> str:
@@ -122,7 +135,7 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """sha256 over all that decides an answer apart from the row and the model: prompt, decoding, labels."""
+        """sha256 over all that decides an answer apart from row and model: prompt, decoding, labels, adapter."""
         return self._hash(self.kind.digest_parts)
 
     @property
@@ -133,6 +146,8 @@ class Workload:
     def _hash(self, parts: list[Any]) -> str:
         prompt = {name: value for name, value in asdict(self.prompt).items() if name != "layout"}
         parts = [self.mode, prompt, *parts]
+        if self.adapter is not None:
+            parts.append(self.adapter.digest)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -140,8 +155,14 @@ class Workload:
         """Key columns, then the template's fields that are not among them."""
         return tuple(dict.fromkeys(self.key + self.prompt.fields))
 
+    def with_adapter(self, folder: Path | None) -> "Workload":
+        """With this adapter where its file names none; `ModelError` where the folder holds none that is covered."""
+        return self if folder is None or self.adapter is not None else replace(self, adapter=Adapter.find(folder))
+
     def bind(self, checkpoint: Path) -> "Workload":
-        """With what the model decides of its answers, see `AnswerKind.bind`."""
+        """With what the model decides of its answers, see `AnswerKind.bind`; `ModelError` for a foreign adapter."""
+        if self.adapter is not None:
+            check_adapter(self.adapter, checkpoint)
         if not self.kind.is_pooled:
             return self
         try:

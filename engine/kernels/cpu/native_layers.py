@@ -2,10 +2,10 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-from torch.nn.functional import linear
 
 from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels, PackedWeight
@@ -13,8 +13,6 @@ from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 from engine.kernels.decoder_layer import (
     DECODER_LAYER,
     DecoderLayers,
-    LayerByLayer,
-    LayerState,
     LayerWeights,
     columns_in_float64,
 )
@@ -50,15 +48,17 @@ class NativeBackend(NativeKernels):
         if not self._has_layers:
             return None
         packed: list[_PairLayer] = []
-        unpacked: list[_UnpackedLayer] = []
-        for layer in weights:
+        remaining = iter(weights)
+        for layer in remaining:
             found = _pack(self, layer)
             if found is None:
-                unpacked.append(_UnpackedLayer(self, layer))
-            else:
-                packed.append(found)
-        assert not (packed and unpacked), "layers of different shapes"
-        return PackedLayers(self, self.compute_layers, packed) if packed else LayerByLayer(unpacked)
+                from engine.kernels.cpu.unpacked_layer import UnpackedLayer  # most nights compute in bf16
+                from engine.kernels.layer_by_layer import LayerByLayer
+
+                assert not packed, "layers of different shapes"
+                return LayerByLayer(UnpackedLayer(self, each) for each in chain([layer], remaining))
+            packed.append(found)
+        return PackedLayers(self, self.compute_layers, packed)
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedOutputLayer | None":
         """The output layer with packed weights; None where only torch multiplies them."""
@@ -93,48 +93,6 @@ class PackedOutputLayer:
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)
-
-
-class _UnpackedLayer:
-    """One layer of `LayerByLayer` whose products are torch's, and what is between them the kernels'."""
-
-    def __init__(self, kernels: NativeKernels, weights: LayerWeights) -> None:
-        self._kernels = kernels
-        self._weights = weights
-        self._gate_up = torch.cat([weights.gate, weights.up])
-
-    def attention_norm(self, s: LayerState) -> None:
-        s.normed = self._kernels.rms_norm(s.hidden, self._weights.attention_norm, self._weights.epsilon)
-
-    def qkv(self, s: LayerState) -> None:
-        s.qkv = linear(s.normed, *self._weights.qkv)
-
-    def rotate_and_write_kv(self, s: LayerState) -> None:
-        w = self._weights
-        self._kernels.rotate_and_write_kv(
-            s.qkv, *s.rotation, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
-        )
-
-    def attend(self, s: LayerState) -> None:
-        w = self._weights
-        query = s.qkv.view(len(s.qkv), -1, self._kernels.head_dim)[:, : self._kernels.num_q_heads]
-        s.attended = self._kernels.attend(query, *s.caches, s.work, scale=w.scale, window=w.window).flatten(1)
-
-    def select_rows(self, s: LayerState) -> None:
-        if s.output_rows is not None:
-            s.attended, s.hidden = s.attended[s.output_rows], s.hidden[s.output_rows]
-
-    def output(self, s: LayerState) -> None:
-        s.hidden = linear(s.attended, *self._weights.output).add_(s.hidden)
-
-    def mlp_norm(self, s: LayerState) -> None:
-        s.normed = self._kernels.rms_norm(s.hidden, self._weights.mlp_norm, self._weights.epsilon)
-
-    def gate_up(self, s: LayerState) -> None:
-        s.gated = self._kernels.swiglu(linear(s.normed, self._gate_up))
-
-    def down(self, s: LayerState) -> None:
-        s.hidden = linear(s.gated, self._weights.down).add_(s.hidden)
 
 
 _NUMBERED = (

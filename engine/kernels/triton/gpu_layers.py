@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import linear
 
-from engine.kernels.decoder_layer import LayerState, LayerWeights
+from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.layer_by_layer import LayerState
 from engine.kernels.triton.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
 
 if TYPE_CHECKING:

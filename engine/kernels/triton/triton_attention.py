@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.decoder_layer import DecoderLayers, LayerByLayer, LayerWeights
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
+from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens

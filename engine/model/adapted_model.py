@@ -1,0 +1,104 @@
+"""A model with a LoRA adapter in its weights, which can be exchanged for another one where the base is kept."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from engine.kernels.decoder_layer import LayerWeights
+from engine.model.adapter import Adapter
+from engine.model.attention import AttentionBackend
+from engine.model.layers import ReplacedLayers, read_weights
+from engine.model.lora import Base, Lora, Update, merge, restore
+from engine.model.model import Model
+
+
+class AdaptedModel(Model):
+    """Weights are merged layer by layer as the backend takes them, each time from the base, so that no error adds up.
+
+    Made by `AdaptedModel.load_with`.
+
+    Attributes:
+        keeps_base: whether `use_adapter` may be called; the base's weights are then held beside those in use.
+    """
+
+    def __init__(self, language_model: transformers.PreTrainedModel, **arguments: Any) -> None:
+        super().__init__(language_model, **arguments)
+        self.keeps_base = False
+        self._language_model: transformers.PreTrainedModel | None = language_model
+        self._layers: nn.ModuleList = self._base.layers
+        self._layers_name = next(name for name, part in language_model.named_modules() if part is self._layers)
+        self._updates: dict[str, Update] = {}
+        self._replaced_weights: Base = []
+
+    @classmethod
+    def load_with(
+        cls, adapter: Adapter | None, model: str | Path | transformers.PreTrainedModel, *, keeps_base: bool, **how: Any
+    ) -> "AdaptedModel":
+        """`Model.load`, with an adapter.
+
+        Args:
+            adapter: None: the base as it is.
+            model: checkpoint or loaded model.
+            keeps_base: see the attribute.
+            how: as `Model.load` has it.
+        Raises:
+            ModelError: as `Model.load`; or the adapter cannot be read, or is none of this model.
+        """
+        made = cls.load(model, **how)
+        assert isinstance(made, cls), "load makes the class that it is called of"
+        made.keeps_base = keeps_base
+        made._owns_weights = made._owns_weights and not keeps_base
+        made._updates = made._find_updates(adapter)
+        return made
+
+    @torch.inference_mode()
+    def use_layers_of(self, backend: AttentionBackend) -> None:
+        super().use_layers_of(backend)
+        if not self._has_replaced_layers:
+            self._merge_stock_layers()
+        if not self.keeps_base:
+            self._language_model = None  # frees what the backend's output layer has a copy of
+
+    @torch.inference_mode()
+    def use_adapter(self, adapter: Adapter | None, backend: AttentionBackend) -> None:
+        """Exchanges the adapter.
+
+        Args:
+            adapter: the next one; None: the base as it is.
+            backend: whose layers compute the model.
+        Raises:
+            ModelError: the adapter cannot be read, or is none of this model; the one in use stays.
+        """
+        assert self.keeps_base, "the base is not there any more"
+        self._updates = self._find_updates(adapter)
+        if self._has_replaced_layers:
+            layers = backend.make_layers(self._take_layers())
+            assert layers is not None, "the backend has had layers"
+            self._base.layers = nn.ModuleList([ReplacedLayers(layers)])
+        else:
+            restore(self._replaced_weights)
+            self._merge_stock_layers()
+
+    def _find_updates(self, adapter: Adapter | None) -> dict[str, Update]:
+        assert self._language_model is not None, "an adapter is chosen before the base is dropped"
+        return {} if adapter is None else Lora.read(adapter).find_targets(self._language_model)
+
+    def _merge_stock_layers(self) -> None:
+        assert self._language_model is not None, "merged while the base is there"
+        self._replaced_weights = []
+        for name, update in self._updates.items():
+            replaced = merge(self._language_model, {name: update})
+            if self.keeps_base:
+                self._replaced_weights += replaced
+
+    def _take_layers(self) -> Iterator[LayerWeights]:
+        for index, layer in enumerate(self._layers):
+            if self._owns_weights:
+                self._layers[index] = nn.Identity()
+            replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
+            yield read_weights(layer, index)
+            restore(replaced)

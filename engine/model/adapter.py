@@ -1,0 +1,115 @@
+"""A LoRA adapter's folder in peft's file format: found, and refused by name where it is more than LoRA."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError
+from engine.model.checkpoint import weight_sample
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+_NOT_COVERED = {
+    "use_dora": "DoRA",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "modules_to_save": "modules that are trained in full (modules_to_save)",
+    "trainable_token_indices": "trained embeddings (trainable_token_indices)",
+    "target_parameters": "parameters that are no linear layers (target_parameters)",
+    "layer_replication": "repeated layers (layer_replication)",
+    "lora_bias": "biases of the low-rank products (lora_bias)",
+    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
+    "alora_invocation_tokens": "activation by a token (aLoRA)",
+    "arrow_config": "routing between adapters (Arrow)",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "velora_config": "VeLoRA",
+}
+"""Settings of adapter_config.json which, where they are on, make an adapter more than products of two factors."""
+
+_BASE_KEEPING_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base as its checkpoint has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter (Hu et al. 2021) as it was found.
+
+    Attributes:
+        folder: absolute path.
+        digest: sha256 over its settings and its weight file's header, size and samples.
+    """
+
+    folder: str
+    digest: str
+
+    @classmethod
+    def find(cls, folder: str | Path) -> "Adapter":
+        """Looks at a folder's files; weights are not read.
+
+        Raises:
+            ModelError: a file is missing or unreadable, or the adapter is of a kind that is not covered.
+        """
+        folder = Path(folder).expanduser().absolute()
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            if not (folder / name).is_file():
+                raise ModelError(f"adapter {str(folder)!r}: the folder holds no {name}")
+        refuse_uncovered(read_adapter_config(folder), folder)
+        digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes() + b"\0")
+        weights = folder / WEIGHTS_FILE
+        digest.update(f"{weights.stat().st_size}\0".encode() + weight_sample(weights))
+        return cls(folder=str(folder), digest=digest.hexdigest())
+
+    def verify(self) -> None:
+        """Raises `ModelError` where the folder does not hold this adapter any more, or another one on this host."""
+        if Adapter.find(self.folder) != self:
+            raise ModelError(f"adapter {self.folder!r} is another one than where the run began")
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The settings of an adapter's folder; `ModelError` where they are no JSON object."""
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_bytes())
+        if isinstance(config, dict):
+            return config
+        reason = "not an object"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise ModelError(f"adapter {str(folder)!r}: {CONFIG_FILE} cannot be read: {reason}")
+
+
+def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
+    """Raises `ModelError` where an adapter is more than low-rank updates of linear layers.
+
+    Args:
+        config: its settings.
+        folder: named in the message.
+    """
+    if (kind := config.get("peft_type")) != "LORA":
+        raise ModelError(f"adapter {str(folder)!r}: it is of type {kind!r}, only LORA is supported")
+    reasons = [why for name, why in _NOT_COVERED.items() if config.get(name)]
+    if config.get("bias", "none") != "none":
+        reasons.append(f"trained biases (bias={config['bias']!r})")
+    if (start := config.get("init_lora_weights")) not in _BASE_KEEPING_STARTS:
+        reasons.append(f"a changed base (init_lora_weights={start!r}); convert it with peft's save_pretrained first")
+    if reasons:
+        raise ModelError(f"adapter {str(folder)!r}: {', '.join(reasons)} not supported")
+
+
+@lru_cache(maxsize=64)
+def check_adapter(adapter: Adapter, checkpoint: Path) -> None:
+    """Reads the adapter and compares it with the shapes of a checkpoint's model, of which no weight is read.
+
+    Args:
+        adapter: from `Adapter.find`.
+        checkpoint: the model's folder.
+    Raises:
+        ModelError: a target does not exist, or a factor has another shape; names the adapter and the target.
+    """
+    from engine.model.lora import Lora, empty_model
+
+    Lora.read(adapter).find_targets(empty_model(checkpoint))

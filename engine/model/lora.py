@@ -1,0 +1,180 @@
+"""Low-rank updates of linear layers (LoRA, Hu et al. 2021, section 4.1): read, checked, added to a model's weights."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+
+from engine.errors import ModelError
+from engine.model.adapter import WEIGHTS_FILE, Adapter, read_adapter_config
+from engine.model.checkpoint import read_config
+
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+
+Base = list[tuple[nn.Linear, nn.Parameter]]
+"""Linear layers, each with its weights before an adapter was merged into them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an adapter adds to a linear layer's weights: ``scale * b @ a``.
+
+    Args:
+        a: ``[rank, depth]``.
+        b: ``[columns, rank]``.
+        scale: lora_alpha / rank; / sqrt(rank) for rank-stabilised LoRA.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weights that it is for."""
+        return self.b.shape[0], self.a.shape[1]
+
+    def added_to(self, weight: torch.Tensor) -> torch.Tensor:
+        """A sum of its own in the dtype of `weight`, computed in float32 and rounded once."""
+        a, b = (factor.to(weight.device, torch.float32) for factor in (self.a, self.b))
+        return torch.addmm(weight.float(), b, a, alpha=self.scale).to(weight.dtype)
+
+
+class Lora:
+    """The updates of an adapter by the names of their modules, as its file has them.
+
+    Attributes:
+        adapter: where they were read.
+    """
+
+    def __init__(self, adapter: Adapter, updates: Mapping[str, Update], base_name: str) -> None:
+        self.adapter = adapter
+        self._updates = updates
+        self._made_for = f", it was made for {base_name!r}" if base_name else ""
+
+    @classmethod
+    def read(cls, adapter: Adapter) -> "Lora":
+        """Reads an adapter's weights into host memory.
+
+        Raises:
+            ModelError: the file is damaged, or holds tensors that are no factors of linear layers, or half a pair.
+        """
+        adapter.verify()
+        folder = Path(adapter.folder)
+        config = read_adapter_config(folder)
+        try:
+            tensors = load_file(folder / WEIGHTS_FILE)
+        except Exception as error:  # safetensors has a kind of its own for a damaged file
+            raise ModelError(f"adapter {adapter.folder!r}: {WEIGHTS_FILE} cannot be read: {error}") from error
+        factors: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            found = _TENSOR.fullmatch(name)
+            if found is None or tensor.dim() != 2:
+                kind = "embeddings and output layers are" if re.search("embed|head", name) else "such a tensor is"
+                raise ModelError(f"adapter {adapter.folder!r}: {name}: {kind} not supported")
+            factors.setdefault(found[1], {})[found[2]] = tensor
+        updates = {}
+        for name, pair in factors.items():
+            if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
+                shapes = {kind: tuple(factor.shape) for kind, factor in sorted(pair.items())}
+                raise ModelError(f"adapter {adapter.folder!r}: {name}: factors of one rank are missing, got {shapes}")
+            rank = int(_value_for(name, config, "rank_pattern", "r"))
+            if rank != pair["A"].shape[0]:
+                raise ModelError(
+                    f"adapter {adapter.folder!r}: {name}: rank {pair['A'].shape[0]}, adapter_config.json says {rank}"
+                )
+            alpha = _value_for(name, config, "alpha_pattern", "lora_alpha")
+            updates[name] = Update(
+                pair["A"], pair["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            )
+        if not updates:
+            raise ModelError(f"adapter {adapter.folder!r}: {WEIGHTS_FILE} holds no LoRA weights")
+        return cls(adapter, updates, str(config.get("base_model_name_or_path") or ""))
+
+    def find_targets(self, model: transformers.PreTrainedModel) -> dict[str, Update]:
+        """The updates by the names that their modules have in `model`.
+
+        Raises:
+            ModelError: a module does not exist there, is no linear layer of the model's body, or has another shape.
+        """
+        head = model.get_output_embeddings()
+        found = {}
+        for name, update in self._updates.items():
+            place, module = _find_module(model, name)
+            target = f"adapter {self.adapter.folder!r}: {name}"
+            if module is None:
+                raise ModelError(f"{target}: the model has no such module{self._made_for}")
+            if module is head or not isinstance(module, nn.Linear):
+                kind = "the output layer" if module is head else f"a {type(module).__name__}"
+                raise ModelError(f"{target}: {kind} is not supported, only linear layers of the model's body are")
+            if tuple(module.weight.shape) != update.shape:
+                raise ModelError(
+                    f"{target}: an update of {update.shape} weights, the model has {tuple(module.weight.shape)}"
+                    f"{self._made_for}"
+                )
+            found[place] = update
+        return found
+
+
+def merge(root: nn.Module, updates: Mapping[str, Update], prefix: str = "") -> Base:
+    """Gives linear layers weights with their updates; the base weights themselves are not written.
+
+    Args:
+        root: a model, or a part of it.
+        updates: from `Lora.find_targets`.
+        prefix: of the names in `updates` that lie in `root`.
+    Returns:
+        what `restore` takes to undo it.
+    """
+    base: Base = []
+    for name, update in updates.items():
+        if name.startswith(prefix):
+            linear = root.get_submodule(name[len(prefix) :])
+            assert isinstance(linear, nn.Linear), "find_targets gives linear layers alone"
+            weight = linear.weight
+            assert isinstance(weight, nn.Parameter), "of a model as transformers loads it"
+            base.append((linear, weight))
+            linear.weight = nn.Parameter(update.added_to(weight), requires_grad=False)
+    return base
+
+
+def restore(base: Base) -> None:
+    """Gives linear layers the weights back that they had before `merge`, bit for bit."""
+    for linear, weight in base:
+        linear.weight = weight
+
+
+def empty_model(checkpoint: Path) -> transformers.PreTrainedModel:
+    """The model of a checkpoint without memory for its weights."""
+    config = read_config(checkpoint)
+    is_causal = any(name.endswith("ForCausalLM") for name in config.architectures or ())
+    kind = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModel
+    with torch.device("meta"):
+        made: transformers.PreTrainedModel = kind.from_config(config)
+    return made
+
+
+def _value_for(name: str, config: Mapping[str, Any], patterns: str, default: str) -> float:
+    """A module's own rank or alpha, where one of the patterns matches the end of its name."""
+    for pattern, value in (config.get(patterns) or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", name):
+            return float(value)
+    return float(config.get(default, 8))
+
+
+def _find_module(model: transformers.PreTrainedModel, name: str) -> tuple[str, nn.Module | None]:
+    """By the name that the model has for it with or without a head, alone or beside an image tower."""
+    modules = dict(model.named_modules())
+    prefix = model.base_model_prefix
+    names = [name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."), name.removeprefix("model.")]
+    for place in (*names, *(name.replace("language_model.", "", 1) for name in names)):
+        if place in modules:
+            return place, modules[place]
+    return name, None
