@@ -47,7 +47,11 @@ class EngineConfig:
         int, Field(ge=1, description="tokens in one block of KV; native attention takes multiples of 32")
     ] = 32
     max_num_batched_tokens: Annotated[
-        int, Field(ge=1, description="most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3)")
+        int | Literal["auto"],
+        Field(
+            description="most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU 2,048, on "
+            "a GPU 8,192 or more where its memory allows"
+        ),
     ] = 2048
     kv_memory_bytes: Annotated[
         int | Literal["auto"],
@@ -150,6 +154,11 @@ class EngineConfig:
                 f"dtype 'int8' is computed on a CPU by attention 'native', got device {self.device!r} and attention "
                 f"{self.attention!r}"
             )
+
+    @property
+    def step_tokens(self) -> int:
+        """max_num_batched_tokens; where that is "auto", what a CPU takes. An engine on a GPU replaces it first."""
+        return 2048 if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens
 
     def _check_disaggregation(self) -> None:
         """Refuses policies that find KV in the process that decodes, where prompts are computed in another one."""

@@ -53,12 +53,17 @@ class Engine:
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         self.config = config
+        self._config = config
+        if config.max_num_batched_tokens == "auto" and model.device.type != "cpu":
+            from engine.simulation.step_tokens import fill_in  # a CPU needs none
+
+            self._config = fill_in(config, model.settings, model.device, model.dtype)
         self._model = model
         self._checkpoint = checkpoint
         self._prefill_client: PrefillClient | None = None
         self._poolers: dict[Mode, Pooler] = {}
         self._runs_ahead = can_run_ahead(config, model.device)
-        self._runner = StepRunner(model, config, max_model_len=self.max_model_len)
+        self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
         self._num_swap_blocks = choose_swap_budget(config, self._cache, model.device) // self._cache.block_bytes
 
@@ -202,7 +207,7 @@ class Engine:
         scheduler = Scheduler(
             schedule_groups(requests, groups, impossible, block_size, self.config.sharing),
             pool=pool,
-            config=self.config,
+            config=self._config,
             swap=SwapSpace(self._cache, self._num_swap_blocks) if self._num_swap_blocks else None,
             lookup=self._runner.make_lookup(),
         )
@@ -276,7 +281,7 @@ class Engine:
         from engine.disaggregation.prefill_client import PrefillClient
 
         if self._prefill_client is None or self._prefill_client.is_closed:
-            config = replace(self.config, device=str(resolve_prefill_device(self._model.device)))
+            config = replace(self._config, device=str(resolve_prefill_device(self._model.device)))
             assert self._checkpoint is not None, "Engine.load refuses a loaded model here"
             self._prefill_client = PrefillClient(self._checkpoint, config, self._cache, self._model.kv_shape)
             weakref.finalize(self, self._prefill_client.close)

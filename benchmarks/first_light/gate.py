@@ -159,8 +159,8 @@ def _generate(engine: Engine, prompts: list[list[int]], num_new: int) -> list[li
 
 
 def _engine(folder: str, device: str, dtype: str, **settings: Any) -> Engine:
-    attention = {"attention": "fused", "block_size": 16, "kv_memory_bytes": 1 << 26}
-    return Engine.load(folder, EngineConfig(device=device, dtype=dtype, **(attention | settings)))  # type: ignore[arg-type]
+    usual = {"attention": "fused", "block_size": 16, "kv_memory_bytes": 1 << 26, "max_num_batched_tokens": "auto"}
+    return Engine.load(folder, EngineConfig(device=device, dtype=dtype, **(usual | settings)))  # type: ignore[arg-type]
 
 
 def _answers(folder: str, device: str, prompts: list[list[int]], dtype: str, most_gap: float) -> dict[str, float]:

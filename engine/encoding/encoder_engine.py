@@ -137,7 +137,7 @@ class EncoderEngine:
         texts = [text for text in _distinct_texts(requests, groups) if reasons[text.owners[0]] is None]
         texts.sort(key=lambda text: (text.kind, len(text.request.token_ids)), reverse=True)
         num_left = sum(len(text.owners) for text in texts)
-        for number, step in enumerate(_pack(texts, self.config.max_num_batched_tokens)):
+        for number, step in enumerate(_pack(texts, self.config.step_tokens)):
             started = time.perf_counter()
             vectors = self._compute(step)
             duration_ms = (time.perf_counter() - started) * 1e3

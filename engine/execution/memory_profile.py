@@ -148,7 +148,7 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
         device=model.device,
     )
     # Rows that share a prefix need scratch memory; these rows share nothing.
-    num_scratch_bytes = backend.scratch_bytes(config.max_num_batched_tokens)
+    num_scratch_bytes = backend.scratch_bytes(config.step_tokens)
     scratch = torch.empty(num_scratch_bytes, dtype=torch.uint8, device=model.device)
     hidden = model.forward(batch, cache, backend)
     del scratch
@@ -161,9 +161,7 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
 def _full_batch(config: EngineConfig, max_positions: int) -> TokenBatch:
     """Prompts of a few blocks that share nothing."""
     length = min(4 * config.block_size, max_positions)
-    lengths = [
-        min(length, config.max_num_batched_tokens - first) for first in range(0, config.max_num_batched_tokens, length)
-    ]
+    lengths = [min(length, config.step_tokens - first) for first in range(0, config.step_tokens, length)]
     num_blocks = cdiv(length, config.block_size)
     chunks = Chunks()
     for index, num_tokens in enumerate(lengths):

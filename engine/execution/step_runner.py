@@ -56,7 +56,7 @@ class StepRunner:
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"
         graphable = self.attention.graphable if has_graphs else None
-        buckets = () if graphable is None else find_buckets(config.max_num_batched_tokens)
+        buckets = () if graphable is None else find_buckets(config.step_tokens)
 
         def measure() -> MemoryProfile:
             return measure_memory(
@@ -64,7 +64,7 @@ class StepRunner:
                 self.attention,
                 config,
                 TorchCounters(model.device),
-                graph_share=0.0 if graphable is None else min(1.0, buckets[-1] / config.max_num_batched_tokens),
+                graph_share=0.0 if graphable is None else min(1.0, buckets[-1] / config.step_tokens),
                 graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
             )
 

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class Model:
     """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
 
     Attributes:
+        settings: of the text model, as config.json has them.
         max_positions: longest sequence that the checkpoint's positions allow.
         has_plain_layers: whether the backends' own layers compute what the model's do.
         has_output_layer: whether the checkpoint has one; else it can be pooled alone.
@@ -49,6 +51,7 @@ class Model:
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         config = language_model.config.get_text_config(decoder=True)
+        self.settings: dict[str, Any] = config.to_dict()
         self._base = language_model.get_decoder()
         self._output_layer: OutputLayer = TorchOutputLayer(language_model.get_output_embeddings())
         self._draw_tokens = draw_tokens
@@ -58,7 +61,7 @@ class Model:
         self.hidden_size = int(config.hidden_size)
         self.num_q_heads = int(config.num_attention_heads)
         self.kv_shape = kv_shape_of(config, kv_dtype or self.dtype)
-        self.has_plain_layers = is_plain(config.to_dict())
+        self.has_plain_layers = is_plain(self.settings)
         self.max_positions = int(config.max_position_embeddings)
         self._finish_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
         if not self.has_plain_layers:

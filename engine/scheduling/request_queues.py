@@ -76,7 +76,7 @@ class RequestQueues:
 
     def _start_batch(self) -> None:
         """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
-        most_tokens, is_idle = self._config.max_num_batched_tokens, self.num_running == 0
+        most_tokens, is_idle = self._config.step_tokens, self.num_running == 0
         window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
         window = self._admit_window(window)
         while window > 0 and self._waiting_groups and self.has_free_place:

@@ -194,7 +194,7 @@ class Scheduler:
         return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
 
     def _new_step(self) -> Step:
-        return Step(room=self._config.max_num_batched_tokens)
+        return Step(room=self._config.step_tokens)
 
     def _finalize(self, step: Step) -> Step:
         if self._lookup is not None:

@@ -98,7 +98,7 @@ def simulate_plan(
         cost = roofline.cost(_measure_work(step))
         answered = scheduler.commit(step, _make_tokens(step, num_answer_tokens))
         record = record_step(step, answered, scheduler, number=number, duration_ms=cost.seconds * 1e3)
-        is_full = record.num_tokens + record.num_padding_tokens >= config.max_num_batched_tokens
+        is_full = record.num_tokens + record.num_padding_tokens >= config.step_tokens
         is_busy = is_full or record.num_waiting_requests > 0
         yield SimulatedStep(record=record, cost=cost, is_held_back=is_held_back, is_busy=is_busy)
         number += 1

@@ -38,7 +38,7 @@ def try_settings(
     num_tried = min(WHAT_IF_PARTITIONS, num_partitions)
     chosen = [index * num_partitions // num_tried for index in range(num_tried)]
     seconds_before = sum(partition_seconds[partition] for partition in chosen)
-    longer = replace(config, max_num_batched_tokens=MORE_TOKENS * config.max_num_batched_tokens)
+    longer = replace(config, max_num_batched_tokens=MORE_TOKENS * config.step_tokens)
     tried = [(f"--max-num-batched-tokens {longer.max_num_batched_tokens}", longer, kv_bytes)]
     if run.seconds_by_resource["KV capacity"] > 0:
         tried.append((f"--kv-memory {2 * kv_bytes >> 20}MiB", config, 2 * kv_bytes))

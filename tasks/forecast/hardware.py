@@ -14,6 +14,7 @@ from engine.planning.plan import PrefixGroup
 from engine.request import Request
 from engine.simulation.device import DEVICES, Device, Roofline, predicted_kv_bytes
 from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps
+from engine.simulation.step_tokens import resolve_step_tokens
 
 _LOOKED_AT = ("auto", "cpu", "cuda")
 
@@ -68,6 +69,9 @@ class Hardware:
         Raises:
             ConfigError: the device has no rate for the number format.
         """
+        if self.device.name != "cpu":
+            free_bytes = self.device.memory_bytes - self.shape.weight_bytes
+            config = resolve_step_tokens(config, self.device, self.shape, free_bytes)
         steps = simulate_plan(
             requests,
             groups,

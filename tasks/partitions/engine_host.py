@@ -134,7 +134,9 @@ PROCESS_HOST = EngineHost()
 
 def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
     """The settings with KV memory and chunk size halved so often, but not below what is worth halving."""
-    tokens, kv_bytes = config.max_num_batched_tokens, config.kv_memory_bytes
+    if num_halvings == 0:
+        return config
+    tokens, kv_bytes = config.step_tokens, config.kv_memory_bytes
     tokens = max(min(tokens, LEAST_BATCHED_TOKENS), tokens >> num_halvings)
     if kv_bytes == "auto":
         fraction = config.memory_fraction / 2**num_halvings
@@ -205,4 +207,4 @@ def _load_engine(
 def _describe(config: EngineConfig) -> str:
     kv_bytes = config.kv_memory_bytes
     memory = f"{config.memory_fraction:.1%} of the memory" if kv_bytes == "auto" else f"{kv_bytes:,} bytes"
-    return f"{memory} for KV and {config.max_num_batched_tokens:,} tokens in a step"
+    return f"{memory} for KV and {config.step_tokens:,} tokens in a step"

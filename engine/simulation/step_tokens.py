@@ -1,0 +1,85 @@
+"""How many tokens a step takes where max_num_batched_tokens is "auto": many times the knee of the roofline."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from engine.config import EngineConfig
+from engine.device.placement import dtype_name, free_memory_bytes
+from engine.errors import ModelError
+from engine.model.model_shape import ModelShape
+from engine.simulation.device import Device, match_device
+
+if TYPE_CHECKING:
+    import torch
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+LEAST_GPU_TOKENS = 8192
+"""Steps of a GPU, where its memory allows."""
+
+KNEES = 32
+"""At the knee a step computes as long as it reads its weights. So many times that, reading them is 3 % of its work."""
+
+STEP_SHARE = 1 / 16
+"""Of the memory that weights leave free: what a step may take for itself. The rest is for KV."""
+
+
+def fill_in(
+    config: EngineConfig, settings: Mapping[str, Any], device: "torch.device", dtype: "torch.dtype"
+) -> EngineConfig:
+    """As `resolve_step_tokens`, for the GPU at hand with the weights loaded.
+
+    Args:
+        config: as the user gave it.
+        settings: of the model, as config.json has them.
+        device: the GPU.
+        dtype: of the weights.
+    """
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        shape = ModelShape.from_config(settings, dtype=dtype_name(dtype))
+    except ModelError:  # a family whose sizes have other names
+        shape = None
+    rates = match_device(properties.name, properties.total_memory)
+    config = resolve_step_tokens(config, rates, shape, free_memory_bytes(device))
+    LOGGER.info("max_num_batched_tokens is %s on %s", config.max_num_batched_tokens, properties.name)
+    return config
+
+
+def resolve_step_tokens(
+    config: EngineConfig, device: Device | None, shape: ModelShape | None, free_bytes: int
+) -> EngineConfig:
+    """The settings with a number in the place of "auto", for an engine on a GPU.
+
+    Args:
+        config: as the user gave it; a number stays.
+        device: its rates; None where no table tells them.
+        shape: of the model; None where its sizes are not known.
+        free_bytes: of the GPU, beside the weights.
+    """
+    if config.max_num_batched_tokens != "auto":
+        return config
+    num_tokens = LEAST_GPU_TOKENS
+    while device is not None and shape is not None and num_tokens < KNEES * knee_tokens(device, shape):
+        num_tokens *= 2
+    if shape is not None:
+        while num_tokens > config.step_tokens and num_tokens * row_bytes(shape) > STEP_SHARE * free_bytes:
+            num_tokens //= 2
+    return replace(config, max_num_batched_tokens=num_tokens)
+
+
+def knee_tokens(device: Device, shape: ModelShape) -> float:
+    """Rows that a product computes in the time in which it reads its weights, at the device's peaks."""
+    peak_flops = device.peak_flops["float32" if shape.value_bytes == 4 else "bfloat16"]
+    return peak_flops / device.peak_bytes_per_second * shape.value_bytes / 2
+
+
+def row_bytes(shape: ModelShape) -> int:
+    """Of a row while a layer is computed: its activations, and two float32 partial results of attention."""
+    heads = shape.head_dim * (2 * shape.num_q_heads + 2 * shape.num_kv_heads)
+    activations = 4 * shape.hidden_size + heads + 3 * shape.intermediate_size * shape.num_active_experts
+    return activations * max(2, shape.value_bytes) + 2 * shape.num_q_heads * (shape.head_dim + 1) * 4
