@@ -49,8 +49,8 @@ class EngineConfig:
     max_num_batched_tokens: Annotated[
         int | Literal["auto"],
         Field(
-            description="most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU 2,048, on "
-            "a GPU 8,192 or more where its memory allows"
+            description="most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU "
+            "2,048, on a GPU 8,192 or more where its memory allows"
         ),
     ] = 2048
     kv_memory_bytes: Annotated[
