@@ -223,6 +223,24 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
 
 
 @pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("num_rows", [33, 300])
+def test_deep_products(num_rows: int, units: str, folders: dict[str, Path]) -> None:
+    """Tiles take the depth in pieces of 4 KB a row: here three, one smaller than the others."""
+    kernels = NativeKernels(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.bfloat16, block_size=32, folder=folders[units]
+    )
+    generator = torch.Generator().manual_seed(num_rows)
+    x, weight = (torch.randn(size, 4160, generator=generator).bfloat16() for size in (num_rows, 352))
+    packed = kernels.pack(weight)
+    if packed is None:
+        assert not kernels.has_products
+        return
+    expected = x.double() @ weight.double().T
+    out = kernels.project(kernels.copy_rows(x), packed)
+    assert (out.double() - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+@pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("num_rows", [0, 1, 12, 33, 300])
 def test_the_largest_column_is_found_without_the_product(num_rows: int, units: str, folders: dict[str, Path]) -> None:
     kernels = NativeKernels(

@@ -129,16 +129,21 @@ def test_an_answer_is_the_same_wherever_the_prefix_ends(
         assert torch.equal(whole, alone)
 
 
-@pytest.mark.parametrize("vocab_size", [512, 500])
-@pytest.mark.parametrize("num_rows", [1, 12, 33, 300])
-def test_the_output_layer(num_rows: int, vocab_size: int, folders: dict[str, Path], threads: None) -> None:
-    """Logits, the largest, columns and weights agree; vocabularies that fill panels of 32, and one that does not."""
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "depth"),
+    [*((rows, size, 96) for rows in (1, 12, 33, 300) for size in (512, 500)), (33, 512, 8256)],
+)
+def test_the_output_layer(num_rows: int, vocab_size: int, depth: int, folders: dict[str, Path], threads: None) -> None:
+    """Logits, the largest, columns and weights agree; vocabularies that fill panels of 32, and one that does not.
+
+    Tiles take a depth of 8,256 in three pieces.
+    """
     generator = torch.Generator().manual_seed(num_rows)
-    weight = torch.randn(vocab_size, 96, generator=generator)
+    weight = torch.randn(vocab_size, depth, generator=generator)
     weight[400:420] = weight[100:120]  # of equals, the first one counts
     bias = torch.randn(vocab_size, generator=generator) - 3
     bias[400:420] = bias[100:120]
-    hidden = torch.randn(num_rows, 96, generator=generator).bfloat16()
+    hidden = torch.randn(num_rows, depth, generator=generator).bfloat16()
     hidden[0] = 0
     for addend in (None, bias):
         expected = hidden.double() @ weight.double().T + (0 if addend is None else addend.double())

@@ -54,44 +54,31 @@ struct ToLargest {
 // stream ahead of its use, and hardly two that alternate.
 struct PairOperands {
   typedef float Sum;
-  const bf16 *x, *packed;
+  const bf16 *x, *panels;
   int64_t depth, row_bytes;
 
-  PairOperands(const bf16* x, const bf16* packed, int64_t depth)
-      : x(x), packed(packed), depth(depth), row_bytes(depth * int64_t(sizeof(bf16))) {}
+  PairOperands(const bf16* x, const bf16* panels, int64_t depth)
+      : x(x), panels(panels), depth(depth), row_bytes(depth * int64_t(sizeof(bf16))) {}
 
-  // block[r][c] (32 x 32) = 32 rows of x times one panel.
 #ifdef HAS_AMX
-  template <typename Finish>
-  void multiply_tiles(int64_t first_row, int64_t panel, float* block, Unfinished<float, Finish>& before) const {
-    const bf16 *rows = x + first_row * depth, *columns = packed + panel * PANEL * depth;
-    const int rows_a_step = int((32 * 32 + depth - 1) / depth);
+  void begin_tiles(int64_t) const {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t k = 0; k < depth; k += 32) {
-      _tile_loadd(4, rows + k, depth * 2);
-      _tile_loadd(6, columns + k * PANEL, 128);
-      _tile_loadd(7, columns + k * PANEL + 32, 128);
-      _tile_loadd(5, rows + 16 * depth + k, depth * 2);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      before.finish_rows(rows_a_step);
-    }
-    before.finish_rows(32);
-    _tile_stored(0, block, PANEL * 4);
-    _tile_stored(1, block + 16, PANEL * 4);
-    _tile_stored(2, block + 16 * PANEL, PANEL * 4);
-    _tile_stored(3, block + 16 * PANEL + 16, PANEL * 4);
+  }
+
+  static void multiply_tiles() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
 #endif
 
-  // The first `count` rows of the same.
+  // block[r][c] (32 x 32) = the first `count` of 32 rows of x times one panel.
   void multiply_vectors(int64_t first_row, int64_t panel, float* block, int count) const {
-    const bf16 *from = x + first_row * depth, *columns = packed + panel * PANEL * depth;
+    const bf16 *from = x + first_row * depth, *columns = panels + panel * PANEL * depth;
     const int64_t size = depth;
     by_rows(count, [=](auto rows, int first) {
       RowSums<rows> sums;

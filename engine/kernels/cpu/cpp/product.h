@@ -16,6 +16,8 @@ constexpr int PANEL = 32;  // output columns whose weights lie together
 constexpr int64_t AHEAD_BYTES = 4096;
 
 constexpr int GROUP = 4;   // panels that 32 rows meet in turn, at most: their output's pages are touched once
+constexpr int TILE_GROUP = 8;          // the same on tiles
+constexpr int64_t DEPTH_BYTES = 4096;  // of a row that tiles read while a group of panels passes, at most
 
 // Bytes of input rows that stay in the second-level cache, beside panels and output, while all panels pass.
 inline int64_t chunk_bytes() {
@@ -87,24 +89,79 @@ struct Unfinished {
 
 inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
+// Memory of the thread for sums that wait for the rest of their depth.
+template <typename Sum>
+Sum* kept_sums(int64_t count) {
+  struct alignas(64) Line {
+    Sum sums[64 / sizeof(Sum)];
+  };
+  static thread_local std::vector<Line> lines;
+  if (int64_t(lines.size() * 64 / sizeof(Sum)) < count) lines.resize(size_t(count) * sizeof(Sum) / 64);
+  return lines.data()->sums;
+}
+
 // Where part `index` of `num_parts` begins, all of one size or one less.
 inline int64_t part_start(int64_t count, int64_t num_parts, int64_t index) { return count * index / num_parts; }
 
+#ifdef HAS_AMX
+// The bytes [begin, end) of rows that are multiplied at a time, and where sums of those before them lie: null for the first.
+template <typename Sum>
+struct DepthPiece {
+  int64_t begin, end;
+  const Sum* sums;
+};
+
+// to[r][c] (32 x 32) = 32 rows of x times one panel, for a piece of the depth. Rows of x stay in the first-level cache, panels
+// pass by it. Tile products leave the vector units idle, so the block before is finished meanwhile.
+// Tile registers: 0 to 3 sums, 4 and 5 rows, 6 and 7 columns.
+template <typename Operands, typename Finish>
+void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, const DepthPiece<typename Operands::Sum>& piece,
+                    typename Operands::Sum* to, Unfinished<typename Operands::Sum, Finish>& before) {
+  const int64_t stride = operands.row_bytes, size = piece.end - piece.begin;
+  const char* rows = reinterpret_cast<const char*>(operands.x) + first_row * stride + piece.begin;
+  const char* columns = reinterpret_cast<const char*>(operands.panels) + panel * PANEL * stride + piece.begin * PANEL;
+  const int rows_a_step = int((32 * 64 + size - 1) / size);
+  if (piece.sums) {
+    _tile_loadd(0, piece.sums, PANEL * 4);
+    _tile_loadd(1, piece.sums + 16, PANEL * 4);
+    _tile_loadd(2, piece.sums + 16 * PANEL, PANEL * 4);
+    _tile_loadd(3, piece.sums + 16 * PANEL + 16, PANEL * 4);
+  } else {
+    operands.begin_tiles(panel);
+  }
+  for (int64_t k = 0; k < size; k += 64) {
+    _tile_loadd(4, rows + k, stride);
+    _tile_stream_loadd(6, columns + k * PANEL, 128);
+    _tile_stream_loadd(7, columns + k * PANEL + 64, 128);
+    _tile_loadd(5, rows + 16 * stride + k, stride);
+    Operands::multiply_tiles();
+    before.finish_rows(rows_a_step);
+  }
+  before.finish_rows(32);
+  _tile_stored(0, to, PANEL * 4);
+  _tile_stored(1, to + 16, PANEL * 4);
+  _tile_stored(2, to + 16 * PANEL, PANEL * 4);
+  _tile_stored(3, to + 16 * PANEL + 16, PANEL * 4);
+}
+#endif
+
 // finish(sums, row, panel) for every row of x times every panel of weights that it needs, on all threads.
-// Operands: the type Sum; row_bytes, of a row of x; multiply_tiles(first_row, panel, block, before), which finishes the block
-// before it meanwhile, since tile products leave the vector units idle; multiply_vectors(first_row, panel, block, count).
+// Operands: the type Sum; x, panels; row_bytes, of a row of x; begin_tiles(panel) and multiply_tiles(), on the tile registers
+// of the function above; multiply_vectors(first_row, panel, block, count).
 template <typename Operands, typename Finish>
 void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish) {
   if (num_rows == 0) return;
   const int64_t num_threads = omp_get_max_threads();
   const int64_t num_panels = num_columns / PANEL;
   const bool use_tiles = tiles_granted();
+  const int64_t num_pieces = use_tiles ? (operands.row_bytes + DEPTH_BYTES - 1) / DEPTH_BYTES : 1;
+  const int64_t group_panels = use_tiles ? TILE_GROUP : GROUP;
   // What is read lies within the rows rounded up to 32: tiles read 32 at a time, vectors 4.
   const int64_t row_unit = use_tiles ? 32 : 4, num_units = (num_rows + row_unit - 1) / row_unit;
   // Few rows: every thread has all of them, and some of the panels. Many: as many rows as the others.
-  const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() / operands.row_bytes);
+  const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() * num_pieces / operands.row_bytes);
   const int64_t num_chunks = num_rows < 256 ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
-  const int64_t num_groups = round_up((num_panels + GROUP - 1) / GROUP, num_chunks == 1 ? num_threads : 1);
+  const int64_t num_groups = round_up((num_panels + group_panels - 1) / group_panels, num_chunks == 1 ? num_threads : 1);
   std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next that nobody has begun
 #pragma omp parallel
   {
@@ -112,7 +169,8 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
     if (use_tiles) load_tile_config();
 #endif
     typedef typename Operands::Sum Sum;
-    alignas(64) Sum blocks[2][32 * PANEL];
+    constexpr int64_t BLOCK = 32 * PANEL;
+    alignas(64) Sum blocks[2][BLOCK];
     int turn = 0;
     Unfinished<Sum, Finish> before{finish};
     // A thread begins with its own chunks, and helps with the others' when it is done: cores are not always alike.
@@ -122,24 +180,38 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
       const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
       const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
       for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
+        const int64_t first_panel = part_start(num_panels, num_groups, group);
         const int64_t last_panel = part_start(num_panels, num_groups, group + 1);
-        for (int64_t first = start; first < end; first += 32) {
-          const int count = int(std::min<int64_t>(32, end - first));
-          for (int64_t p = part_start(num_panels, num_groups, group); p < last_panel; p++) {
-            if (!finish.needs(first, count, p)) continue;
-            turn ^= 1;
+        Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(((end - start + 31) / 32) * group_panels * BLOCK) : nullptr;
+        for (int64_t piece = 0; piece < num_pieces; piece++) {
+          Sum* sums = kept;
+          for (int64_t first = start; first < end; first += 32) {
+            const int count = int(std::min<int64_t>(32, end - first));
+            for (int64_t p = first_panel; p < last_panel; p++, sums += BLOCK) {
+              if (!finish.needs(first, count, p)) continue;
 #ifdef HAS_AMX
-            if (use_tiles)
-              operands.multiply_tiles(first, p, blocks[turn], before);
-            else
+              const int64_t units = operands.row_bytes / 64;
+              const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64,
+                                          part_start(units, num_pieces, piece + 1) * 64, piece ? sums : nullptr};
+              if (piece < num_pieces - 1) {
+                multiply_tiles(operands, first, p, depth, sums, before);
+                continue;
+              }
 #endif
-            {
-              operands.multiply_vectors(first, p, blocks[turn], count);
-              before.finish_rows(32);
+              turn ^= 1;
+#ifdef HAS_AMX
+              if (use_tiles)
+                multiply_tiles(operands, first, p, depth, blocks[turn], before);
+              else
+#endif
+              {
+                operands.multiply_vectors(first, p, blocks[turn], count);
+                before.finish_rows(32);
+              }
+              before.block = blocks[turn];
+              before.first_row = first, before.panel = p;
+              before.row = 0, before.count = count;
             }
-            before.block = blocks[turn];
-            before.first_row = first, before.panel = p;
-            before.row = 0, before.count = count;
           }
         }
       }

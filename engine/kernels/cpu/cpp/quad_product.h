@@ -26,47 +26,34 @@ inline int64_t padded_depth(int64_t depth) { return round_up(depth, ALIGNED_DEPT
 struct QuadOperands {
   typedef int32_t Sum;
   const uint8_t* x;
+  const int8_t* panels;
   const QuadWeights& weights;
   int64_t row_bytes;
 
   QuadOperands(const uint8_t* x, const QuadWeights& weights, int64_t depth)
-      : x(x), weights(weights), row_bytes(padded_depth(depth)) {}
+      : x(x), panels(weights.panels), weights(weights), row_bytes(padded_depth(depth)) {}
 
-  // block[r][c] (32 x 32) = 32 rows of x times one panel.
 #ifdef HAS_AMX
-  template <typename Finish>
-  void multiply_tiles(int64_t first_row, int64_t panel, int32_t* block, Unfinished<int32_t, Finish>& before) const {
-    const uint8_t* rows = x + first_row * row_bytes;
-    const int8_t* columns = weights.panels + panel * PANEL * row_bytes;
+  void begin_tiles(int64_t panel) const {
     const int32_t* offsets = weights.offsets + panel * PANEL;
-    const int rows_a_step = int((32 * 64 + row_bytes - 1) / row_bytes);
     _tile_loadd(0, offsets, 0);  // the same in all rows
     _tile_loadd(1, offsets + 16, 0);
     _tile_loadd(2, offsets, 0);
     _tile_loadd(3, offsets + 16, 0);
-    for (int64_t k = 0; k < row_bytes; k += 64) {
-      _tile_loadd(4, rows + k, row_bytes);
-      _tile_loadd(6, columns + k * PANEL, 128);
-      _tile_loadd(7, columns + k * PANEL + 64, 128);
-      _tile_loadd(5, rows + 16 * row_bytes + k, row_bytes);
-      _tile_dpbusd(0, 4, 6);
-      _tile_dpbusd(1, 4, 7);
-      _tile_dpbusd(2, 5, 6);
-      _tile_dpbusd(3, 5, 7);
-      before.finish_rows(rows_a_step);
-    }
-    before.finish_rows(32);
-    _tile_stored(0, block, PANEL * 4);
-    _tile_stored(1, block + 16, PANEL * 4);
-    _tile_stored(2, block + 16 * PANEL, PANEL * 4);
-    _tile_stored(3, block + 16 * PANEL + 16, PANEL * 4);
+  }
+
+  static void multiply_tiles() {
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(1, 4, 7);
+    _tile_dpbusd(2, 5, 6);
+    _tile_dpbusd(3, 5, 7);
   }
 #endif
 
-  // The first `count` rows of the same.
+  // block[r][c] (32 x 32) = the first `count` of 32 rows of x times one panel.
   void multiply_vectors(int64_t first_row, int64_t panel, int32_t* block, int count) const {
     const uint8_t* from = x + first_row * row_bytes;
-    const int8_t* panel_columns = weights.panels + panel * PANEL * row_bytes;
+    const int8_t* panel_columns = panels + panel * PANEL * row_bytes;
     const int32_t* panel_offsets = weights.offsets + panel * PANEL;
     const int64_t size = row_bytes;
     for (int half = 0; half < 2; half += QUAD_HALVES) {
