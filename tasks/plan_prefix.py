@@ -27,7 +27,8 @@ from tasks.storage.spill_file import SpillFile
 
 CODE = (
     __name__,
-    *("engine.planning.choose_prefixes", "engine.planning.plan", "engine.planning.plan_partitions"),
+    *("engine.planning.choose_prefixes", "engine.planning.choose_by_paper"),
+    *("engine.planning.plan", "engine.planning.plan_partitions"),
     *("engine.planning.planner", "engine.planning.prefix_tree"),
     *("tasks.storage.external_sort", "tasks.storage.plan_file"),
 )

@@ -29,7 +29,11 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod) -> IndexArray:
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
     if method == "none":
         return np.zeros(tree.num_leaves, dtype=np.int64)
-    return _choose_exact(tree) if method == "exact" else _choose_paper(tree)
+    if method == "exact":
+        return _choose_exact(tree)
+    from engine.planning.choose_by_paper import choose_by_paper  # for comparison; no night needs it
+
+    return choose_by_paper(tree)
 
 
 def _choose_exact(tree: PrefixTree) -> IndexArray:
@@ -73,36 +77,3 @@ def _choose_exact(tree: PrefixTree) -> IndexArray:
         above = nearest_chosen[parents[node]]
         nearest_chosen[node] = node if depths[above] < thresholds[node] else above
     return np.array(nearest_chosen, dtype=np.int64)[tree.leaf_nodes]
-
-
-def _choose_paper(tree: PrefixTree) -> IndexArray:
-    """As `choose_prefixes`, by BatchLLM's Algorithm 1, which maximises the first level of the tree from the bottom up.
-
-    Once the subtree of a node's child is done, each grandchild is compared with the child: forked off and merged with a
-    copy of the child (so that it becomes a child of the node, with the tokens of both) if
-
-        gain = (leaves(grandchild) - 1) * tokens(grandchild)  >  penalty = tokens(child),
-
-    where leaves counts those not forked off before. A grandchild that stays is part of the child from then on: its
-    leaves share the child's tokens and nothing deeper. In the end the children of the root are the prefixes.
-    """
-    num_nodes = tree.num_nodes
-    depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()
-    num_leaves = np.bincount(tree.leaf_nodes, minlength=num_nodes).tolist()
-    merged_children: list[list[int]] = [[] for _ in range(num_nodes)]  # as they are after the forks so far
-    owners = list(range(num_nodes))
-    for child in range(num_nodes - 1, 0, -1):
-        node = parents[child]
-        penalty = depths[child] - depths[node]
-        for grandchild in merged_children[child]:
-            if (num_leaves[grandchild] - 1) * (depths[grandchild] - depths[child]) > penalty:
-                merged_children[node].append(grandchild)
-            else:
-                owners[grandchild] = child
-                num_leaves[child] += num_leaves[grandchild]
-        merged_children[child] = []
-        merged_children[node].append(child)
-    for node in range(1, num_nodes):
-        owners[node] = owners[owners[node]]
-    used = np.array(owners, dtype=np.int64)[tree.leaf_nodes]
-    return np.where(np.bincount(used, minlength=num_nodes)[used] > 1, used, 0)
