@@ -27,6 +27,7 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 from engine.request import Completion
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import RequestForm
@@ -184,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=sorted(LARGEST_DIFFERENCE), default="bfloat16")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    checkpoint = resolve_checkpoint(options.model)
+    checkpoint = unpack_gguf(resolve_checkpoint(options.model))
     engine = Engine.load(checkpoint, EngineConfig(dtype=options.dtype))
     bodies = make_bodies(TextCodec.load(checkpoint), options.rows, options.row_tokens)
     with tempfile.TemporaryDirectory() as folder:

@@ -36,6 +36,7 @@ from benchmarks.peers.catalog import PEERS, available
 from benchmarks.peers.process import PeerError
 from engine.errors import BatchloomError
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 
 
 def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
@@ -62,7 +63,7 @@ def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything, in order. Raises `SystemExit` where batchloom's answers are wrong."""
-    model = resolve_checkpoint(arguments.model)
+    model = unpack_gguf(resolve_checkpoint(arguments.model))
     shape = read_model_shape(model, arguments.dtype)
     sizes = Sizes(
         scale=arguments.scale,

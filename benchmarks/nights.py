@@ -23,6 +23,7 @@ from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 from flows.nights.night import night
 from flows.prefect_server import temporary_server
 from tasks.prompts.text_codec import TextCodec
@@ -138,7 +139,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args(command_line)
-    model, machine = resolve_checkpoint(arguments.model), describe_machine()
+    model, machine = unpack_gguf(resolve_checkpoint(arguments.model)), describe_machine()
     try:
         with temporary_server():
             run = measure(model, arguments.documents, arguments.rounds, arguments.kv_mib)

@@ -37,6 +37,7 @@ from benchmarks.paper_parts.token_batching import token_batching
 from benchmarks.random_model import write_checkpoint
 from engine.errors import BatchloomError
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 
 ROOT = Path(__file__).parents[1]
 RANDOM_SHAPE: Mapping[str, Any] = {
@@ -65,7 +66,7 @@ def open_lab(arguments: argparse.Namespace) -> Iterator[Lab]:
     """The model that was given, or a small one of random weights."""
     with tempfile.TemporaryDirectory(prefix="batchloom-papers-") as folder:
         if arguments.model:
-            model = resolve_checkpoint(arguments.model)
+            model = unpack_gguf(resolve_checkpoint(arguments.model))
             name = Path(arguments.model).stem
         else:
             model = Path(folder) / "model"

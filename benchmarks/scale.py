@@ -36,6 +36,7 @@ from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels import cdiv
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 from flows.demo import find_demo_model
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
@@ -198,7 +199,7 @@ def main() -> int:
     parser.add_argument("--scratch", type=Path, help="folder for the files: about 15 GB for a million requests")
     arguments = parser.parse_args()
     machine = describe_machine()
-    checkpoint = resolve_checkpoint(str(find_demo_model()))
+    checkpoint = unpack_gguf(resolve_checkpoint(str(find_demo_model())))
     try:
         sizes = [measure_size(size, checkpoint, arguments.scratch) for size in arguments.sizes]
     except WrongAnswerError as error:

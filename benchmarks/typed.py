@@ -37,6 +37,7 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine import Completion, Engine, EngineConfig, Grammar, Request, Vocabulary
 from engine.grammar import Constraint
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 from flows.demo import find_demo_model
 from tasks.answers.column_grammar import object_grammar
 from tasks.answers.extract import Column
@@ -258,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-bytes", type=int, default=1 << 30)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    folder = resolve_checkpoint(options.model or find_demo_model())
+    folder = unpack_gguf(resolve_checkpoint(options.model or find_demo_model()))
     prompts = make_prompts(TextCodec.load(folder), max(options.rows, options.validity_rows))
     try:
         check_ids(Bench(folder, "float32", options.threads, options.kv_bytes), prompts[: options.gate_rows])

@@ -7,7 +7,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "quantized"]
 Attention = Literal["auto", "native", "torch", "paged", "relay", "fused"]
 Compile = Literal["auto", "always", "never"]
 Lookup = Literal["never", "always"]
@@ -32,7 +32,8 @@ class EngineConfig:
         Dtype,
         Field(
             description="number format of weights and KV; auto: bfloat16 where the device computes it natively; "
-            "int8: on a CPU, half the memory, and answers that do not depend on the batch"
+            "int8: on a CPU, half the memory, and answers that do not depend on the batch; quantized: weights as a "
+            "GGUF file has them, which auto takes where the CPU can"
         ),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU")] = "auto"
@@ -149,10 +150,12 @@ class EngineConfig:
             )
         if self.disaggregation != "none":
             self._check_disaggregation()
-        if self.dtype == "int8" and (self.device.startswith("cuda") or self.attention not in ("auto", "native")):
+        if self.dtype in ("int8", "quantized") and (
+            self.device.startswith("cuda") or self.attention not in ("auto", "native")
+        ):
             raise ConfigError(
-                f"dtype 'int8' is computed on a CPU by attention 'native', got device {self.device!r} and attention "
-                f"{self.attention!r}"
+                f"dtype {self.dtype!r} is computed on a CPU by attention 'native', got device {self.device!r} and "
+                f"attention {self.attention!r}"
             )
 
     @property

@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import torch
 import transformers
 
 from engine.config import EngineConfig
-from engine.device.placement import find_dtype, resolve_device, resolve_prefill_device, use_device, use_threads
+from engine.device.placement import resolve_device, resolve_prefill_device, use_device, use_threads
 from engine.errors import ConfigError, RequestError
 from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
 from engine.execution.step_record import StepMetrics, StepRecord
@@ -20,7 +19,7 @@ from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahe
 from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
 from engine.model.adapter import Adapter
-from engine.model.checkpoint import read_config
+from engine.model.checkpoint import load_model, read_config
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prefix_groups
@@ -97,12 +96,7 @@ class Engine:
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        load = Model.load
-        if adapter is not None or keeps_base:
-            from engine.model.adapted_model import AdaptedModel  # most engines have no adapter
-
-            load = partial(AdaptedModel.load_with, adapter, keeps_base=keeps_base)
-        loaded = load(model, dtype=find_dtype(config.dtype, device), device=device, prove=cls.prove)
+        loaded = load_model(model, config, device, prove=cls.prove, adapter=adapter, keeps_base=keeps_base)
         return cls(loaded, config, None if isinstance(model, transformers.PreTrainedModel) else str(model))
 
     @classmethod

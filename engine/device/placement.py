@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-DtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+DtypeName = Literal["float32", "bfloat16", "float16", "int8", "quantized"]
 
 MOST_CPU_KV_BYTES = 4 * 1024**3
 """On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
@@ -103,6 +103,8 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
 
     if name == "int8" and device.type != "cpu":
         raise ConfigError(f"dtype 'int8' is computed on a CPU, not on {device}: set device to cpu, or another dtype")
+    if name == "quantized":
+        raise ConfigError("dtype 'quantized' is for GGUF files without an adapter, and the model is not one")
     if name != "auto":
         found: torch.dtype = getattr(torch, name)
         return found

@@ -1,17 +1,22 @@
 """A model's files: a local folder, a GGUF file converted once, or a hub id's snapshot; and which need no proof."""
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from engine.config import EngineConfig
+from engine.device.placement import find_dtype
 from engine.errors import ModelError
 
 if TYPE_CHECKING:  # take seconds to import
     import torch
     import transformers
+
+    from engine.model.model import Model
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -27,6 +32,9 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 
+GGUF_TENSORS = "gguf_tensors.json"
+"""In the folder of a GGUF file: where the file is, and its tensors."""
+
 SENTENCE_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
@@ -38,10 +46,10 @@ SENTENCE_FILES = (
 
 
 def resolve_checkpoint(model: str | Path) -> Path:
-    """A local folder with config.json, safetensors weights and tokenizer files.
+    """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors.
 
     Args:
-        model: a checkpoint folder, a .gguf file (converted once, then kept in the cache folder), or a hub id.
+        model: a checkpoint folder, a .gguf file (whose folder is made once, in the cache folder), or a hub id.
     Raises:
         ModelError: nothing readable is there; the message says what was looked for.
     """
@@ -49,18 +57,25 @@ def resolve_checkpoint(model: str | Path) -> Path:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model {str(model)!r}: the folder holds no config.json")
-        if not any(path.glob("*.safetensors")):
+        if not any(path.glob("*.safetensors")) and not (path / GGUF_TENSORS).is_file():
             raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file")
         return path
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"model {str(model)!r}: a file must be a .gguf file; else name the checkpoint's folder")
-        from engine.model.gguf import convert_gguf  # most models are no GGUF files
+        from engine.model.gguf import open_gguf  # most models are no GGUF files
 
-        return convert_gguf(path)
+        return open_gguf(path)
     if path.suffix == ".gguf" or path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") > 1:
         raise ModelError(f"model {str(model)!r}: no such file or folder")
-    return _hub_snapshot(str(model))
+    from engine.model.hub import hub_snapshot  # most models are local
+
+    return hub_snapshot(str(model))
+
+
+def is_quantized(model: object) -> "TypeGuard[str | Path]":
+    """Whether dtype "quantized" may compute a checkpoint, see `resolve_checkpoint`; a loaded model it may not."""
+    return isinstance(model, (str, Path)) and (resolve_checkpoint(model) / GGUF_TENSORS).is_file()
 
 
 def checkpoint_digest(folder: Path) -> str:
@@ -75,6 +90,9 @@ def checkpoint_digest(folder: Path) -> str:
             digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + weight_sample(file))
+        elif file.name == GGUF_TENSORS:
+            table = json.loads(file.read_bytes())
+            digest.update(json.dumps(table["tensors"]).encode() + weight_sample(Path(table["file"])))
     if (folder / "modules.json").is_file():
         for pattern in SENTENCE_FILES:
             for file in sorted(folder.glob(pattern)):
@@ -116,21 +134,6 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _hub_snapshot(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
-    patterns += SENTENCE_FILES
-    try:
-        folder = Path(snapshot_download(model, allow_patterns=patterns))
-    except Exception as error:  # offline, no such repository, no permission: the library's message says which
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"model {model!r}: neither a local checkpoint nor a hub id that can be fetched: {first_line}"
-        ) from error
-    return resolve_checkpoint(folder)
-
-
 def read_config(folder: Path) -> "transformers.PretrainedConfig":
     """A checkpoint's configuration.
 
@@ -162,6 +165,10 @@ def load_weights(
     """
     from transformers import AutoModelForCausalLM
 
+    if is_quantized(folder):
+        from engine.model.gguf import unpack_gguf
+
+        folder = unpack_gguf(folder)
     try:
         with no_progress_bars(), device:
             loaded, info = AutoModelForCausalLM.from_pretrained(
@@ -180,6 +187,37 @@ def load_weights(
     if missing := sorted(lacking - {f"{name}.{part}" for name in names for part in ("weight", "bias")}):
         raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
     return loaded, not lacking
+
+
+def load_model(
+    model: "str | Path | transformers.PreTrainedModel", config: EngineConfig, device: "torch.device", **how: Any
+) -> "Model":
+    """The kind of model that a checkpoint, the number format and an adapter ask for.
+
+    Args:
+        model: as for `engine.Engine.load`.
+        config: names the number format.
+        device: where the weights go.
+        how: `prove` of `Model.load`; adapter and keeps_base of `engine.Engine.load`.
+    Raises:
+        ConfigError: the device does not compute the format, or the checkpoint has none such.
+        ModelError: not readable, or refused by `prove`.
+    """
+    from engine.model.model import Model  # reads checkpoints with this module
+
+    adapter, keeps_base = how.pop("adapter"), how.pop("keeps_base")
+    is_adapted = adapter is not None or keeps_base
+    if not is_adapted and config.dtype in ("auto", "quantized") and is_quantized(model):
+        from engine.model.quantized_model import load_quantized  # most checkpoints are not
+
+        if (quantized := load_quantized(model, config, device)) is not None:
+            return quantized
+    dtype = find_dtype(config.dtype, device)
+    if not is_adapted:
+        return Model.load(model, dtype=dtype, device=device, **how)
+    from engine.model.adapted_model import AdaptedModel  # most engines have no adapter
+
+    return AdaptedModel.load_with(adapter, model, dtype=dtype, device=device, keeps_base=keeps_base, **how)
 
 
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")

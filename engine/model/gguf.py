@@ -1,28 +1,74 @@
-"""GGUF files as checkpoint folders, converted once."""
+"""GGUF files as checkpoint folders: configuration and tokenizer, made once; weights stay in the file."""
 
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from engine.errors import ModelError
-from engine.model.checkpoint import cache_folder, no_progress_bars, weight_sample
+from engine.model.checkpoint import GGUF_TENSORS, cache_folder, no_progress_bars, weight_sample
 
-_CONVERTER_VERSION = 1
+_CONVERTER_VERSION = 2
 
 
-def convert_gguf(file: Path) -> Path:
-    """The GGUF file as a folder of float32 safetensors with its tokenizer: loading that takes a tenth of the time."""
-    identity = hashlib.sha256(f"{_CONVERTER_VERSION}\0{file.stat().st_size}\0".encode() + weight_sample(file))
+def open_gguf(file: Path) -> Path:
+    """A checkpoint folder for a GGUF file, kept in the cache folder, with no weights but where they lie.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    file = file.resolve()
+    identity = hashlib.sha256(f"{_CONVERTER_VERSION}\0{file}\0{file.stat().st_size}\0".encode() + weight_sample(file))
     target = cache_folder() / f"{file.stem}-{identity.hexdigest()[:16]}"
+    return _made_once(file, target, _write_folder)
+
+
+def unpack_gguf(folder: Path) -> Path:
+    """The same folder with weights in float32 safetensors, made once: loading that takes a tenth of the time.
+
+    Args:
+        folder: of `open_gguf`; any other folder is returned as it is.
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    if not (folder / GGUF_TENSORS).is_file():
+        return folder
+    return _made_once(gguf_file(folder), folder.with_name(f"{folder.name}-float32"), _write_unpacked)
+
+
+def gguf_file(folder: Path) -> Path:
+    """The GGUF file of a folder of `open_gguf`."""
+    return Path(json.loads((folder / GGUF_TENSORS).read_text())["file"])
+
+
+def write_tensor_table(file: Path, folder: Path) -> None:
+    """Writes where each tensor of a GGUF file lies: name, format, shape with the rows first, offset and bytes."""
+    from gguf import GGUFReader
+
+    tensors = {
+        tensor.name: {
+            "format": tensor.tensor_type.name,
+            "shape": [int(size) for size in reversed(tensor.shape)],
+            "offset": int(tensor.data_offset),
+            "num_bytes": int(tensor.n_bytes),
+        }
+        for tensor in GGUFReader(file).tensors
+    }
+    (folder / GGUF_TENSORS).write_text(json.dumps({"file": str(file), "tensors": tensors}, indent=1))
+
+
+def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) -> Path:
+    """`write(file, folder)` into a folder that appears whole."""
     if (target / "config.json").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
     try:
-        _convert_gguf(file, scratch)
+        write(file, scratch)
         os.replace(scratch, target)
     except ImportError as error:
         raise ModelError(
@@ -38,7 +84,19 @@ def convert_gguf(file: Path) -> Path:
     return target
 
 
-def _convert_gguf(file: Path, folder: Path) -> None:
+def _write_folder(file: Path, folder: Path) -> None:
+    import transformers
+
+    write_tensor_table(file, folder)
+    source: dict[str, Any] = {"gguf_file": file.name}
+    with no_progress_bars():
+        config = transformers.AutoConfig.from_pretrained(file.parent, **source)
+        transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
+    config.save_pretrained(folder)
+    transformers.GenerationConfig.from_model_config(config).save_pretrained(folder)
+
+
+def _write_unpacked(file: Path, folder: Path) -> None:
     import torch
     import transformers
 

@@ -7,7 +7,7 @@ from typing import Any
 from engine.errors import ModelError
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-VALUE_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+VALUE_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 
 _SCALE_BYTES = 2
 """In int8, of the scale of a token's head in the KV cache."""
@@ -20,7 +20,8 @@ class ModelShape:
     Attributes:
         intermediate_size: of the feed-forward layer, or of one expert.
         num_experts, num_active_experts: of a layer, and those that a token goes through; 1 without experts.
-        value_bytes: of one weight and of one number in the KV cache.
+        quantized_bytes: of one weight of a quantized file on average; 0: weights are not quantized.
+        value_bytes: of one number in the KV cache, and of one weight that is not quantized.
         has_tied_embeddings: the output layer is the embedding table.
     """
 
@@ -35,6 +36,7 @@ class ModelShape:
     value_bytes: int
     num_experts: int = 1
     num_active_experts: int = 1
+    quantized_bytes: float = 0.0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str) -> "ModelShape":
@@ -86,11 +88,16 @@ class ModelShape:
         return self.hidden_size * self.vocab_size
 
     @property
+    def bytes_per_weight(self) -> float:
+        return self.quantized_bytes or self.value_bytes
+
+    @property
     def weight_bytes(self) -> int:
-        """Memory that the weights take; an embedding table of its own is never below 16 bits."""
-        table_bytes = 0 if self.has_tied_embeddings else self.num_head_weights * max(2, self.value_bytes)
+        """Memory that the weights take; where they are not quantized, a table of embeddings is never below 16 bits."""
+        table_value_bytes = self.quantized_bytes or max(2, self.value_bytes)
+        table_bytes = 0 if self.has_tied_embeddings else self.num_head_weights * table_value_bytes
         num_weights = self._weights_of_layers(self.num_experts) + self.num_head_weights
-        return num_weights * self.value_bytes + table_bytes
+        return round(num_weights * self.bytes_per_weight + table_bytes)
 
     @property
     def kv_bytes_per_token(self) -> int:

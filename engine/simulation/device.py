@@ -183,7 +183,7 @@ class Roofline:
         flops = 2 * (work.num_rows * shape.num_layer_weights + work.num_output_rows * shape.num_head_weights)
         flops += work.num_attention_pairs * shape.flops_per_attention_pair
         num_weights = shape.num_read_weights(work.num_rows) + (shape.num_head_weights if work.num_output_rows else 0)
-        num_bytes = num_weights * shape.value_bytes
+        num_bytes = num_weights * shape.bytes_per_weight
         num_bytes += (work.num_kv_tokens_read + work.num_rows) * shape.kv_bytes_per_token
         return StepCost(
             compute_s=flops / self._flops_per_second,

@@ -4,17 +4,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError, ModelError
+from engine.model.checkpoint import is_quantized
 from engine.model.model_shape import ModelShape
 from engine.planning.plan import PrefixGroup
 from engine.request import Request
 from engine.simulation.device import DEVICES, Device, Roofline, predicted_kv_bytes
 from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps
 from engine.simulation.step_tokens import resolve_step_tokens
+
+if TYPE_CHECKING:  # takes seconds to import
+    import torch
 
 _LOOKED_AT = ("auto", "cpu", "cuda")
 
@@ -24,7 +28,7 @@ class Hardware:
     """The device a run is predicted for, and the model on it.
 
     Attributes:
-        dtype: of weights and KV; the shape's value_bytes are its size.
+        dtype: of computation, KV and weights that are not quantized; the shape's value_bytes are its size.
         most_kv_bytes: bound of a KV budget of "auto"; None for none.
     """
 
@@ -106,12 +110,23 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         from engine.simulation.device_probe import probe_device  # needs torch, which the table does not
 
         here = resolve_device(kind)
-        dtype = dtype_name(find_dtype(config.dtype, here))
-        shape = ModelShape.from_config(values, dtype=dtype)
+        quantized_bytes = _quantized_bytes(checkpoint, config, here)
+        dtype = "bfloat16" if quantized_bytes else dtype_name(find_dtype(config.dtype, here))
+        shape = replace(ModelShape.from_config(values, dtype=dtype), quantized_bytes=quantized_bytes)
         device = probe_device(here, shape, dtype)
         if device.name == "cpu":
             most_kv_bytes, device = MOST_CPU_KV_BYTES, _divide(device, num_on_host)
     return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
+
+
+def _quantized_bytes(checkpoint: Path, config: EngineConfig, device: "torch.device") -> float:
+    """Of a weight on average, where the engine leaves the checkpoint's weights quantized; else 0."""
+    if config.dtype not in ("auto", "quantized") or not is_quantized(checkpoint):
+        return 0.0
+    from engine.model.quantized_model import find_quantized  # few checkpoints are
+
+    weights = find_quantized(checkpoint, config, device)
+    return 0.0 if weights is None else weights.bytes_per_weight
 
 
 def _divide(device: Device, num_engines: int) -> Device:

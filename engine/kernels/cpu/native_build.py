@@ -22,7 +22,7 @@ ELEMENT_TYPES = {torch.bfloat16: "bf16", torch.float32: "float32"}
 
 _SOURCES = Path(__file__).with_name("cpp")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
-_OWN_FLAGS = {"native": (), "int8": ("-ffp-contract=off",)}
+_OWN_FLAGS = {"native": (), "int8": ("-ffp-contract=off",), "quantized": ()}
 """In int8 a sum is rounded where the source says so, on every unit."""
 _WIDE_FLAGS = ("-mprefer-vector-width=512",)  # refused by compilers for other processors
 
@@ -38,7 +38,7 @@ KERNELS: dict[str, list[Any]] = {
 }
 """Argument types of the kernels that come once for each element type."""
 
-_COMPUTE_LAYERS: list[Any] = [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64]
+COMPUTE_LAYERS: list[Any] = [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64]
 _DRAW_TOKENS: list[Any] = [*[_POINTER] * 3, *[_I64] * 2]
 _SIGNATURES: dict[str, dict[str, list[Any]]] = {
     "native": {
@@ -46,7 +46,7 @@ _SIGNATURES: dict[str, dict[str, list[Any]]] = {
         "project_bf16": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
         "largest_column_bf16": [*[_POINTER] * 5, *[_I64] * 3],
         "draw_tokens": _DRAW_TOKENS,
-        "compute_layers_bf16": _COMPUTE_LAYERS,
+        "compute_layers_bf16": COMPUTE_LAYERS,
         "has_products": [],
     },
     "int8": {
@@ -59,10 +59,10 @@ _SIGNATURES: dict[str, dict[str, list[Any]]] = {
         "project_int8": [*[_POINTER] * 4, *[_I64] * 3],
         "largest_column_int8": [*[_POINTER] * 5, *[_I64] * 3],
         "draw_tokens": _DRAW_TOKENS,
-        "compute_layers_int8": _COMPUTE_LAYERS,
+        "compute_layers_int8": COMPUTE_LAYERS,
     },
 }
-"""Argument types of the functions of each source file."""
+"""Argument types of the functions of each source file; of others, whoever loads them knows."""
 
 
 class NativeBuildError(RuntimeError):
@@ -76,7 +76,7 @@ def find_compiler() -> str | None:
 
 @cache
 def load_library(folder: Path, source: str = "native") -> ctypes.CDLL:
-    """The kernels of a source file, "native" or "int8"; compiled where `folder` does not hold them yet.
+    """The kernels of a source file, "native", "int8" or "quantized"; compiled where `folder` does not hold them yet.
 
     Raises:
         NativeBuildError: there is no compiler, it fails, or what it made cannot be kept or loaded.
@@ -91,7 +91,7 @@ def load_library(folder: Path, source: str = "native") -> ctypes.CDLL:
         library = ctypes.CDLL(str(_built(compiler, folder, source)))
     except OSError as error:
         raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
-    for name, types in _SIGNATURES[source].items():
+    for name, types in _SIGNATURES.get(source, {}).items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, ctypes.c_bool if name == "has_products" else None
     return library

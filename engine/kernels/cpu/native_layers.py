@@ -47,7 +47,7 @@ class NativeBackend(NativeKernels):
         """
         if not self._has_layers:
             return None
-        packed: list[_PairLayer] = []
+        packed: list[PairLayer] = []
         remaining = iter(weights)
         for layer in remaining:
             found = _pack(self, layer)
@@ -124,8 +124,10 @@ class PackedLayer(ctypes.Structure):
     intermediate_size: int
 
 
-class _PairLayer(PackedLayer):
+class PairLayer(PackedLayer):
     """In bf16: panels and a bias for each product."""
+
+    products: tuple[object, ...]  # quantized ones, see `engine.kernels.cpu.quantized`
 
     _fields_ = (
         *((name, _POINTER) for name in NORMS),
@@ -144,7 +146,7 @@ class _LayerStep(ctypes.Structure):
     )
 
 
-def _pack(kernels: NativeKernels, layer: LayerWeights) -> _PairLayer | None:
+def _pack(kernels: NativeKernels, layer: LayerWeights) -> PairLayer | None:
     if not kernels.has_products:
         return None
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
@@ -156,7 +158,7 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> _PairLayer | None:
         *(layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm),
         *(tensor for product in products for tensor in (product.panels, product.bias)),
     )
-    packed = _PairLayer(
+    packed = PairLayer(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(qkv.depth, down.depth),
         *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),

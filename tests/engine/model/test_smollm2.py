@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine import Engine, EngineConfig, Request
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 
 QUESTIONS = ("What is it for?", "Which keyword is used?", "Give one example.", "What happens on an error?")
 
@@ -24,7 +25,7 @@ def one_thread() -> Iterator[Callable[[], None]]:
 
 @pytest.mark.slow
 def test_greedy_ids_equal_generate_on_real_prompts(smollm2_gguf: Path, one_thread: Callable[[], None]) -> None:
-    folder = resolve_checkpoint(smollm2_gguf)
+    folder = unpack_gguf(resolve_checkpoint(smollm2_gguf))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = [
         tokenizer.apply_chat_template(

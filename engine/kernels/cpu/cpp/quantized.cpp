@@ -1,0 +1,76 @@
+// The CPU kernels of quantized weights: decoder layers, the output layer and embeddings, computed as in bf16.
+//
+// Compiled where such a model is first loaded, on CPUs that multiply bf16; see engine/kernels/cpu/native_build.py.
+
+#include "elementwise.h"
+#include "layer.h"
+#include "quantized_product.h"
+
+#ifdef HAS_AVX512
+// Layers in bf16 whose weights are quantized.
+struct QuantizedFormat {
+  typedef bf16 Norm;
+  typedef bf16 KV;
+  typedef QuantizedWeights Weights;
+
+  static void norm(const LayerStep& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
+    rms_norm(x, weight, s.normed, num_rows, size, epsilon);
+  }
+
+  static void project_normed(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+                             int64_t depth, bool is_gated) {
+    project(s.normed, w, nullptr, out, num_rows, num_columns, depth, is_gated);
+  }
+
+  static void project_rows(const LayerStep&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
+                           int64_t num_rows, int64_t num_columns, int64_t depth) {
+    project(x, w, residual, out, num_rows, num_columns, depth, false);
+  }
+};
+
+// Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
+extern "C" void compute_layers_quantized(const LayerWeights<QuantizedFormat>* weights, int64_t num_layers,
+                                         const int32_t* operations, int64_t num_operations, const LayerStep* step,
+                                         bf16* hidden, bf16* const* keys, bf16* const* values, const int64_t* output_rows,
+                                         int64_t num_output_rows) {
+  compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
+                 values, output_rows, num_output_rows);
+}
+
+// x: [num_rows, depth] in memory for rows rounded up to 32; columns are a multiple of 32.
+extern "C" void project_quantized(const bf16* x, const HalfPanel* halves, const bf16* bias, bf16* out, int64_t num_rows,
+                                  int64_t num_columns, int64_t depth) {
+  project(x, {halves, bias}, nullptr, out, num_rows, num_columns, depth, false);
+}
+
+// As native.cpp's of bf16.
+extern "C" void largest_column_quantized(const bf16* x, const HalfPanel* halves, const bf16* bias, const uint32_t* allowed,
+                                         int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
+  largest_column(x, {halves, bias}, allowed, out, num_rows, num_columns, depth);
+}
+
+// out: [num_ids, depth], the columns of these numbers.
+extern "C" void columns_quantized(const HalfPanel* halves, const int64_t* ids, bf16* out, int64_t num_ids, int64_t depth) {
+#pragma omp parallel for
+  for (int64_t i = 0; i < num_ids; i++) {
+    bf16* pairs = panel_buffer(HALF * depth);
+    unpack(halves[ids[i] / HALF], depth, pairs, 2 * HALF);
+    for (int64_t k = 0; k < depth; k += 2)
+      std::memcpy(static_cast<void*>(out + i * depth + k), pairs + k * HALF + ids[i] % HALF * 2, 2 * sizeof(bf16));
+  }
+}
+
+// Rows of a file's tensor as half panels. rows: [16 num_halves], which row each column is, -1 for a column of zeros.
+extern "C" void repack_quantized(int64_t kind, const uint8_t* tensor, int64_t row_bytes, const int64_t* rows, uint8_t* out,
+                                 int64_t half_bytes, int64_t num_halves, int64_t depth) {
+#pragma omp parallel for
+  for (int64_t i = 0; i < num_halves; i++) {
+    const uint8_t* columns[HALF];
+    for (int c = 0; c < HALF; c++) {
+      const int64_t row = rows[i * HALF + c];
+      columns[c] = row < 0 ? nullptr : tensor + row * row_bytes;
+    }
+    repack(kind, columns, depth, out + i * half_bytes);
+  }
+}
+#endif

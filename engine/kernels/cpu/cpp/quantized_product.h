@@ -1,0 +1,92 @@
+// Linear layers of quantized weights: panels become bf16 pairs in a thread's own memory, and all rows meet them there.
+#pragma once
+
+#include "pair_product.h"
+#include "quantized.h"
+
+#ifdef HAS_AVX512
+namespace {
+
+struct QuantizedWeights {
+  const HalfPanel* halves;  // two for each panel
+  const bf16* bias;         // [columns], or null
+};
+
+// Memory of the thread for unpacked panels, on a cache line.
+inline bf16* panel_buffer(int64_t size) {
+  static thread_local std::vector<bf16> buffer;
+  if (int64_t(buffer.size()) < size + 32) buffer.resize(size + 32);
+  return (bf16*)((uintptr_t(buffer.data()) + 63) / 64 * 64);
+}
+
+// As product.h's. Threads share out the panels, each of which is unpacked once and then meets all rows.
+template <typename Finish>
+void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, int64_t num_columns, int64_t depth,
+              const Finish& finish) {
+  if (num_rows == 0) return;
+  const int64_t num_threads = omp_get_max_threads(), num_panels = num_columns / PANEL;
+  const bool use_tiles = tiles_granted();
+  // Panels that a row meets while it is in the first-level cache; unpacked, they stay in the second-level cache.
+  const int64_t most = num_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / (PANEL * depth * 2), 1, 2 * GROUP);
+  const int64_t num_groups = std::min(num_panels, round_up((num_panels + most - 1) / most, num_threads));
+  std::atomic<int64_t> next_group(0);
+#pragma omp parallel
+  {
+#ifdef HAS_AMX
+    if (use_tiles) load_tile_config();
+#endif
+    alignas(64) float blocks[2][32 * PANEL];
+    int turn = 0;
+    Unfinished<float, Finish> before{finish};
+    bf16* panels = panel_buffer(most * PANEL * depth);
+    const PairOperands operands(x, panels, depth);
+    for (int64_t group; (group = next_group.fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
+      const int64_t start = part_start(num_panels, num_groups, group), end = part_start(num_panels, num_groups, group + 1);
+      for (int64_t p = start; p < end; p++) {
+        if (!finish.needs(0, int(num_rows), p)) continue;
+        for (int h = 0; h < 2; h++)
+          unpack(weights.halves[2 * p + h], depth, panels + (p - start) * PANEL * depth + 32 * h, 2 * PANEL);
+      }
+      for (int64_t first = 0; first < num_rows; first += 32) {
+        const int count = int(std::min<int64_t>(32, num_rows - first));
+        for (int64_t p = start; p < end; p++) {
+          if (!finish.needs(first, count, p)) continue;
+          turn ^= 1;
+#ifdef HAS_AMX
+          if (use_tiles)
+            operands.multiply_tiles(first, p - start, blocks[turn], before);
+          else
+#endif
+          {
+            operands.multiply_vectors(first, p - start, blocks[turn], count);
+            before.finish_rows(32);
+          }
+          before.block = blocks[turn];
+          before.first_row = first, before.panel = p;
+          before.row = 0, before.count = count;
+        }
+      }
+    }
+    before.finish_rows(32);
+#ifdef HAS_AMX
+    if (use_tiles) _tile_release();
+#endif
+  }
+}
+
+inline void project(const bf16* x, const QuantizedWeights& weights, const bf16* residual, bf16* out, int64_t num_rows,
+                    int64_t num_columns, int64_t depth, bool is_gated) {
+  const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
+  multiply(x, weights, num_rows, num_columns, depth, ToOutput{weights.bias, residual, out, out_columns, is_gated});
+}
+
+inline void largest_column(const bf16* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,
+                           int64_t num_rows, int64_t num_columns, int64_t depth) {
+  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
+  multiply(x, weights, num_rows, num_columns, depth,
+           ToLargest{weights.bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+  choose_largest(largest, out, num_rows);
+}
+
+}  // namespace
+#endif

@@ -1,0 +1,265 @@
+"""Linear layers whose weights stay as a file quantizes them: 4 to 8 bits and scales, made bf16 inside the product.
+
+cpp/quantized.h says how they lie. Results are those of bfloat16 weights, bit for bit.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.errors import ModelError
+from engine.kernels import cdiv
+from engine.kernels.cpu.native import NativeKernels
+from engine.kernels.cpu.native_build import COMPUTE_LAYERS, load_library
+from engine.kernels.cpu.native_layers import PackedLayers, PairLayer
+from engine.kernels.decoder_layer import DecoderLayers, columns_in_float64
+
+HALF = 16
+"""Columns that lie together."""
+
+_PANEL = 2 * HALF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedFormat:
+    """A format of weights, as cpp/quantized.h has it.
+
+    Attributes:
+        kind: its number there.
+        block_depth: weights of a column that have a scale in common, or scales of one more scale.
+        file_bytes: of a block in a file.
+        packed_bytes: of a block of 16 columns in memory.
+    """
+
+    kind: int
+    block_depth: int
+    file_bytes: int
+    packed_bytes: int
+
+
+def _formats() -> dict[str, QuantizedFormat]:
+    found = {}
+    for kind, (name, file_bytes, num_fine) in enumerate(
+        [
+            ("Q4_0", 18, 0),
+            ("Q4_1", 20, 0),
+            ("Q5_0", 22, 0),
+            ("Q5_1", 24, 0),
+            ("Q8_0", 34, 0),
+            ("Q4_K", 144, 16),
+            ("Q5_K", 176, 16),
+            ("Q6_K", 210, 16),
+            ("BF16", 64, 0),
+        ]
+    ):
+        depth = 256 if name.endswith("K") else 32
+        num_scales = 2 if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 0 if name == "BF16" else 1
+        num_code_bits = 16 if name == "BF16" else int(name[1])
+        packed_bytes = HALF * (2 * num_scales + num_fine + depth * num_code_bits // 8)
+        found[name] = QuantizedFormat(kind=kind, block_depth=depth, file_bytes=file_bytes, packed_bytes=packed_bytes)
+    return found
+
+
+FORMATS = _formats()
+"""By the names that GGUF files have for them."""
+
+
+_POINTER, _I64 = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES: dict[str, list[Any]] = {
+    "repack_quantized": [_I64, _POINTER, _I64, *[_POINTER] * 2, *[_I64] * 3],
+    "columns_quantized": [*[_POINTER] * 3, *[_I64] * 2],
+    "project_quantized": [*[_POINTER] * 4, *[_I64] * 3],
+    "largest_column_quantized": [*[_POINTER] * 5, *[_I64] * 3],
+    "compute_layers_quantized": COMPUTE_LAYERS,
+}
+
+
+class QuantizedColumns:
+    """Output columns of a linear layer as panels of sixteen, repacked from a file's rows.
+
+    Args:
+        name: of the format, one of `FORMATS`.
+        depth: weights of a column.
+        num_columns: that there are; memory holds a multiple of 16.
+    Attributes:
+        panels: uint8 ``[panels, bytes]``.
+    """
+
+    def __init__(self, name: str, *, depth: int, num_columns: int) -> None:
+        self.format, self.depth, self.num_columns = FORMATS[name], depth, num_columns
+        panel_bytes = depth // self.format.block_depth * self.format.packed_bytes
+        self.panels = torch.empty(cdiv(num_columns, HALF), panel_bytes, dtype=torch.uint8)
+
+    def fill(
+        self, library: ctypes.CDLL, first_panel: int, rows: npt.NDArray[np.int64], tensor: npt.NDArray[np.uint8]
+    ) -> None:
+        """Repacks some panels.
+
+        Args:
+            library: of `load_quantized_library`.
+            first_panel: where they begin.
+            rows: ``[16 n]``, the file's row of each column, -1 for a column of zeros.
+            tensor: ``[rows, bytes]`` as the file has it.
+        """
+        assert tensor.flags.c_contiguous
+        assert rows.flags.c_contiguous
+        library.repack_quantized(
+            *(self.format.kind, tensor.ctypes.data, tensor.shape[1], rows.ctypes.data),
+            *(self.panels[first_panel].data_ptr(), self.panels.shape[1], len(rows) // HALF, self.depth),
+        )
+
+    def addresses(self) -> npt.NDArray[np.int64]:
+        """``[panels, 2]``: `HalfPanel` of cpp/quantized.h."""
+        first, step = self.panels.data_ptr(), self.panels.shape[1]
+        found = np.empty((len(self.panels), 2), dtype=np.int64)
+        found[:, 0], found[:, 1] = first + step * np.arange(len(self.panels)), self.format.kind
+        return found
+
+
+class QuantizedWeight:
+    """The weights of a linear layer, of one format or several.
+
+    Args:
+        parts: neighbouring columns; each but the last one has a multiple of 16.
+        bias: ``[columns]``.
+        is_gated: whether the parts are a gate and what it gates, whose columns alternate by sixteen.
+    Raises:
+        ModelError: a number of columns is not covered.
+    """
+
+    def __init__(
+        self, parts: Sequence[QuantizedColumns], bias: torch.Tensor | None = None, *, is_gated: bool = False
+    ) -> None:
+        self.parts, self.depth = parts, parts[0].depth
+        self.num_columns = sum(part.num_columns for part in parts)
+        if any(part.num_columns % HALF for part in parts[:-1]) or self.depth % _PANEL:
+            sizes = " and ".join(str(part.num_columns) for part in parts)
+            raise ModelError(f"dtype 'quantized' takes columns in multiples of 16 and rows of 32, got {sizes}")
+        halves = [part.addresses() for part in parts]
+        joined = np.stack(halves, axis=1).reshape(-1, 2) if is_gated else np.concatenate(halves)
+        if len(joined) % 2:  # a panel is computed whole
+            joined = np.concatenate([joined, joined[-1:]])
+        self.halves = joined
+        self.num_padded = len(joined) * HALF
+        if self.num_padded > self.num_columns:
+            padded = torch.full((self.num_padded,), -torch.inf, dtype=torch.bfloat16)
+            padded[: self.num_columns] = 0 if bias is None else bias
+            bias = padded
+        self.bias = None if bias is None else bias.bfloat16()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.panels.nbytes for part in self.parts)
+
+    def addresses(self) -> tuple[int, int | None]:
+        return self.halves.ctypes.data, None if self.bias is None else self.bias.data_ptr()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedLayer:
+    """The weights of one decoder layer; fields as in `engine.kernels.decoder_layer.LayerWeights`."""
+
+    attention_norm: torch.Tensor
+    qkv: QuantizedWeight
+    output: QuantizedWeight
+    mlp_norm: torch.Tensor
+    gate_up: QuantizedWeight
+    down: QuantizedWeight
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    epsilon: float
+    scale: float
+    window: int
+
+
+def load_quantized_library(folder: Path) -> ctypes.CDLL:
+    """The kernels, on a CPU that multiplies bf16.
+
+    Raises:
+        NativeBuildError: there is no compiler, or it fails.
+    """
+    library = load_library(folder, "quantized")
+    for name, types in _SIGNATURES.items():
+        getattr(library, name).argtypes, getattr(library, name).restype = types, None
+    return library
+
+
+def make_quantized_layers(
+    kernels: NativeKernels, library: ctypes.CDLL, layers: Iterable[QuantizedLayer]
+) -> DecoderLayers:
+    """Layers in one C++ call.
+
+    Args:
+        kernels: of bfloat16, whose attention the layers have.
+        library: of `load_quantized_library`.
+        layers: of one model.
+    Raises:
+        ModelError: a size of the layers is not covered.
+    """
+    return PackedLayers(kernels, library.compute_layers_quantized, [_pack(kernels, layer) for layer in layers])
+
+
+def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PairLayer:
+    products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    for product in products:
+        if product.num_padded > product.num_columns:
+            raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {product.num_columns} columns")
+    norms = [layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
+    packed = PairLayer(
+        *(None if norm is None else norm.data_ptr() for norm in norms),
+        *(address for product in products for address in product.addresses()),
+        *(layer.qkv.depth, layer.down.depth),
+        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
+        *(layer.epsilon, layer.scale),
+    )
+    packed.tensors = (*norms, *(part.panels for product in products for part in product.parts))
+    packed.products = products
+    return packed
+
+
+class QuantizedOutputLayer:
+    """An output layer (`engine.kernels.decoder_layer.OutputLayer`), or a table of embeddings, that stays quantized."""
+
+    def __init__(self, kernels: NativeKernels, library: ctypes.CDLL, weight: QuantizedWeight) -> None:
+        self._kernels = kernels
+        self._library = library
+        self._weight = weight
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = self._kernels.copy_rows(hidden)
+        out = torch.empty(cdiv(len(rows), _PANEL) * _PANEL, self._weight.num_padded, dtype=torch.bfloat16)
+        self._library.project_quantized(
+            *(rows.data_ptr(), *self._weight.addresses(), out.data_ptr()),
+            *(len(rows), self._weight.num_padded, self._weight.depth),
+        )
+        return out[: len(rows), : self._weight.num_columns]
+
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """Without writing the logits."""
+        rows, out = self._kernels.copy_rows(hidden), torch.empty(len(hidden), dtype=torch.int64)
+        num_columns = self._weight.num_padded
+        assert allowed is None or (allowed.shape == (len(rows), num_columns // 32) and allowed.is_contiguous())
+        self._library.largest_column_quantized(
+            *(rows.data_ptr(), *self._weight.addresses(), None if allowed is None else allowed.data_ptr()),
+            *(out.data_ptr(), len(rows), num_columns, self._weight.depth),
+        )
+        return out
+
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        bias = None if self._weight.bias is None else self._weight.bias[token_ids]
+        return columns_in_float64(hidden, self.weights_of(token_ids), bias)
+
+    def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """bfloat16 ``[..., hidden]``."""
+        ids = token_ids.flatten()
+        out = torch.empty(len(ids), self._weight.depth, dtype=torch.bfloat16)
+        self._library.columns_quantized(
+            *(self._weight.addresses()[0], ids.data_ptr(), out.data_ptr(), *out.shape),
+        )
+        return out.view(*token_ids.shape, -1)

@@ -1,0 +1,188 @@
+"""A model whose weights stay quantized as its file has them, computed in bfloat16 on the CPU."""
+
+import ctypes
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from torch import nn
+
+from engine.config import EngineConfig
+from engine.errors import ModelError
+from engine.kernels.cpu.native_build import NativeBuildError
+from engine.kernels.cpu.native_layers import NativeBackend
+from engine.kernels.cpu.quantized import (
+    QuantizedLayer,
+    QuantizedOutputLayer,
+    QuantizedWeight,
+    load_quantized_library,
+    make_quantized_layers,
+)
+from engine.model.attention import AttentionBackend
+from engine.model.checkpoint import cache_folder, is_plain, read_config, resolve_checkpoint
+from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
+from engine.model.model import Model
+from engine.model.quantized_checkpoint import GgufWeights
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+
+def load_quantized(model: str | Path, config: EngineConfig, device: torch.device) -> "QuantizedModel | None":
+    """A checkpoint with its weights as they are; None where dtype "auto" has to unpack them, which a log line says.
+
+    Args:
+        model: as for `resolve_checkpoint`; `is_quantized`.
+        config: of dtype "quantized", or "auto".
+        device: where the model is to be computed.
+    Raises:
+        ModelError: dtype is "quantized", and the checkpoint or this machine is not covered.
+    """
+    folder = resolve_checkpoint(model)
+    weights = find_quantized(folder, config, device)
+    if weights is None:
+        return None
+    LOGGER.info("weights stay as %s has them; dtype bfloat16 would unpack them", weights.file.name)
+    return QuantizedModel(_skeleton(read_config(folder)), weights, device)
+
+
+def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> GgufWeights | None:
+    """The weights that the engine leaves quantized, or None.
+
+    Args:
+        folder: of the checkpoint; the rest as for `load_quantized`.
+    Raises:
+        ModelError: see `load_quantized`.
+    """
+    values = read_config(folder)
+    weights = GgufWeights(folder, int(values.num_hidden_layers))
+    reason = _why_not(values, weights, config, device)
+    if reason is None:
+        return weights
+    if config.dtype == "quantized":
+        raise ModelError(f"model {str(weights.file)!r}: dtype 'quantized': {reason}")
+    LOGGER.info("the weights of %s are unpacked: %s", weights.file.name, reason)
+    return None
+
+
+def _why_not(
+    values: transformers.PretrainedConfig, weights: GgufWeights, config: EngineConfig, device: torch.device
+) -> str | None:
+    if device.type != "cpu" or config.attention not in ("auto", "native"):
+        return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
+    if not is_plain(values.to_dict()):
+        return "the model's layers are not those of Llama, Mistral or Qwen"
+    if weights.why_not_covered is not None:
+        return weights.why_not_covered
+    num_q_heads = int(values.num_attention_heads)
+    try:
+        backend = NativeBackend(
+            has_layers=True,
+            num_q_heads=num_q_heads,
+            num_kv_heads=int(getattr(values, "num_key_value_heads", None) or num_q_heads),
+            head_dim=int(getattr(values, "head_dim", None) or values.hidden_size // num_q_heads),
+            dtype=torch.bfloat16,
+            block_size=config.block_size,
+            folder=cache_folder(),
+        )
+    except (ValueError, NativeBuildError) as error:
+        return str(error)
+    if not backend.has_products:
+        return "this CPU does not multiply bfloat16"
+    qkv_size = (num_q_heads + 2 * backend.num_kv_heads) * backend.head_dim
+    for size in (qkv_size, int(values.hidden_size), int(values.intermediate_size)):
+        if size % 32:
+            return f"sizes must be multiples of 32, got {size}"
+    return None
+
+
+def _skeleton(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+    """The model without weights, but with what turns positions into angles."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    base = model.get_decoder()
+    base.rotary_emb = type(base.rotary_emb)(base.config)
+    return model.eval()
+
+
+class QuantizedModel(Model):
+    """A `Model` on the CPU whose layers, output layer and embeddings read quantized weights.
+
+    Args:
+        skeleton: transformers' model on the device "meta".
+        weights: of the same model.
+        device: the CPU.
+    """
+
+    def __init__(self, skeleton: transformers.PreTrainedModel, weights: GgufWeights, device: torch.device) -> None:
+        super().__init__(skeleton, device=device, owns_weights=True)
+        self._weights = weights
+
+    @torch.inference_mode()
+    def use_layers_of(self, backend: AttentionBackend) -> None:
+        """Reads the weights, for the backend's attention."""
+        assert isinstance(backend, NativeBackend), "load_quantized has looked"
+        library, weights, base = load_quantized_library(cache_folder()), self._weights, self._base
+        self._draw_tokens = backend.draw_tokens
+        is_permuted = base.config.model_type in ("llama", "mistral")
+        layers = [
+            _read_layer(weights, library, layer, index, is_permuted=is_permuted)
+            for index, layer in enumerate(base.layers)
+        ]
+        embedding = QuantizedWeight([weights.columns(library, "embed_tokens")])
+        head = QuantizedWeight([weights.columns(library, "lm_head")]) if "lm_head" in weights else embedding
+        self._output_layer = QuantizedOutputLayer(backend, library, head)
+        base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding))
+        base.norm.weight = nn.Parameter(weights.vector("norm"), requires_grad=False)
+        base.layers = nn.ModuleList([ReplacedLayers(make_quantized_layers(backend, library, layers))])
+        self._has_replaced_layers = True
+        products = [product for layer in layers for product in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        self.weight_bytes = sum(weight.num_bytes for weight in {*products, embedding, head})
+
+
+def _read_layer(
+    weights: GgufWeights, library: ctypes.CDLL, layer: Any, index: int, *, is_permuted: bool
+) -> QuantizedLayer:
+    """The weights of a layer.
+
+    Args:
+        library: of the kernels.
+        layer: transformers', on the device "meta".
+        index: of the layer.
+        is_permuted: whether the file has the rows of query and key heads in another order.
+    """
+    shape, place = read_weights(layer, index), f"layers.{index}"
+
+    def order_of(name: str) -> npt.NDArray[np.int64]:
+        linear = layer.get_submodule(name)
+        num_rows = int(linear.out_features)
+        is_turned = is_permuted and name.endswith(("q_proj", "k_proj"))
+        return _rotated_rows(num_rows, layer.self_attn.head_dim) if is_turned else np.arange(num_rows)
+
+    def product(*names: str, has_bias: bool = False, is_gated: bool = False) -> QuantizedWeight:
+        parts = [weights.columns(library, f"{place}.{name}", order_of(name)) for name in names]
+        biases = [weights.vector(f"{place}.{name}", "bias")[order_of(name)] for name in names if has_bias]
+        return QuantizedWeight(parts, torch.cat(biases) if has_bias else None, is_gated=is_gated)
+
+    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+    return QuantizedLayer(
+        attention_norm=weights.vector(f"{place}.input_layernorm"),
+        qkv=product(*qkv, has_bias=shape.qkv[1] is not None),
+        output=product("self_attn.o_proj", has_bias=shape.output[1] is not None),
+        mlp_norm=weights.vector(f"{place}.post_attention_layernorm"),
+        gate_up=product("mlp.gate_proj", "mlp.up_proj", is_gated=True),
+        down=product("mlp.down_proj"),
+        q_norm=None if shape.q_norm is None else weights.vector(f"{place}.self_attn.q_norm"),
+        k_norm=None if shape.k_norm is None else weights.vector(f"{place}.self_attn.k_norm"),
+        epsilon=shape.epsilon,
+        scale=shape.scale,
+        window=shape.window,
+    )
+
+
+def _rotated_rows(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """Rows of heads in which GGUF files have the pairs that rotate beside each other, in transformers' order."""
+    return np.arange(num_rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel().astype(np.int64)

@@ -1,0 +1,198 @@
+"""Models whose weights stay as a GGUF file has them: the answers of bfloat16, in the file's memory."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine import Engine, EngineConfig, Request
+from engine.errors import ConfigError, ModelError
+from engine.model.checkpoint import checkpoint_digest
+from engine.model.gguf import write_tensor_table
+from engine.model.model_shape import ModelShape
+from engine.model.quantized_model import find_quantized
+from tasks.forecast.hardware import choose_hardware
+from tests.engine.kernels.ragged_batches import CPU_FLAGS
+from tests.engine.model.quantized_files import write_quantized
+
+needs_products = pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU does not multiply bfloat16")
+
+SHARED = [(7 * i) % 490 + 3 for i in range(70)]
+PROMPTS = [[*SHARED, 20, 30], [*SHARED, 21, 31, 32], [4] * 50, [9]]
+K_FORMATS = {"weight": "Q4_K", "ffn_down": "Q5_K", "attn_v": "Q6_K", "token_embd": "Q6_K"}
+"""As files of type Q4_K_M mix them."""
+
+
+def load(checkpoint: Path, **settings: Any) -> Engine:
+    return Engine.load(checkpoint, EngineConfig(**{"device": "cpu", "kv_memory_bytes": 1 << 22} | settings))
+
+
+def answers_of(engine: Engine) -> list[object]:
+    """Token ids, and scores to the last bit."""
+    generated = [
+        Request(request_id=str(i), token_ids=prompt, max_new_tokens=6, ignore_eos=True)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    scored = [
+        Request(request_id=str(i), token_ids=prompt, mode="score", labels=((5,), (9, 11), (9, 400, 3)))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    return [
+        *(answer.token_ids for answer in engine.generate(generated)),
+        *(answer.label_logprobs for answer in engine.score(scored)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def shaped(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny checkpoints whose sizes the formats cover: blocks have up to 256 weights."""
+
+    def make(family: str) -> Path:
+        config = AutoConfig.from_pretrained(tiny_checkpoint(family))
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+        config.update({"hidden_size": 256, "intermediate_size": 512, "vocab_size": 500, **heads})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            for parameter in model.parameters():
+                parameter.data.normal_(std=0.1).add_(parameter.data.mean().round())
+        folder = tmp_path_factory.mktemp(family)
+        model.save_pretrained(folder)
+        for file in tiny_checkpoint(family).glob("token*"):
+            shutil.copy(file, folder)
+        return folder
+
+    return make
+
+
+@needs_products
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("llama", {"weight": "Q8_0"}),
+        ("llama", K_FORMATS),
+        ("qwen2", {"weight": "Q4_0", "ffn_gate": "Q5_0", "ffn_up": "Q4_1", "attn_k": "Q5_1"}),
+        ("qwen3", {"weight": "Q4_K", "attn_output": "F16", "attn_q": "BF16"}),
+    ],
+)
+def test_answers_are_those_of_the_unpacked_weights(
+    family: str,
+    kinds: dict[str, str],
+    shaped: Callable[[str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    opened, plain = write_quantized(shaped(family), tmp_path, kinds)
+    with caplog.at_level(logging.INFO, logger="batchloom.engine"):
+        engine = load(opened)
+    assert "weights stay as model.gguf has them; dtype bfloat16 would unpack them" in caplog.messages
+    found = answers_of(engine)
+    assert found == answers_of(load(plain, dtype="bfloat16"))
+    assert found == answers_of(load(opened, dtype="quantized", max_num_batched_tokens=64))
+    assert engine._model.weight_bytes < 1.1 * (tmp_path / "model.gguf").stat().st_size
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    for prompt, written in zip(PROMPTS, found[: len(PROMPTS)], strict=True):
+        assert isinstance(written, tuple)
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *written[:-1]]]), logits_to_keep=len(written)).logits[0]
+        chosen = logits[torch.arange(len(written)), list(written)]
+        spread = logits.amax(-1) - logits.amin(-1)
+        assert ((logits.amax(-1) - chosen) / spread).max() < 0.05
+
+
+@needs_products
+def test_what_is_not_covered_is_named(
+    shaped: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened, plain = write_quantized(shaped("llama"), tmp_path, {"weight": "Q8_0", "ffn_down": "TQ2_0"})
+    with pytest.raises(
+        ModelError, match=r"model\.gguf': dtype 'quantized': tensor blk\.0\.ffn_down\.weight has format TQ2_0"
+    ):
+        load(opened, dtype="quantized")
+    with caplog.at_level(logging.INFO, logger="batchloom.engine"):
+        assert find_quantized(opened, EngineConfig(), torch.device("cpu")) is None
+    assert "the weights of model.gguf are unpacked: tensor blk.0.ffn_down.weight has format TQ2_0" in caplog.messages
+    (tmp_path / "covered").mkdir()
+    covered, _ = write_quantized(shaped("llama"), tmp_path / "covered", {"weight": "Q8_0"})
+    with pytest.raises(ModelError, match="block_size 48 is not a multiple of 32"):
+        load(covered, dtype="quantized", block_size=48)
+    with pytest.raises(ConfigError, match="dtype 'quantized' is for GGUF files"):
+        load(plain, dtype="quantized")
+    with pytest.raises(ConfigError, match="dtype 'quantized' is computed on a CPU by attention 'native'"):
+        EngineConfig(dtype="quantized", attention="torch")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="has 4 bytes, its tensors end at"):
+        load(opened)
+    (tmp_path / "model.gguf").unlink()
+    with pytest.raises(ModelError, match=r"cannot be read: .*No such file"):
+        load(opened)
+
+
+@needs_products
+def test_a_forecast_counts_the_bytes_of_the_file(shaped: Callable[[str], Path], tmp_path: Path) -> None:
+    opened, plain = write_quantized(shaped("llama"), tmp_path, {"weight": "Q8_0"})
+    shape = choose_hardware("cpu", opened, EngineConfig()).shape
+    assert isinstance(shape, ModelShape)
+    wide = choose_hardware("cpu", plain, EngineConfig()).shape
+    assert shape.weight_bytes == round(wide.weight_bytes * 34 / 64)
+    assert shape.kv_bytes_per_token == wide.kv_bytes_per_token
+    assert choose_hardware("cpu", opened, EngineConfig(dtype="bfloat16")).shape == wide
+
+
+def test_a_checkpoint_is_the_same_wherever_its_file_lies(shaped: Callable[[str], Path], tmp_path: Path) -> None:
+    opened, _ = write_quantized(shaped("llama"), tmp_path, {"weight": "Q8_0"})
+    before = checkpoint_digest(opened)
+    (tmp_path / "elsewhere").mkdir()
+    moved = shutil.move(tmp_path / "model.gguf", tmp_path / "elsewhere" / "other.gguf")
+    write_tensor_table(Path(moved), opened)
+    assert checkpoint_digest(opened) == before
+    data = bytearray(Path(moved).read_bytes())
+    data[-5] ^= 1
+    Path(moved).write_bytes(data)
+    assert checkpoint_digest(opened) != before
+
+
+LOADING = """
+import sys
+from pathlib import Path
+from engine import Engine, EngineConfig
+
+def resident(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1]) * 1024
+
+settings = EngineConfig(device="cpu", kv_memory_bytes=1 << 20)
+Engine.load(sys.argv[1], settings)  # imports what loading needs
+open("/proc/self/clear_refs", "w").write("5")
+before = resident("VmRSS")
+engine = Engine.load(sys.argv[2], settings)
+print(resident("VmHWM") - before, engine._model.weight_bytes)
+"""
+
+
+@needs_products
+def test_loading_takes_the_memory_of_the_file(shaped: Callable[[str], Path], tmp_path: Path) -> None:
+    """The highest resident memory of a process while it loads, above what it had before."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "large").mkdir()
+    small, _ = write_quantized(shaped("llama"), tmp_path / "small", K_FORMATS)
+    config = AutoConfig.from_pretrained(small)
+    config.update({"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 16000, "tie_word_embeddings": False})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "wide")
+    large, _ = write_quantized(tmp_path / "wide", tmp_path / "large", K_FORMATS, has_plain=False)
+    arguments = [sys.executable, "-c", LOADING, str(small), str(large)]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    peak_bytes, weight_bytes = map(int, done.stdout.split()[-2:])
+    file_bytes = (tmp_path / "large" / "model.gguf").stat().st_size
+    assert file_bytes > 30e6
+    assert 0.9 * weight_bytes < peak_bytes < 1.2 * file_bytes + (1 << 20)  # and the KV cache
