@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from engine.errors import ConfigError
+from engine.planning.choose_by_paper import choose_by_paper
 from engine.planning.prefix_tree import IndexArray, PrefixTree
 
 PlanMethod = Literal["exact", "paper", "none"]
@@ -29,11 +30,7 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod) -> IndexArray:
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
     if method == "none":
         return np.zeros(tree.num_leaves, dtype=np.int64)
-    if method == "exact":
-        return _choose_exact(tree)
-    from engine.planning.choose_by_paper import choose_by_paper  # for comparison; no night needs it
-
-    return choose_by_paper(tree)
+    return _choose_exact(tree) if method == "exact" else choose_by_paper(tree)
 
 
 def _choose_exact(tree: PrefixTree) -> IndexArray:
