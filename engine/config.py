@@ -123,6 +123,10 @@ class EngineConfig:
             "are checked in a step; on a GPU steps then wait for the tokens of the step before"
         ),
     ] = "never"
+    keep_prefixes_bytes: Annotated[
+        int, Field(ge=0, description="disk for KV of documents that later nights ask about again, as 20GB; 0: none")
+    ] = 0
+    prefix_folder: Annotated[str, Field(description="where that KV is")] = ""
     disaggregation: Annotated[
         Disaggregation,
         Field(description="none: one process does all; processes: another process of the host computes prompts"),
@@ -150,6 +154,8 @@ class EngineConfig:
             )
         if self.disaggregation != "none":
             self._check_disaggregation()
+        if self.keep_prefixes_bytes and (self.disaggregation != "none" or self.sharing in ("lru", "none")):
+            raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
         if self.dtype in ("int8", "quantized") and (
             self.device.startswith("cuda") or self.attention not in ("auto", "native")
         ):

@@ -101,7 +101,7 @@ def nightly(
         if is_kept:
             recover_runs(database)
         prune_cache(database)
-        config = engine.to_config()
+        config = engine.to_config(database)
         source = Source.find(database, model, config, planning, full, find_attachments(attach))
         if machines.runner == "local":
             check_device(config.device)

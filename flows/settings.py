@@ -20,13 +20,14 @@ from pydantic import (
 from engine.config import EngineConfig
 from engine.planning.choose_prefixes import PlanMethod
 from tasks.runs.object_store import check_url
+from tasks.storage.artifact import runs_folder
 
 LOGGER = logging.getLogger("batchloom")
 
 RENAMED = {"chunk_tokens": "max_num_batched_tokens"}
 """Old names of fields, which are understood for one more release."""
 
-_ENGINE_ONLY = ("attention", "compile", "cuda_graphs")
+_ENGINE_ONLY = ("attention", "compile", "cuda_graphs", "prefix_folder")
 _SIZE = r"^(auto|\d+(\.\d+)? ?([kKmMgGtT]i?)?[bB]?)$"
 
 
@@ -74,11 +75,13 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
             LOGGER.warning("%s is now called %s; the old name goes with the next release", old, RENAMED[old])
         return {RENAMED.get(name, name): value for name, value in given.items()}
 
-    def to_config(self) -> EngineConfig:
-        """The engine's own form; raises `ConfigError` for what it refuses."""
+    def to_config(self, database: Path | None = None) -> EngineConfig:
+        """The engine's own form, with what is kept beside a database; raises `ConfigError` for what it refuses."""
         given: dict[str, Any] = self.model_dump()
-        for name in ("kv_memory", "swap_memory"):
+        for name in ("kv_memory", "swap_memory", "keep_prefixes"):
             given[f"{name}_bytes"] = _num_bytes(given.pop(name))
+        if given["keep_prefixes_bytes"] and database is not None:
+            given["prefix_folder"] = str(runs_folder(database) / "prefixes")
         return EngineConfig(**given)
 
 

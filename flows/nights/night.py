@@ -175,7 +175,7 @@ class NightRun:
             is_isolated = any(needs_isolation(plan.database, name) for name in names)
             self._night = Night(
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
-                engine=plan.models[model][1].to_config(),
+                engine=plan.models[model][1].to_config(plan.database),
                 failures=plan.failures,
                 machines=plan.machines,
                 workers=Workers(plan.machines, is_isolated),

@@ -197,6 +197,10 @@ def _load_engine(
 
             if is_encoder(Path(checkpoint)):
                 return EncoderEngine.load(checkpoint, config, adapter=adapter)
+        if config.keep_prefixes_bytes:
+            from engine.keeping.keeping_engine import KeepingEngine
+
+            return KeepingEngine.load(checkpoint, config, adapter=adapter, keeps_base=keeps_base)
         return Engine.load(checkpoint, config, adapter=adapter, keeps_base=keeps_base)
     except Exception as error:
         if is_out_of_memory(error):

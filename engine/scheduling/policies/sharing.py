@@ -1,6 +1,6 @@
 """Which requests share KV: groups of a plan as the scheduler runs them, or each request on its own."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
 
 from engine.config import Sharing
@@ -9,6 +9,8 @@ from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import ScheduledGroup, Sequence
 
+_Nodes = dict[CommonPrefix, PrefixNode | None]
+
 
 def schedule_groups(
     requests: Sequences[Request],
@@ -16,6 +18,7 @@ def schedule_groups(
     skipped: Collection[int],
     block_size: int,
     sharing: Sharing = "path",
+    make_node: Callable[..., PrefixNode] = PrefixNode,
 ) -> list[ScheduledGroup]:
     """Turns a plan into groups to run.
 
@@ -34,6 +37,7 @@ def schedule_groups(
         skipped: indices of requests that are not to be run; they have been answered already.
         block_size: tokens in a KV block.
         sharing: the policy.
+        make_node: makes the nodes of prefixes.
     """
     if sharing in ("lru", "none"):
         indices = sorted(index for group in groups for member in group.members for index in member.request_indices)
@@ -42,7 +46,7 @@ def schedule_groups(
             for index in indices
             if index not in skipped
         ]
-    nodes: dict[CommonPrefix, PrefixNode | None] = {}
+    nodes: _Nodes = {}
     scheduled = []
     for group in groups:
         answers = [
@@ -52,18 +56,18 @@ def schedule_groups(
         ]
         if not answers:
             continue
-        base = _common_node(group, block_size, nodes) if sharing == "path" else None
+        base = _common_node(group, block_size, nodes, make_node) if sharing == "path" else None
         node, num_covered = base, base.end if base is not None else 0
         # A prefix shorter than a block is computed with each suffix: a part of attention of its own would cost more.
         if len(group.prefix) > num_covered and len(group.prefix) >= block_size:
-            node = PrefixNode(parent=base, token_ids=group.prefix[num_covered:], start=num_covered)
+            node = make_node(parent=base, token_ids=group.prefix[num_covered:], start=num_covered)
         sequences = [Sequence(request=_most_urgent(requests, owners), owners=owners, node=node) for owners in answers]
         scheduled.append(ScheduledGroup(node=node, sequences=sequences))
     return scheduled
 
 
 def _common_node(
-    group: PrefixGroup, block_size: int, nodes: dict[CommonPrefix, PrefixNode | None]
+    group: PrefixGroup, block_size: int, nodes: _Nodes, make_node: Callable[..., PrefixNode]
 ) -> PrefixNode | None:
     """The deepest node of full blocks that the group has in common with others; nodes that are new are added."""
     new: list[CommonPrefix] = []
@@ -75,7 +79,7 @@ def _common_node(
     for common in reversed(new):
         start, end = node.end if node is not None else 0, common.num_tokens // block_size * block_size
         if end > start:
-            node = PrefixNode(parent=node, token_ids=group.leading_tokens[start:end], start=start)
+            node = make_node(parent=node, token_ids=group.leading_tokens[start:end], start=start)
         nodes[common] = node
     return node
 

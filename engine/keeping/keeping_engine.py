@@ -1,0 +1,91 @@
+"""An engine that reads prefixes which earlier runs have computed, and keeps those of this run."""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+import transformers
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.execution.output import Decoder
+from engine.execution.step_record import StepRecord
+from engine.keeping.prefix_keeper import PrefixKeeper
+from engine.keeping.prefix_store import PrefixStore
+from engine.model.adapter import Adapter
+from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.model import Model
+from engine.planning.plan import PrefixGroup
+from engine.request import Completion, Request
+from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.sequence import ScheduledGroup
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+
+class KeepingEngine(Engine):
+    """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration.
+
+    Where the folder cannot be used, a line in the log says so, and everything is computed.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
+        super().__init__(model, config, checkpoint)
+        self._adapter: Adapter | None = None
+        self._keeper: PrefixKeeper | None = None
+        if checkpoint is None:
+            LOGGER.warning("no prefixes are kept: a loaded model has no digest")
+            return
+        self._digest = checkpoint_digest(resolve_checkpoint(checkpoint))
+        try:
+            store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)
+            self._keeper = PrefixKeeper(store, self._cache)
+        except (OSError, sqlite3.Error) as error:
+            LOGGER.warning("no prefixes are kept: %s: %s", config.prefix_folder, error)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | transformers.PreTrainedModel,
+        config: EngineConfig | None = None,
+        *,
+        adapter: Adapter | None = None,
+        keeps_base: bool = False,
+    ) -> "KeepingEngine":
+        """See `Engine.load`."""
+        engine = super().load(model, config, adapter=adapter, keeps_base=keeps_base)
+        assert isinstance(engine, KeepingEngine)
+        engine._adapter = adapter
+        return engine
+
+    def use_adapter(self, adapter: Adapter | None) -> None:
+        """See `Engine.use_adapter`; KV of the adapter before is not found."""
+        super().use_adapter(adapter)
+        self._adapter = adapter
+
+    def run_plan(
+        self,
+        requests: Sequence[Request],
+        groups: Sequence[PrefixGroup],
+        *,
+        decode: Decoder | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> Iterator[Completion]:
+        """See `Engine.run_plan`. Prefixes are on disk when the last completion is taken."""
+        if self._keeper is None:
+            yield from super().run_plan(requests, groups, decode=decode, on_step=on_step)
+            return
+        adapter = "" if self._adapter is None else self._adapter.digest
+        self._keeper.about = f"{self._digest} {adapter} {self._runner.attention.name}"
+        groups = self._keeper.extend(groups)
+        yield from super().run_plan(requests, groups, decode=decode, on_step=self._keeper.watch(on_step))
+        self._keeper.flush()
+
+    def _schedule_groups(
+        self, requests: Sequence[Request], groups: Sequence[PrefixGroup], skipped: Collection[int]
+    ) -> list[ScheduledGroup]:
+        if self._keeper is None:
+            return super()._schedule_groups(requests, groups, skipped)
+        block_size, sharing = self._cache.block_size, self.config.sharing
+        return schedule_groups(requests, groups, skipped, block_size, sharing, self._keeper.make_node)

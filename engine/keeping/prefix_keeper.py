@@ -1,0 +1,261 @@
+"""What of a run's prefixes is read from disk instead of computed, and what is kept for later runs.
+
+A prefix is written when its last request is answered, if computing it takes longer than reading it back: seconds a
+token as this engine's steps took them, bytes a second as this disk gave them. Files are read ahead, and checked, by a
+thread while groups are computed.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import groupby
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.execution.step_record import StepRecord
+from engine.keeping.prefix_store import PrefixStore
+from engine.kv.block_pool import BlockPool
+from engine.kv.kv_cache import KVCache
+from engine.planning.plan import CommonPrefix, Member, PrefixGroup
+from engine.scheduling.prefix_node import PrefixNode
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+MOST_READ_AHEAD = 16
+"""Files that are mapped and checked before their group starts."""
+MOST_WRITES_UNDER_WAY = 4
+"""Copies of prefixes in memory that wait for the disk."""
+FEWEST_PROMPT_TOKENS = 64
+"""Of a step whose time says what a prompt token costs."""
+SECONDS_PER_FILE = 0.001
+"""For opening it and finding it in the index."""
+
+OnStep = Callable[[StepRecord], None]
+
+
+class KeptNode(PrefixNode):
+    """A prefix that is read from disk where it is there.
+
+    Attributes:
+        keys: of its full blocks.
+        num_loaded: leading tokens that were read, when it last took blocks.
+    """
+
+    __slots__ = ("_keeper", "keys", "num_loaded")
+
+    def __init__(
+        self,
+        keeper: "PrefixKeeper",
+        *,
+        parent: PrefixNode | None,
+        token_ids: npt.NDArray[np.int32],
+        start: int,
+    ) -> None:
+        super().__init__(parent=parent, token_ids=token_ids, start=start)
+        self._keeper = keeper
+        self.keys = keeper.name_blocks(self)
+        self.num_loaded = 0
+
+    def acquire(self, pool: BlockPool, block_size: int) -> int:
+        missing = [node for node in self.chain() if not node.holds_blocks]
+        num_tokens = super().acquire(pool, block_size)
+        for node in missing:
+            assert isinstance(node, KeptNode)
+            self._keeper.load(node)
+        return num_tokens
+
+    def release(self, pool: BlockPool) -> None:
+        if self.holds_blocks and self.num_computed == len(self.token_ids):
+            self._keeper.save(self)
+        super().release(pool)
+
+    def charge(self) -> int:
+        uncharged = [node for node in self.chain() if not node.is_charged]
+        num_loaded = sum(node.num_loaded for node in uncharged if isinstance(node, KeptNode))
+        return super().charge() - num_loaded
+
+
+class PrefixKeeper:
+    """Of one engine: loads prefixes into its KV memory, and saves them from there.
+
+    Args:
+        store: the folder.
+        cache: the engine's KV memory.
+
+    Attributes:
+        about: of the model, see `PrefixStore.name_blocks`; set before each run.
+    """
+
+    def __init__(self, store: PrefixStore, cache: KVCache) -> None:
+        self._store = store
+        self._cache = cache
+        shape = tuple(cache.keys[0].shape[1:])
+        self._layout = f"{len(cache.keys)} {shape} {cache.keys[0].dtype}"
+        self.about = ""
+        self._bytes_per_second = store.probe_read_rate()
+        self._seconds, self._num_tokens = 0.0, 0
+        self._num_loaded: dict[str, int] = {}
+        self._num_written = 0
+        self._next: deque[str] = deque()
+        self._mapped: dict[str, Future[torch.Tensor | None]] = {}
+        self._reader = ThreadPoolExecutor(1, "kept-prefixes-read")
+        self._writer = ThreadPoolExecutor(1, "kept-prefixes-write")
+        self._writes: deque[Future[bool]] = deque()
+        self._can_write = True
+
+    def extend(self, groups: Sequence[PrefixGroup]) -> list[PrefixGroup]:
+        """The groups; prompts of which more than their group's prefix is on disk have groups of their own."""
+        return [extended for group in groups for extended in self._extend(group)]
+
+    def make_node(self, *, parent: PrefixNode | None, token_ids: npt.NDArray[np.int32], start: int) -> KeptNode:
+        """A node that is read ahead where it is on disk.
+
+        Args:
+            parent: the node above.
+            token_ids: int32, of this node.
+            start: place of the first one in the prompt.
+        """
+        node = KeptNode(self, parent=parent, token_ids=token_ids, start=start)
+        self._next.extend(dict.fromkeys(place.name for place in self._store.find(node.keys)))
+        self._read_ahead()
+        return node
+
+    def watch(self, on_step: OnStep | None) -> OnStep:
+        """A callback that measures steps, and calls `on_step`."""
+
+        def watch_step(record: StepRecord) -> None:
+            if record.num_prefix_tokens + record.num_suffix_tokens >= FEWEST_PROMPT_TOKENS:
+                self._seconds += record.duration_ms / 1e3
+                self._num_tokens += record.num_tokens
+            if on_step is not None:
+                on_step(record)
+
+        return watch_step
+
+    def name_blocks(self, node: PrefixNode) -> list[bytes]:
+        """Keys of a node's full blocks."""
+        tokens = np.concatenate([above.token_ids for above in node.chain()])
+        return self._name(tokens)[node.start // self._cache.block_size :]
+
+    def load(self, node: KeptNode) -> None:
+        """Fill the leading blocks of a node that has just taken them, as far as they are on disk."""
+        node.num_loaded, first = 0, 0
+        if node.block_ids.ndim > 1:  # layers that give KV up early have tables of their own
+            return
+        for name, places in groupby(self._store.find(node.keys), key=lambda place: place.name):
+            kept = [place.place for place in places]
+            kv = self._take(name)
+            if kv is None:
+                break
+            end = first + len(kept)
+            self._cache.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
+            self._num_loaded[name] = self._num_loaded.get(name, 0) + len(kept) * self._cache.block_size
+            first = end
+        node.num_computed = node.num_loaded = first * self._cache.block_size
+
+    def save(self, node: KeptNode) -> None:
+        """Keep the blocks of a computed node that are not on disk, where that pays."""
+        first = len(self._store.find(node.keys))
+        num_tokens = (len(node.keys) - first) * self._cache.block_size
+        if node.block_ids.ndim > 1 or not self._can_write or not self._is_worth(num_tokens):
+            return
+        kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
+        while len(self._writes) >= MOST_WRITES_UNDER_WAY:
+            self._end_write()
+        self._writes.append(self._writer.submit(self._store.write, node.keys[first:], kv))
+
+    def flush(self) -> None:
+        """Wait for the disk, and book what was saved since the last time."""
+        while self._writes:
+            self._end_write()
+        per_token, per_byte = self._seconds_per_token, 1 / self._bytes_per_second
+        token_bytes = self._cache.block_bytes / self._cache.block_size
+        self._store.book(
+            {
+                name: max(0.0, num_tokens * (per_token - token_bytes * per_byte))
+                for name, num_tokens in self._num_loaded.items()
+            }
+        )
+        if self._num_loaded or self._num_written:
+            LOGGER.info(
+                "kept prefixes: %s tokens read from disk, %s files written",
+                f"{sum(self._num_loaded.values()):,}",
+                f"{self._num_written:,}",
+            )
+        self._num_loaded, self._num_written = {}, 0
+        self._next.clear()
+        self._mapped.clear()
+
+    @property
+    def _seconds_per_token(self) -> float:
+        return self._seconds / self._num_tokens if self._num_tokens else 0.0
+
+    def _is_worth(self, num_tokens: int) -> bool:
+        num_bytes = num_tokens * self._cache.block_bytes // self._cache.block_size
+        read_seconds = num_bytes / self._bytes_per_second + SECONDS_PER_FILE
+        return num_tokens > 0 and num_tokens * self._seconds_per_token > read_seconds
+
+    def _extend(self, group: PrefixGroup) -> Iterator[PrefixGroup]:
+        block_size, common = self._cache.block_size, group.common
+        num_planned = max(len(group.prefix), 0 if common is None else common.num_tokens)
+        if common is None or num_planned > common.num_tokens:
+            common = CommonPrefix(num_tokens=num_planned, parent=common) if num_planned else None
+        rest: list[Member] = []
+        longer: dict[bytes, list[Member]] = {}
+        num_kept: dict[bytes, int] = {}
+        for member in group.members:
+            prompt = np.concatenate([group.prefix, member.suffix[:-1]])
+            keys = self._name(prompt[: num_planned + block_size])
+            if len(keys) * block_size > num_planned and self._store.find(keys[-1:]):
+                keys = self._name(prompt)
+                found = len(self._store.find(keys))
+                if found * block_size > num_planned:
+                    longer.setdefault(keys[found - 1], []).append(member)
+                    num_kept[keys[found - 1]] = found * block_size
+                    continue
+            rest.append(member)
+        if rest:
+            yield replace(group, members=tuple(rest), common=common if longer else group.common)
+        for key, members in longer.items():
+            start = num_kept[key] - len(group.prefix)
+            yield PrefixGroup(
+                prefix=np.concatenate([group.prefix, members[0].suffix[:start]]),
+                members=tuple(replace(member, suffix=member.suffix[start:]) for member in members),
+                common=common,
+            )
+
+    def _name(self, token_ids: npt.NDArray[np.int32]) -> list[bytes]:
+        return self._store.name_blocks(token_ids, self._cache.block_size, f"{self.about} {self._layout}")
+
+    def _read_ahead(self) -> None:
+        while self._next and len(self._mapped) < MOST_READ_AHEAD:
+            name = self._next.popleft()
+            if name not in self._mapped and name not in self._num_loaded:
+                self._mapped[name] = self._reader.submit(self._read, name)
+
+    def _take(self, name: str) -> torch.Tensor | None:
+        under_way = self._mapped.pop(name, None)
+        found = self._read(name) if under_way is None or under_way.cancel() else under_way.result()
+        self._read_ahead()
+        return found
+
+    def _read(self, name: str) -> torch.Tensor | None:
+        started = perf_counter()
+        found = self._store.read(name)
+        if found is not None:  # the newest measurement counts half
+            rate = found.nbytes / (perf_counter() - started)
+            self._bytes_per_second = 2 / (1 / rate + 1 / self._bytes_per_second)
+        return found
+
+    def _end_write(self) -> None:
+        try:
+            self._num_written += self._writes.popleft().result()
+        except OSError as error:
+            if self._can_write:
+                LOGGER.warning("no more prefixes are kept: %s", error)
+            self._can_write = False

@@ -1,0 +1,263 @@
+"""Prefix KV on disk, found by the tokens that it stands for: one file a prefix, and an index of blocks in SQLite.
+
+A KV block is named by a digest of all tokens up to its end, of the model and of how its KV is laid out, keyed by a
+secret of the folder: equal names, equal KV, and nothing of another folder is ever found. A file holds consecutive
+blocks and is named by its last one.
+"""
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import secrets
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+LOGGER = logging.getLogger("batchloom.engine")
+
+HEADER_BYTES = 4096
+FORMAT = 1
+HALF_LIFE_SECONDS = 7 * 86400.0
+"""What a prefix has saved counts half as much for each week in which it was not read."""
+ABANDONED_SECONDS = 3600.0
+"""Age of files that are in no index, after which they are deleted."""
+
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8)}
+
+_SCHEMA = """
+create table if not exists secrets (secret blob);
+create table if not exists files (name text primary key, num_bytes integer, saved_seconds real, used_at real);
+create table if not exists blocks (key blob primary key, name text, place integer) without rowid;
+create index if not exists blocks_of on blocks (name);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where a block's KV is: a file, and the block's number in it."""
+
+    name: str
+    place: int
+
+
+class PrefixStore:
+    """The folder of kept prefixes. Threads and processes may share it.
+
+    Args:
+        folder: private to its user; made if it is not there, its parent must be.
+        budget_bytes: most that all files hold.
+
+    Raises:
+        OSError, sqlite3.Error: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, budget_bytes: int) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder = folder
+        self._budget_bytes = budget_bytes
+        self._opened_at = time.time()
+        self._lock = threading.Lock()
+        index = folder / "index.sqlite"
+        os.close(os.open(index, os.O_CREAT | os.O_RDWR, 0o600))
+        self._index = sqlite3.connect(index, timeout=30.0, check_same_thread=False, isolation_level=None)
+        weakref.finalize(self, self._index.close)
+        self._index.executescript(_SCHEMA)
+        self._index.execute(
+            "insert into secrets select ? where not exists (select * from secrets)", [secrets.token_bytes(32)]
+        )
+        self._secret = bytes(self._index.execute("select secret from secrets").fetchone()[0])
+        self._identity = hashlib.blake2b(key=self._secret, digest_size=16).hexdigest()
+        self._sweep()
+        self._make_room(0)
+
+    def name_blocks(self, token_ids: npt.NDArray[np.int32], block_size: int, about: str) -> list[bytes]:
+        """Keys of the full blocks of a beginning.
+
+        Args:
+            token_ids: int32, from the prompt's first token on.
+            block_size: tokens in a block.
+            about: of the model and its KV: whatever else decides what a block holds.
+        """
+        key, keys = hashlib.blake2b(about.encode(), key=self._secret, digest_size=16).digest(), []
+        for end in range(block_size, len(token_ids) + 1, block_size):
+            tokens = np.ascontiguousarray(token_ids[end - block_size : end], np.int32)
+            key = hashlib.blake2b(key + tokens.tobytes(), key=self._secret, digest_size=16).digest()
+            keys.append(key)
+        return keys
+
+    def find(self, keys: Sequence[bytes]) -> list[BlockPlace]:
+        """Where the leading blocks are, up to the first that is not kept."""
+        marks = ",".join("?" * len(keys))
+        with self._lock:
+            rows = self._index.execute(f"select key, name, place from blocks where key in ({marks})", keys).fetchall()
+        places = {bytes(key): BlockPlace(name, place) for key, name, place in rows}
+        found = []
+        for key in keys:
+            if key not in places:
+                break
+            found.append(places[key])
+        return found
+
+    def read(self, name: str) -> torch.Tensor | None:
+        """The KV of a file, mapped: ``[2 * num_layers, n, block_size, num_kv_heads, head_size]``.
+
+        None where it is missing, damaged or of another folder; it is then forgotten, with a line in the log.
+        """
+        path = self._path(name)
+        try:
+            return self._map(path, name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            LOGGER.warning("kept prefix %s is computed again: %s", path, error or type(error).__name__)
+            self.forget([name])
+            return None
+
+    def write(self, keys: Sequence[bytes], kv: torch.Tensor) -> bool:
+        """Keep blocks; whether there was room for them.
+
+        Args:
+            keys: of the blocks, one behind the other.
+            kv: as `read` gives it, in host memory.
+        Raises:
+            OSError: the disk does not take them.
+        """
+        payload = kv.contiguous().view(-1).view(torch.uint8).numpy()
+        num_bytes = HEADER_BYTES + len(payload)
+        if not self._make_room(num_bytes):
+            return False
+        name = keys[-1].hex()
+        header = {"format": FORMAT, "store": self._identity, "name": name, "dtype": str(kv.dtype), "shape": [*kv.shape]}
+        header["sha256"] = _digest(header, payload)
+        temporary = self.folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(json.dumps(header).encode().ljust(HEADER_BYTES))
+                file.write(payload.data)
+            os.replace(temporary, self._path(name))
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            self._index.execute("begin immediate")
+            self._index.execute("delete from blocks where name = ?", [name])
+            self._index.execute("replace into files values (?, ?, 0, ?)", [name, num_bytes, time.time()])
+            rows = [(key, name, place) for place, key in enumerate(keys)]
+            self._index.executemany("replace into blocks values (?, ?, ?)", rows)
+            self._index.execute("commit")
+        return True
+
+    def book(self, saved_seconds: Mapping[str, float]) -> None:
+        """Add what each file has saved by being read now."""
+        now = time.time()
+        with self._lock:
+            self._index.execute("begin immediate")
+            for name, seconds in saved_seconds.items():
+                query = "select saved_seconds, used_at from files where name = ?"
+                for saved, used_at in self._index.execute(query, [name]).fetchall():
+                    total = _decay(saved, used_at, now) + seconds
+                    self._index.execute(
+                        "update files set saved_seconds = ?, used_at = ? where name = ?", [total, now, name]
+                    )
+            self._index.execute("commit")
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Delete files and what the index says of them."""
+        with self._lock:
+            self._index.execute("begin immediate")
+            for name in names:
+                self._index.execute("delete from blocks where name = ?", [name])
+                self._index.execute("delete from files where name = ?", [name])
+            self._index.execute("commit")
+        for name in names:
+            with suppress(OSError):
+                self._path(name).unlink(missing_ok=True)
+
+    def probe_read_rate(self, num_bytes: int = 8 << 20) -> float:
+        """Bytes a second that the folder's disk gives, checked by their digest; from the disk where the system allows.
+
+        Raises:
+            OSError: the disk does not take so many bytes.
+        """
+        path = self.folder / f".probe.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        try:
+            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
+                file.write(np.random.default_rng(0).bytes(num_bytes))
+                file.flush()
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.seek(0)
+                started = time.perf_counter()
+                hashlib.file_digest(file, "sha256")
+                return num_bytes / (time.perf_counter() - started)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _map(self, path: Path, name: str) -> torch.Tensor:
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        header: dict[str, Any] = json.loads(mapped[:HEADER_BYTES])
+        digest = header.pop("sha256")
+        if (header["format"], header["name"]) != (FORMAT, name):
+            raise ValueError("the file is of another prefix")
+        if header["store"] != self._identity:
+            raise ValueError("the file is of another database")
+        if digest != _digest(header, memoryview(mapped)[HEADER_BYTES:]):
+            raise ValueError("the file is damaged")
+        kv = torch.frombuffer(mapped, dtype=torch.uint8, offset=HEADER_BYTES)
+        return kv.view(_DTYPES[header["dtype"]]).view(header["shape"])
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Evict what saves the least a byte, of what this run has neither read nor written; whether there is room."""
+        with self._lock:
+            rows = self._index.execute("select name, num_bytes, saved_seconds, used_at from files").fetchall()
+        too_many = sum(row[1] for row in rows) + num_bytes - self._budget_bytes
+        now = time.time()
+        rows = sorted(
+            (_decay(saved_seconds, used_at, now) / size, used_at, name, size)
+            for name, size, saved_seconds, used_at in rows
+            if used_at < self._opened_at
+        )
+        evicted = []
+        for _, _, name, size in rows:
+            if too_many <= 0:
+                break
+            too_many -= size
+            evicted.append(name)
+        if too_many > 0:
+            return False
+        if evicted:
+            self.forget(evicted)
+        return True
+
+    def _sweep(self) -> None:
+        """Delete what killed processes have left."""
+        with self._lock:
+            known = {name for (name,) in self._index.execute("select name from files").fetchall()}
+        for path in (*self.folder.glob("*.kv"), *self.folder.glob(".*.tmp")):
+            with suppress(OSError):
+                if path.stem not in known and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    path.unlink()
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.kv"
+
+
+def _digest(header: Mapping[str, Any], payload: Any) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    digest.update(payload)
+    return digest.hexdigest()
+
+
+def _decay(saved_seconds: float, used_at: float, now: float) -> float:
+    return float(saved_seconds * 0.5 ** (max(0.0, now - used_at) / HALF_LIFE_SECONDS))

@@ -1,0 +1,138 @@
+"""Prefixes of an earlier run: the same answers with and without, fewer tokens computed, whatever becomes of files."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
+from engine.errors import ConfigError
+from engine.execution.step_record import StepRecord
+from engine.keeping import prefix_keeper
+from engine.keeping.keeping_engine import KeepingEngine
+from tests.engine.answers import assert_alike
+
+CONFIG = EngineConfig(
+    dtype="float32", device="cpu", attention="torch", block_size=8, kv_memory_bytes=1 << 20, max_num_batched_tokens=96
+)
+
+
+@pytest.fixture(autouse=True)
+def cheap_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model computes faster than files are opened."""
+    monkeypatch.setattr(prefix_keeper, "SECONDS_PER_FILE", -1.0)
+    monkeypatch.setattr(prefix_keeper, "FEWEST_PROMPT_TOKENS", 1)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_llama: Path) -> Engine:
+    return Engine.load(tiny_llama, CONFIG)
+
+
+def keeping(tiny_llama: Path, folder: Path, **changes: object) -> KeepingEngine:
+    config = replace(CONFIG, keep_prefixes_bytes=1 << 30, prefix_folder=str(folder), **changes)
+    engine = KeepingEngine.load(tiny_llama, config)
+    assert isinstance(engine, KeepingEngine)
+    return engine
+
+
+def ask(documents: Sequence[int], questions: Sequence[int], *, is_scored: bool = False) -> list[Request]:
+    """Every question about every document; a document of number d has 20 + 9 d tokens behind 10 that all share."""
+    requests = []
+    for document in documents:
+        text = np.random.default_rng(document).integers(3, 500, 20 + 9 * document)
+        for question in questions:
+            words = np.random.default_rng(1000 + question).integers(3, 500, 3 + question % 4)
+            token_ids = np.concatenate([np.arange(5, 15), text, words]).astype(np.int32)
+            how = {"mode": "score", "labels": ((7,), (9, 11))} if is_scored else {"max_new_tokens": 4}
+            requests.append(Request(request_id=f"{document}-{question}", token_ids=token_ids, **how))
+    return requests
+
+
+def run(engine: Engine, requests: list[Request]) -> tuple[dict[str, Completion], int]:
+    """The answers, and the prompt tokens that were computed."""
+    steps: list[StepRecord] = []
+    groups = plan_prefix_groups([request.token_ids for request in requests])
+    answers = {answer.request_id: answer for answer in engine.run_plan(requests, groups, on_step=steps.append)}
+    num_computed = sum(step.num_prefix_tokens + step.num_suffix_tokens for step in steps)
+    assert num_computed == sum(answer.num_prompt_tokens - answer.num_cached_tokens for answer in answers.values())
+    return answers, num_computed
+
+
+def test_a_later_run_computes_questions_alone(plain: Engine, tiny_llama: Path, tmp_path: Path) -> None:
+    first, second, third = ask(range(5), [1, 2]), ask(range(5), [3, 4, 5], is_scored=True), ask(range(5), [6])
+    engine = keeping(tiny_llama, tmp_path / "kept")
+    answers, num_first = run(engine, first)
+    assert_alike(answers, run(plain, first)[0])
+    for requests in (second, third):  # of the last, each is planned alone
+        later = keeping(tiny_llama, tmp_path / "kept")
+        answers, num_computed = run(later, requests)
+        expected, num_plain = run(plain, requests)
+        assert_alike(answers, expected)
+        assert all(answer.finish_reason != "error" for answer in answers.values())
+        # Of each document at most a block's rest is left, and a block of what all share.
+        most = sum(len(request.token_ids) for request in requests) - len(requests) * 30 - 9 * 10 * len(requests) // 5
+        assert num_computed <= most + 5 * 7 + 8 < num_plain / 2
+    assert run(keeping(tiny_llama, tmp_path / "other"), first)[1] == num_first, (
+        "another database has a cache of its own"
+    )
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    nights=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
+            st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
+        ),
+        min_size=2,
+        max_size=3,
+    ),
+    num_blocks=st.integers(14, 40),
+    damage=st.integers(0, 3),
+    data=st.data(),
+)
+def test_any_nights_answer_as_without(
+    plain: Engine,
+    tiny_llama: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    nights: list[tuple[list[int], list[int]]],
+    num_blocks: int,
+    damage: int,
+    data: st.DataObject,
+) -> None:
+    """With memory for a few requests, so that prefixes are freed and read again, and with files damaged in between."""
+    folder = tmp_path_factory.mktemp("kept") / "prefixes"
+    block_bytes = 8 * 2 * 2 * 2 * 16 * 4
+    engine = keeping(tiny_llama, folder, kv_memory_bytes=num_blocks * block_bytes)
+    for documents, questions in nights:
+        requests = ask(documents, questions)
+        assert_alike(run(engine, requests)[0], run(plain, requests)[0])
+        for path in data.draw(st.permutations(sorted(folder.glob("*.kv"))))[:damage]:
+            content = bytearray(path.read_bytes())
+            content[data.draw(st.integers(0, len(content) - 1))] ^= 0x55
+            path.write_bytes(content)
+
+
+def test_what_costs_more_to_read_is_not_kept(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prefix_keeper, "SECONDS_PER_FILE", 10.0)
+    run(keeping(tiny_llama, tmp_path / "kept"), ask(range(3), [1, 2]))
+    assert not list((tmp_path / "kept").glob("*.kv"))
+    with caplog.at_level(logging.WARNING):
+        engine = keeping(tiny_llama, tmp_path / "no" / "such" / "folder")
+    assert "no prefixes are kept" in caplog.text
+    answers, _ = run(engine, ask([1], [1]))
+    assert answers["1-1"].finish_reason != "error"
+
+
+@pytest.mark.parametrize("changes", [{"sharing": "lru"}, {"sharing": "none"}, {"disaggregation": "processes"}])
+def test_what_shares_nothing_keeps_nothing(changes: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="keep_prefixes keeps what"):
+        replace(CONFIG, keep_prefixes_bytes=1, **changes)

@@ -1,0 +1,140 @@
+"""Kept prefixes as files: found by their tokens, private, checked, within their budget."""
+
+import json
+import logging
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.keeping.prefix_store import HALF_LIFE_SECONDS, HEADER_BYTES, PrefixStore
+
+BLOCK_SIZE = 4
+TOKENS = np.arange(20, dtype=np.int32)
+
+
+def make_kv(num_blocks: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2 * 3, num_blocks, BLOCK_SIZE, 2, 8, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_what_was_written_is_found_by_its_tokens(tmp_path: Path, dtype: torch.dtype) -> None:
+    store, kv = PrefixStore(tmp_path / "kept", 1 << 30), make_kv(5, dtype=dtype)
+    keys = store.name_blocks(TOKENS, BLOCK_SIZE, "model")
+    assert len(keys) == 5
+    assert store.write(keys[:2], kv[:, :2])
+    assert store.write(keys[2:], kv[:, 2:])
+    later = PrefixStore(tmp_path / "kept", 1 << 30)
+    longer = np.concatenate([TOKENS[:14], np.full(10, 99, np.int32)])
+    found = later.find(later.name_blocks(longer, BLOCK_SIZE, "model"))
+    assert [(place.name, place.place) for place in found] == [
+        (keys[1].hex(), 0),
+        (keys[1].hex(), 1),
+        (keys[4].hex(), 0),
+    ]
+    first, second = later.read(keys[1].hex()), later.read(keys[4].hex())
+    assert first is not None
+    assert second is not None
+    assert torch.equal(torch.cat([first, second], dim=1), kv)
+    for other in (TOKENS[1:], np.roll(TOKENS, 1)):
+        assert later.find(later.name_blocks(other, BLOCK_SIZE, "model")) == []
+    assert later.find(later.name_blocks(TOKENS, BLOCK_SIZE, "another model")) == []
+    assert later.find([]) == []
+
+
+def test_the_folder_is_its_users_alone(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path / "kept", 1 << 30)
+    store.write(store.name_blocks(TOKENS, BLOCK_SIZE, "model"), make_kv(5))
+    store.probe_read_rate(1 << 16)
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    files = list(store.folder.iterdir())
+    assert len(files) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+@pytest.mark.parametrize("damage", ["byte", "cut", "empty", "header", "gone", "foreign", "other"])
+def test_a_file_that_is_not_right_is_ignored_with_a_line(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = PrefixStore(tmp_path / "kept", 1 << 30)
+    keys = store.name_blocks(TOKENS, BLOCK_SIZE, "model")
+    store.write(keys, make_kv(5))
+    name = keys[-1].hex()
+    path = store.folder / f"{name}.kv"
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "byte":
+            content[-7] ^= 1
+        case "cut":
+            del content[-100:]
+        case "empty":
+            content.clear()
+        case "header":
+            header = json.loads(content[:HEADER_BYTES])
+            content[:HEADER_BYTES] = json.dumps(header | {"dtype": "torch.int8"}).encode().ljust(HEADER_BYTES)
+        case "foreign" | "other":
+            other = PrefixStore(tmp_path / "other", 1 << 30) if damage == "foreign" else store
+            others = other.name_blocks(TOKENS if damage == "foreign" else TOKENS + 1, BLOCK_SIZE, "model")
+            assert others != keys, "keys are keyed by the folder's secret"
+            other.write(others, make_kv(5, seed=1))
+            content = bytearray((other.folder / f"{others[-1].hex()}.kv").read_bytes())
+    path.write_bytes(content)
+    if damage == "gone":
+        path.unlink()
+    with caplog.at_level(logging.WARNING):
+        assert store.read(name) is None
+    assert [name in record.getMessage() for record in caplog.records] == [True]
+    assert store.find(keys) == []
+    assert store.write(keys, make_kv(5)), "it is kept anew"
+    assert torch.equal(torch.as_tensor(store.read(name)), make_kv(5))
+
+
+def test_a_copied_folder_of_another_database_is_not_found(tmp_path: Path) -> None:
+    """Files alone, without their index and its secret."""
+    one, two = PrefixStore(tmp_path / "one", 1 << 30), PrefixStore(tmp_path / "two", 1 << 30)
+    keys = one.name_blocks(TOKENS, BLOCK_SIZE, "model")
+    one.write(keys, make_kv(5))
+    shutil.copy(one.folder / f"{keys[-1].hex()}.kv", two.folder)
+    assert two.find(two.name_blocks(TOKENS, BLOCK_SIZE, "model")) == []
+    assert two.find(keys) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.floats(0, 9), st.floats(0, 3 * HALF_LIFE_SECONDS)), max_size=8),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
+def test_what_saves_least_a_byte_makes_room(
+    tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[int, float, float]], num_new: int, num_budget: int
+) -> None:
+    folder = tmp_path_factory.mktemp("kept") / "prefixes"
+    block_bytes = make_kv(1).nbytes
+    budget = num_budget * (HEADER_BYTES + block_bytes)
+    store = PrefixStore(folder, 1 << 30)
+    values = {}
+    for number, (num_blocks, saved, age) in enumerate(kept):
+        keys = store.name_blocks(TOKENS[: num_blocks * BLOCK_SIZE] + 100 * number, BLOCK_SIZE, "model")
+        store.write(keys, make_kv(num_blocks))
+        store._index.execute(
+            "update files set saved_seconds = ?, used_at = used_at - ? where name = ?", [saved, age + 1, keys[-1].hex()]
+        )
+        values[keys[-1].hex()] = (
+            saved * 0.5 ** ((age + 1) / HALF_LIFE_SECONDS) / (HEADER_BYTES + num_blocks * block_bytes)
+        )
+    later = PrefixStore(folder, budget)
+    keys = later.name_blocks(TOKENS[: num_new * BLOCK_SIZE] + 1, BLOCK_SIZE, "model")
+    is_written = later.write(keys, make_kv(num_new))
+    left = {path.stem for path in folder.glob("*.kv")}
+    assert sum(path.stat().st_size for path in folder.glob("*.kv")) <= budget
+    assert is_written == (HEADER_BYTES + num_new * block_bytes <= budget) == (keys[-1].hex() in left)
+    evicted = values.keys() - left
+    assert all(values[one] <= values[other] + 1e-9 for one in evicted for other in left & values.keys())
+    assert not later.write(later.name_blocks(TOKENS + 7, BLOCK_SIZE, "model"), torch.zeros(budget)), (
+        "what this run has written is not evicted by it"
+    )
