@@ -1,7 +1,7 @@
 """The engine: a model, its KV memory, and the loop that answers a whole plan."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,8 @@ from engine.request import Completion, Mode, Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import ScheduledGroup
 from engine.scheduling.step import Answered
 from engine.scheduling.token_batch import TokenBatch
 
@@ -61,6 +61,7 @@ class Engine:
         self._model = model
         self._checkpoint = checkpoint
         self._prefill_client: PrefillClient | None = None
+        self._make_node: Callable[..., PrefixNode] = PrefixNode
         self._poolers: dict[Mode, Pooler] = {}
         self._runs_ahead = can_run_ahead(config, model.device)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
@@ -197,9 +198,10 @@ class Engine:
                 num_prompt_tokens=len(request.token_ids),
                 error=reason,
             )
+        block_size = self._cache.block_size
         pool = make_pool(self.config, self._cache.num_blocks)
         scheduler = Scheduler(
-            self._schedule_groups(requests, groups, impossible),
+            schedule_groups(requests, groups, impossible, block_size, self.config.sharing, self._make_node),
             pool=pool,
             config=self._config,
             swap=SwapSpace(self._cache, self._num_swap_blocks) if self._num_swap_blocks else None,
@@ -253,11 +255,6 @@ class Engine:
             block_size=self._cache.block_size,
             num_kv_blocks=self._cache.num_blocks,
         )
-
-    def _schedule_groups(
-        self, requests: Sequence[Request], groups: Sequence[PrefixGroup], skipped: Collection[int]
-    ) -> list[ScheduledGroup]:
-        return schedule_groups(requests, groups, skipped, self._cache.block_size, self.config.sharing)
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model

@@ -2,7 +2,7 @@
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import transformers
@@ -18,8 +18,6 @@ from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.request import Completion, Request
-from engine.scheduling.policies.sharing import schedule_groups
-from engine.scheduling.sequence import ScheduledGroup
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -41,6 +39,7 @@ class KeepingEngine(Engine):
         try:
             store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)
             self._keeper = PrefixKeeper(store, self._cache)
+            self._make_node = self._keeper.make_node
         except (OSError, sqlite3.Error) as error:
             LOGGER.warning("no prefixes are kept: %s: %s", config.prefix_folder, error)
 
@@ -81,11 +80,3 @@ class KeepingEngine(Engine):
         groups = self._keeper.extend(groups)
         yield from super().run_plan(requests, groups, decode=decode, on_step=self._keeper.watch(on_step))
         self._keeper.flush()
-
-    def _schedule_groups(
-        self, requests: Sequence[Request], groups: Sequence[PrefixGroup], skipped: Collection[int]
-    ) -> list[ScheduledGroup]:
-        if self._keeper is None:
-            return super()._schedule_groups(requests, groups, skipped)
-        block_size, sharing = self._cache.block_size, self.config.sharing
-        return schedule_groups(requests, groups, skipped, block_size, sharing, self._keeper.make_node)
