@@ -76,7 +76,7 @@ class KeepingEngine(Engine):
             yield from super().run_plan(requests, groups, decode=decode, on_step=on_step)
             return
         adapter = "" if self._adapter is None else self._adapter.digest
-        self._keeper.about = f"{self._digest} {adapter} {self._runner.attention.name}"
+        self._keeper.about = f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}"
         groups = self._keeper.extend(groups)
         yield from super().run_plan(requests, groups, decode=decode, on_step=self._keeper.watch(on_step))
         self._keeper.flush()
