@@ -1,7 +1,7 @@
 -- purpose: the newest probabilities beside their calibrated values; null where no map was fitted for the workload and the
 --          model that gave them
 -- grain:   one row a key and column of probabilities
--- inputs:  the workload's view of newest answers, runs, calibrations
+-- inputs:  the workload's view of newest answers, runs, calibrations, macro calibrated_probability_of
 -- identifiers: {view}, {latest}, {keys}, {columns}: of probabilities
 -- parameters: none
 
@@ -20,30 +20,14 @@ probabilities as (
 
 select
     probabilities.*,
-    case calibrations.method
-        when 'platt' then
-            1 / (1 + exp(-(
-                calibrations.slope * ln(
-                    least(greatest(probability, 1e-6), 1 - 1e-6) / (1 - least(greatest(probability, 1e-6), 1 - 1e-6))
-                ) + calibrations.intercept
-            )))
-        when 'isotonic' then
-            case
-                when probability <= thresholds[1] then calibrated[1]
-                when probability >= thresholds[-1] then calibrated[-1]
-                else
-                    calibrated[len(list_filter(thresholds, lambda x: x <= probability))]
-                    + (probability - thresholds[len(list_filter(thresholds, lambda x: x <= probability))])
-                    / (
-                        thresholds[len(list_filter(thresholds, lambda x: x <= probability)) + 1]
-                        - thresholds[len(list_filter(thresholds, lambda x: x <= probability))]
-                    )
-                    * (
-                        calibrated[len(list_filter(thresholds, lambda x: x <= probability)) + 1]
-                        - calibrated[len(list_filter(thresholds, lambda x: x <= probability))]
-                    )
-            end
-    end as calibrated_probability
+    calibrated_probability_of(
+        probability,
+        calibrations.method,
+        calibrations.slope,
+        calibrations.intercept,
+        calibrations.thresholds,
+        calibrations.calibrated
+    ) as calibrated_probability
 from probabilities
 left join runs on runs.run_id = probabilities.run_id
 left join calibrations

@@ -87,6 +87,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
             digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
             found = [each for column in columns for each in _fit_column(comparison, column, digests, gold, method)]
             comparison.execute("calibrate/create_calibrations")
+            comparison.execute("calibrate/macro_calibrated_probability_of")
             comparison.execute("calibrate/delete_calibrations", digests)
             row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
             for each in found:

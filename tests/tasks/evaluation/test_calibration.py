@@ -75,6 +75,27 @@ def test_the_view_gives_what_was_fitted_to_answers_of_this_workload_alone(databa
             assert calibrated == pytest.approx(float(found.apply(np.array([probability]))[0]), abs=1e-9)
     calibrate_answers.fn(str(database), RANKING, "gold", method)
     assert sql(database, "select count(*) from calibrations") == [(1,)], "fitted anew, the earlier map is gone"
+    with duckdb.connect() as reader:
+        reader.execute(f"attach '{database}' as team (read_only)")
+        order = "doc_id, column_name, probability, calibrated_probability"
+        assert reader.execute(f"select {order} from team.calibrated_rankings order by all").fetchall() == rows
+
+
+def test_a_database_with_a_map_in_its_view_goes_on_and_is_fitted_anew(database: Path) -> None:
+    """As views of calibrated answers were before the map had a name in the database."""
+    sql(
+        database,
+        "create view calibrated_rankings as select query_id, doc_id, run_id, 'score' as column_name,"
+        " score as probability, 1 / (1 + exp(-score)) as calibrated_probability from latest_rankings",
+    )
+    with connect(database) as connection:
+        create_schema(connection, RANKING)
+    assert len(sql(database, "from calibrated_rankings")) == 130
+    (found,) = calibrate_answers.fn(str(database), RANKING, "gold", "platt")
+    ((probability, calibrated),) = sql(
+        database, "select probability, calibrated_probability from calibrated_rankings where doc_id = 'd7'"
+    )
+    assert calibrated == pytest.approx(float(found.apply(np.array([probability]))[0]), abs=1e-9)
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
