@@ -157,8 +157,11 @@ class Extraction(SingleRequest):
         refuse_if(self.schema and not name.strip(), "[output]: answer_column is missing; expected a string")
         refuse_if(self.asked and name, "[output]: answer_column belongs to a schema; [columns] name their own")
         refuse_if(name.lower() in RESERVED_COLUMNS, f"[output]: answer_column may not be {name!r}")
+        named: set[str] = set()
         for column_name, column in self.asked.items():
             try:
+                refuse_if(column_name.lower() in named, "an earlier column has this name, but for capitals")
+                named.add(column_name.lower())
                 refuse_if(not (column_name.strip() and column_name.isprintable()), "a column needs a printable name")
                 refuse_if(column_name.lower() in RESERVED_COLUMNS, "batchloom writes a column of this name itself")
                 column.check()

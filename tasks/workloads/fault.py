@@ -1,6 +1,7 @@
-"""What is wrong with a workload's file, in a line."""
+"""What is wrong with a workload's file, in a line, and where in the file that is."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -16,12 +17,70 @@ _EXPECTED = {
 }
 _MISSING = {"key": "a list of strings", "labels": "a list of strings", "prompt": "a table", "output": "a table"}
 
+_KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+_KEYS = rf"({_KEY}(?:\s*\.\s*{_KEY})*)"
+_HEADER = re.compile(rf"\s*\[\[?\s*{_KEYS}\s*\]\]?\s*(?:#.*)?")
+_VALUE = re.compile(rf"\s*{_KEYS}\s*=(.*)")
 
-def describe_fault(error: ValueError, values: Mapping[str, Any]) -> str:
-    """What to tell of an error that reading the file's `values` raised."""
+
+def describe_fault(error: ValueError, values: Mapping[str, Any], text: str) -> str:
+    """What to tell of an error that reading a file raised, with the line that it is about.
+
+    Args:
+        values: of the file.
+        text: of the file.
+    """
     if isinstance(error, pydantic.ValidationError):
-        return _describe(error.errors()[0], values)
-    return str(error)
+        fault = error.errors()[0]
+        steps = [str(step) for step in fault["loc"] if isinstance(step, str)]
+        message = _describe(fault, values)
+    else:
+        message, steps = str(error), []
+    line = find_line(text, [*steps, *_find_keys(message, steps, values)])
+    return message if line is None else f"line {line}: {message}"
+
+
+def find_line(text: str, steps: Sequence[str]) -> int | None:
+    """The number of the line, from 1 on, where a key of a TOML file stands; else where the table is that it belongs to.
+
+    Args:
+        text: a file that can be read as TOML.
+        steps: the tables and the key in them, outermost first.
+    """
+    table: tuple[str, ...] = ()
+    found, most, quote = None, 0, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if quote:  # in a string of several lines
+            quote = "" if quote in line else quote
+            continue
+        if header := _HEADER.fullmatch(line):
+            path = table = _split_keys(header[1])
+        elif value := _VALUE.fullmatch(line):
+            path = (*table, *_split_keys(value[1]))
+            quote = next((mark for mark in ('"""', "'''") if value[2].count(mark) % 2), "")
+        else:
+            continue
+        if most < len(path) <= len(steps) and path == tuple(steps[: len(path)]):
+            found, most = number, len(path)
+    return found
+
+
+def _split_keys(keys: str) -> tuple[str, ...]:
+    return tuple(key.strip("\"'") for key in re.findall(_KEY, keys))
+
+
+def _find_keys(message: str, steps: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """The keys below a table that a message names: at its beginning, as in ``[columns]: total: ...``, or in quotes."""
+    inner: Any = values
+    for step in steps:
+        inner = inner.get(step) if isinstance(inner, Mapping) else None
+    found = []
+    words = [word for quoted, word in re.findall(r"'([^']*)'|([\w-]+)", message) for word in (quoted, word) if word]
+    for word in words:
+        if isinstance(inner, Mapping) and word in inner:
+            found.append(word)
+            inner = inner[word]
+    return found
 
 
 def _describe(fault: ErrorDetails, values: Mapping[str, Any]) -> str:

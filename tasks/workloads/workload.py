@@ -238,7 +238,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
     except ValueError as error:
         from tasks.workloads.fault import describe_fault  # most files have none
 
-        raise WorkloadError(f"{path}: {describe_fault(error, values)}") from error
+        raise WorkloadError(f"{path}: {describe_fault(error, values, text)}") from error
     return workload
 
 

@@ -1,0 +1,110 @@
+"""The line of a workload's file that is wrong is named, however its tables are written."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import WorkloadError
+from tasks.workloads.fault import find_line
+from tasks.workloads.workload import load_workload
+
+EXTRACT = '''name = "invoices"
+mode = "extract"
+requests_sql = "query.sql"
+key = ["id"]
+[prompt]
+system = """
+[columns]
+total = "not a line of the file's own"
+"""
+template = "{body}"
+[output]
+table = "invoices"
+[columns]
+vendor = "VARCHAR"
+total = { type = "DECIMAL(12,2)", ask = "the amount due" }
+'''
+DECIDE = """name = "facets"
+mode = "decide"
+requests_sql = "query.sql"
+key = ["id"]
+prompt.template = "{body}"
+output.table = "facets"
+[questions.urgent]
+type = "BOOLEAN"
+ask = "Now?"
+[questions.topic]
+type = "ENUM('a', 'b')"
+ask = "What?"
+"""
+GENERATE = """name = "texts"
+mode = "generate"
+requests_sql = "query.sql"
+key = ["id"]
+[prompt]
+template = "{body}"
+[decoding]
+max_new_tokens = 9
+pattern = "[a-z]+"
+[output]
+table = "texts"
+answer_column = "text"
+"""
+EXPLODES = "(" * 400 + "a" + ")" * 400
+
+FAULTS = [
+    (EXTRACT, '"VARCHAR"', '"VARCHARS"', "[columns]: [vendor]: type 'VARCHARS' is not a type of DuckDB"),
+    (EXTRACT, '"VARCHAR"', '"ENUM()"', "ENUM type requires at least one argument"),
+    (EXTRACT, "total = {", "Vendor = {", "[columns]: Vendor: an earlier column has this name"),
+    (EXTRACT, "total = {", "vendor = {", "cannot be read as TOML: Cannot overwrite a value (at line 15"),
+    (EXTRACT, "total = {", "status = {", "[columns]: status: batchloom writes a column of this name itself"),
+    (EXTRACT, '"VARCHAR"', f'{{ type = "VARCHAR", pattern = "{EXPLODES}" }}', "[columns]: vendor: failed to compile"),
+    (EXTRACT, '"VARCHAR"', '{ type = "VARCHAR", pattern = "ab", max_chars = 1 }', "[columns]: vendor: failed to"),
+    (EXTRACT, '{ type = "DECIMAL(12,2)"', '{ typ = "DECIMAL(12,2)"', "[columns]: [total]: "),
+    (DECIDE, "\"ENUM('a', 'b')\"", '"ENUM()"', "ENUM type requires at least one argument"),
+    (DECIDE, "[questions.topic]", "[questions.urgent_probability]", "give the column 'urgent_probability' twice"),
+    (DECIDE, 'output.table = "facets"', 'output.table = "runs"', "[output]: table may not be 'runs'"),
+    (DECIDE, "\"ENUM('a', 'b')\"", '"JSON"', "must be BOOLEAN, ENUM"),
+    (GENERATE, '"[a-z]+"', f'"{EXPLODES}"', "[decoding]: pattern cannot be used"),
+    (GENERATE, '"[a-z]+"', '"(?=a)b"', "[decoding]: pattern cannot be used"),
+    (GENERATE, 'pattern = "[a-z]+"', 'schema = "nothing.json"', "which cannot be used"),
+    (GENERATE, '"texts"\nanswer', '"texts"\nanswr', "answer_column"),
+    (GENERATE, "max_new_tokens = 9", "max_new_tokens = 9.5", "must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("text", "old", "new", "message"), FAULTS)
+def test_the_line_that_is_wrong_is_named(tmp_path: Path, text: str, old: str, new: str, message: str) -> None:
+    (tmp_path / "query.sql").write_text("select 'a' as id, 'b' as body")
+    (tmp_path / "nothing.json").write_text('{"type": "string", "enum": []}')
+    assert text.count(old) == 1 or old == '"VARCHAR"'
+    wrong = text.replace(old, new)
+    path = tmp_path / "own.toml"
+    path.write_text(wrong)
+    with pytest.raises(WorkloadError) as caught:
+        load_workload(path)
+    assert message in str(caught.value)
+    number = wrong[: wrong.index(new)].count("\n") + 1
+    if "TOML" not in message:
+        is_missing = "answr" in new  # the table that lacks the key, or the key that is not known
+        assert any(
+            f"{path}: line {n}: " in str(caught.value)
+            for n in ((number - 1, number, number + 1) if is_missing else (number,))
+        )
+
+
+def test_lines_are_found_in_every_way_to_write_a_table() -> None:
+    text = "a = 1\n[ b . 'c d' ] # here\n\"e f\" = '''\nx = 2\n'''\nx = 3\ny.z = 4\n[[g]]\nh = [\n  'i = 1',\n]\n"
+    for steps, line in (
+        (["a"], 1),
+        (["b"], None),
+        (["b", "c d"], 2),
+        (["b", "c d", "e f"], 3),
+        (["b", "c d", "x"], 6),
+        (["b", "c d", "y", "z"], 7),
+        (["b", "c d", "none"], 2),
+        (["g", "h"], 9),
+        (["none"], None),
+        ([], None),
+    ):
+        assert find_line(text, steps) == line, steps
