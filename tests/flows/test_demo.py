@@ -26,9 +26,17 @@ def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_
     first = run_demo(tmp_path, "--model", str(tiny_llama))
     assert first.returncode == 0, first.stderr
     assert "Built demo.duckdb: 37 documents" in first.stdout
-    for title in ("A few answers", "A few searches", "What sharing saved", "Look around with SQL"):
+    for title in (
+        "A few answers",
+        "A few searches",
+        "What documents are",
+        "What sharing saved",
+        "Look around with SQL",
+    ):
         assert title in first.stdout
     assert "Traceback" not in first.stderr
+    for gold in ("gold_facets", "gold_facts"):
+        assert f"newest answers against gold table {gold}" in first.stdout
     with connect(tmp_path / "demo.duckdb", read_only=True) as connection:
         asked = connection.execute("select count(*) from snippet_requests").fetchone()
         statuses = connection.execute("select count(*), count_if(status = 'ok') > 0 from latest_snippets").fetchone()
@@ -41,7 +49,7 @@ def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_
 
     second = run_demo(tmp_path, "--model", str(tiny_llama))
     assert second.returncode == 0, second.stderr
-    assert second.stdout.count("nothing new to do") == 2
+    assert second.stdout.count("nothing new to do") == 4
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The demo's data: enough of it, consistent, and built into a database whole or not at all."""
 
+import ast
 import pydoc_data.topics
 import tomllib
 from pathlib import Path
@@ -45,6 +46,18 @@ def test_each_search_has_candidates_that_answer_it_and_others_that_do_not() -> N
         assert len(search["others"]) >= 9, search["text"]
         assert len(set(names)) == len(names), search["text"]
         assert set(names) <= set(questions), search["text"]
+
+
+def test_python_proves_what_gold_rows_say(contents: DemoContents) -> None:
+    gold = tomllib.loads((DEMO / "gold.toml").read_text(encoding="utf-8"))
+    assert {proved["kind"] for proved in gold.values()} == {"statement", "expression", "type"}
+    assert contents.kinds.keys() == gold.keys() & contents.documents.keys()
+    for name, proved in gold.items():
+        (parsed,) = ast.parse(proved["code"]).body
+        if proved["kind"] == "type":
+            assert isinstance(eval(proved["code"]), type), name
+        else:
+            assert (proved["kind"] == "expression") == isinstance(parsed, ast.Expr), name
 
 
 def test_documents_are_whole_paragraphs_of_prose(contents: DemoContents) -> None:
