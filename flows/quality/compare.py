@@ -20,7 +20,7 @@ from flows.workers import Workers
 from flows.workload_run import Night, Source, infer, read_and_plan
 from tasks.answers.pair import PairedAnswers
 from tasks.comparison.comparison import PromptDiff, count_computed
-from tasks.comparison.difference import compare_with_gold
+from tasks.comparison.difference import compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
 from tasks.database.connection import connect
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
@@ -144,6 +144,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
             names=(first.name, second.name),
             gold=gold or "",
             rows=tuple(rows),
+            agreements=tuple(measure_agreement((first, second), rows)),
             differences=tuple(differences),
             num_tokens_together=count_computed(plans["both"]),
             num_tokens_apart=count_computed(plans["first"]) + count_computed(plans["second"]),

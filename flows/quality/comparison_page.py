@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.quality.evaluation_page import show_interval
+from flows.quality.evaluation_page import show_value as show_metric
 from flows.quality.sample_page import ARTIFACT_COLUMNS, list_forecast, show_value
 from tasks.comparison.comparison import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
@@ -34,6 +36,8 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
         console.print(_list_changes(found, changed[:MOST_ROWS]))
     if len(changed) > MOST_ROWS:
         console.print(f"... and {len(changed) - MOST_ROWS:,} more\n", highlight=False)
+    if found.agreements:
+        console.print(_list_agreements(found))
     if found.differences:
         console.print(_list_differences(found))
     if found.forecast is not None:
@@ -63,10 +67,23 @@ def _list_changes(found: PromptDiff, changed: list[PairedRow]) -> Table:
 def _say(row: PairedRow, side: int) -> str:
     if row.errors[side] is not None:
         return f"error: {show_value(row.errors[side])}"
-    said = {name: value for name, value in row.answers[side].items() if not name.endswith("_logprobs")}
+    hidden = ("_logprobs", "_probabilities")
+    said = {name: value for name, value in row.answers[side].items() if not name.endswith(hidden)}
     if len(said) == 1:
         return show_value(next(iter(said.values())))
     return escape(", ".join(f"{name} {show_value(value)}" for name, value in said.items()))
+
+
+def _list_agreements(found: PromptDiff) -> Table:
+    table = Table(title="Where both agree", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("column", "label", "measure"):
+        table.add_column(name)
+    for name in ("value", "95% interval", "rows"):
+        table.add_column(name, justify="right")
+    for each in found.agreements:
+        names = (escape(each.column_name), escape(each.label or ""), each.metric)
+        table.add_row(*names, show_metric(each), show_interval(each), f"{each.num_rows:,}")
+    return table
 
 
 def _list_differences(found: PromptDiff) -> Table:

@@ -1,11 +1,19 @@
--- purpose: prompts of two workloads for the same rows as one batch: row n of the first is row 2n, of the second 2n + 1
--- grain:   one row a row and workload
+-- purpose: prompts of two workloads for the same rows as one batch: a row's prompts of the first, then those of the second
+-- grain:   one row a prompt
 -- inputs:  tokens artifacts, as files
--- parameters: $first, $second
+-- parameters: $first, $second; $num_first, $num_second (prompts of a row)
 
-select 2 * row_id as row_id, token_ids, error, priority
+select
+    row_id // $num_first * ($num_first + $num_second) + row_id % $num_first as row_id,
+    token_ids,
+    error,
+    priority
 from read_parquet($first)
 union all
-select 2 * row_id + 1, token_ids, error, priority
+select
+    row_id // $num_second * ($num_first + $num_second) + $num_first + row_id % $num_second,
+    token_ids,
+    error,
+    priority
 from read_parquet($second)
 order by 1

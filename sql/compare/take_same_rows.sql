@@ -7,7 +7,11 @@
 
 with asked as (
     select *
-    from read_parquet($requests)
+    from (
+        from read_parquet($requests)
+        union all by name -- of workloads that ask a row several questions
+        select null::utinyint[] as open_questions where false
+    )
     qualify row_number() over (partition by {keys} order by row_id) = 1
 ),
 
@@ -20,6 +24,7 @@ select asked.* exclude ({keys}) replace (
     chosen.chosen_id as row_id,
     coalesce(asked.content_key, '') as content_key,
     coalesce(asked.row_priority, 0) as row_priority,
+    coalesce(asked.open_questions, []) as open_questions,
     case when asked.row_id is null then 'the other workload does not ask about this row' else asked.error end as error
 ), chosen.* exclude (chosen_id)
 from chosen

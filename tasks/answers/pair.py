@@ -1,8 +1,8 @@
-"""Two workloads asked about the same rows in one batch: each row makes two requests, one of each workload."""
+"""Two workloads asked about the same rows in one batch: each row makes the requests of both."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from engine.request import Completion
@@ -12,21 +12,31 @@ from tasks.answers.toml_value import Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedAnswers(SingleRequest):
-    """Requests with an even row id are answered as the first kind, those with an odd one as the second.
+    """A row makes the first kind's requests, then the second's; row ids count requests.
 
     No file names it: it has a mode for messages alone, and its answers are written nowhere.
 
     Attributes:
         kinds: of the two workloads.
-        settings: what `RequestForm` says of each.
+        settings: what `RequestForm` says of each request of a row.
         output: of the second workload; its earlier answers say how long answers are.
     """
 
     mode: ClassVar[str] = "compare"
 
     kinds: tuple[AnswerKind, AnswerKind]
-    settings: tuple[Mapping[str, Any], Mapping[str, Any]]
+    settings: tuple[Mapping[str, Any], ...]
     output: Output
+
+    @property
+    def num_first(self) -> int:
+        """Requests of a row that are the first kind's."""
+        return len(self.kinds[0].suffixes)
+
+    def place(self, row_id: int) -> tuple[int, int, int]:
+        """The row that a request is about, whose it is (0: the first workload's, 1: the second's), its number there."""
+        row, number = divmod(row_id, len(self.settings))
+        return (row, 0, number) if number < self.num_first else (row, 1, number - self.num_first)
 
     @property
     def digest_parts(self) -> list[Any]:
@@ -45,6 +55,7 @@ class PairedAnswers(SingleRequest):
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
         """As JSON, since the two may have different columns."""
-        values = self.kinds[int(completion.request_id) % 2].read(completion, decode)
+        _, side, number = self.place(int(completion.request_id))
+        values = self.kinds[side].read(replace(completion, request_id=str(number)), decode)
         error = values.get("error")
         return {"answer": json.dumps(dict(values), default=str)} | ({"error": error} if error else {})

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tasks.comparison.difference import Difference
 from tasks.comparison.paired_rows import PairedRow
+from tasks.evaluation.evaluation import Metric
 from tasks.forecast.sampled import SampledForecast
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
@@ -17,6 +18,7 @@ class PromptDiff:
         names: of the first and the second.
         gold: the table of expected values; empty for none.
         rows: of the sample, with both answers; none where the second workload has no rows.
+        agreements: of both answers, by column.
         differences: of measures against gold.
         num_tokens_together: prompt tokens that one batch of both computes.
         num_tokens_apart: prompt tokens that a batch of each would compute.
@@ -26,6 +28,7 @@ class PromptDiff:
     names: tuple[str, str]
     gold: str = ""
     rows: tuple[PairedRow, ...] = ()
+    agreements: tuple[Metric, ...] = ()
     differences: tuple[Difference, ...] = ()
     num_tokens_together: int = 0
     num_tokens_apart: int = 0

@@ -1,9 +1,10 @@
 """How much better the answers of one workload are than those of another, on the same gold rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -12,7 +13,7 @@ from sql import statement
 from tasks.comparison.paired_rows import PairedRow
 from tasks.database.connection import connect, fill_identifiers
 from tasks.database.messages import explain
-from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison
+from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
 from tasks.workloads.workload import Workload
 
 SIDES = ("first", "second")
@@ -78,16 +79,62 @@ def compare_with_gold(
             raise DatabaseError(f"{database}: {explain(error)}") from error
 
 
+def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
+    """How far both give the same answers: column by column of those that both have, with intervals.
+
+    Args:
+        workloads: the first and the second.
+        rows: their answers; those that both have answered count.
+    """
+    answered = [row for row in rows if row.errors == (None, None)]
+    first, second = (workload.kind.columns for workload in workloads)
+    types = {name: second[name] for name in second if first.get(name) == second[name]} if answered else {}
+    said = {name: type_ for name, type_ in types.items() if any(name in row.answers[1] for row in answered)}
+    if not said:
+        return []
+    whole = workloads[1]
+    with duckdb.connect() as memory:
+        for table in (whole.output.table, f"latest_{whole.output.table}"):
+            create = fill_identifiers(statement("compare/create_side"), table=table, keys=whole.key, answers=said)
+            memory.execute(create)
+        for side, name in enumerate(SIDES):
+            _insert_side(memory, whole.output.table, whole, side, said, answered, name)
+        comparison = Comparison(memory, whole, "agreement")
+        comparison.create_tables()
+        comparison.take_answers("answers", SIDES[1])
+        comparison.compare_with_run(SIDES[0])
+        return comparison.measure()
+
+
 def _fill_side(memory: duckdb.DuckDBPyConnection, side: int, workload: Workload, rows: Sequence[PairedRow]) -> None:
     """What one of the two answered; a sample has no ranks."""
     kind, table = workload.kind, f"latest_{workload.output.table}"
     types = {name: type_ for name, type_ in kind.columns.items() if name in kind.written}
     memory.execute(fill_identifiers(statement("compare/create_side"), table=table, keys=workload.key, answers=types))
+    _insert_side(memory, table, workload, side, types, rows, "sample")
+
+
+def _insert_side(
+    memory: duckdb.DuckDBPyConnection,
+    table: str,
+    workload: Workload,
+    side: int,
+    types: Mapping[str, str],
+    rows: Sequence[PairedRow],
+    run_id: str,
+) -> None:
     now = datetime.now(UTC)
     books = ("status", "error", "run_id", "created_at", "content_key")
     insert = fill_identifiers(statement("compare/insert_side"), table=table, columns=[*workload.key, *types, *books])
     for row in rows:
         status = "ok" if row.errors[side] is None else "error"
-        values = [*row.key.values(), *(row.answers[side].get(name) for name in types)]
-        fields = [*values, status, row.errors[side], "sample", now, ""]
+        values = [*row.key.values(), *(_bind(row.answers[side].get(name), type_) for name, type_ in types.items())]
+        fields = [*values, status, row.errors[side], run_id, now, ""]
         memory.execute(insert, {"values": {f"f{number}": value for number, value in enumerate(fields)}})
+
+
+def _bind(value: Any, type_: str) -> Any:
+    """A value as DuckDB takes it; JSON has a list of pairs for a map."""
+    if value is None or not type_.startswith("MAP("):
+        return value
+    return {"key": [name for name, _ in value], "value": [each for _, each in value]}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import WorkloadError
 from sql import statement
+from tasks.answers.kind import AnswerKind
 from tasks.answers.pair import PairedAnswers
 from tasks.database.connection import fill_identifiers
 from tasks.prompts.prompt import RequestForm
@@ -53,7 +54,7 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
         first, second: with the same key.
         checkpoint: the model's folder.
     Raises:
-        WorkloadError: their keys or adapters differ, or one of them makes several requests of a row.
+        WorkloadError: their keys or adapters differ.
     """
     if [name.lower() for name in first.key] != [name.lower() for name in second.key]:
         raise WorkloadError(
@@ -63,13 +64,8 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
     if first.adapter != second.adapter:
         raise WorkloadError(f"{first.name!r} and {second.name!r} have different adapters; one batch has one of them")
     codec = TextCodec.load(checkpoint)
-    settings = [RequestForm.of(each, codec, None).settings for each in (first, second)]
-    for each, of_each in zip((first, second), settings, strict=True):
-        if len(of_each) != 1:
-            raise WorkloadError(f"{each.name!r} asks {len(of_each)} questions about a row; only single ones compare")
-    kind = PairedAnswers(
-        kinds=(first.kind, second.kind), settings=(settings[0][0], settings[1][0]), output=second.output
-    )
+    settings = tuple(form for each in (first, second) for form in RequestForm.of(each, codec, None).settings)
+    kind = PairedAnswers(kinds=(first.kind, second.kind), settings=settings, output=second.output)
     return replace(second, name=f"{first.name}-and-{second.name}"[:120], kind=kind)
 
 
@@ -82,7 +78,7 @@ def pair_prompts(
     checkpoint: Path,
     max_model_len: int,
 ) -> dict[str, ArtifactRef]:
-    """Write the prompts of "both" as one batch; row n of the first is row 2n, of the second row 2n + 1.
+    """Write the prompts of "both" as one batch, numbered as `PairedAnswers` has them.
 
     Args:
         workloads: the first and the second.
@@ -109,9 +105,12 @@ def pair_prompts(
         name: write_tokens(of_each, folder / f"{name}-tokens.parquet", workload, checkpoint, max_model_len)
         for name, of_each, workload in (("first", of_first, first), ("second", chosen, second))
     }
-    files = {name: of_each.path for name, of_each in tokens.items()}
+    numbers = {"num_first": len(first.kind.suffixes), "num_second": len(second.kind.suffixes)}
+    files: dict[str, Any] = {name: of_each.path for name, of_each in tokens.items()}
     with duckdb.connect() as connection:
-        rows = connection.sql(statement("compare/interleave_tokens"), params=files).to_arrow_reader(BATCH_ROWS)
+        rows = connection.sql(statement("compare/interleave_tokens"), params=files | numbers).to_arrow_reader(
+            BATCH_ROWS
+        )
         both = write_parquet(folder / "tokens.parquet", TOKENS_SCHEMA, (batch.cast(TOKENS_SCHEMA) for batch in rows))
     return tokens | {"both": both}
 
@@ -129,38 +128,58 @@ def read_pairs(
         parts: all that was answered.
     """
     keys = pq.read_table(chosen.path, columns=list(workload.key)).to_pylist()
-    unasked = pq.read_table(tokens.path, columns=["row_id", "error"]).to_pylist()
-    errors: dict[int, str | None] = {row["row_id"]: row["error"] for row in unasked}
-    answers: dict[int, Mapping[str, Any]] = {}
-    counts: dict[int, int] = {}
+    sides = [(_Side(), _Side()) for _ in keys]
+    for row in pq.read_table(tokens.path, columns=["row_id", "error"]).to_pylist():
+        number, side, _ = kind.place(row["row_id"])
+        sides[number][side].errors[row["row_id"]] = row["error"] or "not answered"
     for part in parts:
         for row in pq.read_table(part.path).to_pylist():
-            number = row["row_id"]
-            errors[number], counts[number] = row["error"], row["num_output_tokens"]
-            if row["error"] is None:
-                answers[number] = _read_columns(kind.kinds[number % 2].written, json.loads(row["answer"]))
+            number, side, _ = kind.place(row["row_id"])
+            sides[number][side].take(row)
     return [
         PairedRow(
             key=key,
-            answers=(answers.get(2 * number, {}), answers.get(2 * number + 1, {})),
-            errors=(_why(errors, answers, 2 * number), _why(errors, answers, 2 * number + 1)),
-            num_output_tokens=(counts.get(2 * number, 0), counts.get(2 * number + 1, 0)),
+            answers=(_read_columns(kind.kinds[0], first), _read_columns(kind.kinds[1], second)),
+            errors=(first.error, second.error),
+            num_output_tokens=(first.num_output_tokens, second.num_output_tokens),
         )
-        for number, key in enumerate(keys)
+        for key, (first, second) in zip(keys, sides, strict=True)
     ]
 
 
-def _read_columns(written: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of the output table; those that share one of a part are fields of the JSON object in it."""
-    inside = set(written.values())
-    if len(inside) == 1 < len(written):
-        values = json.loads(values[inside.pop()])
+@dataclass(slots=True)
+class _Side:
+    """What one workload has answered to a row so far; `errors` are of requests without an answer."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    num_output_tokens: int = 0
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Adds a row of a part."""
+        self.num_output_tokens += row["num_output_tokens"]
+        if row["error"] is None:
+            self.errors.pop(row["row_id"], None)
+            self.values |= json.loads(row["answer"])
+        else:
+            self.errors[row["row_id"]] = row["error"]
+
+    @property
+    def error(self) -> str | None:
+        """Why a request has no answer; None where all have one."""
+        return "; ".join(dict.fromkeys(self.errors.values())) or None
+
+
+def _read_columns(kind: AnswerKind, side: _Side) -> dict[str, Any]:
+    """The columns of the output table; extracted ones are fields of a JSON object."""
+    if not side.values:
+        return {}
+    given = {each.name for each in kind.part_fields}
+    written = {name: name_inside for name, name_inside in kind.written.items() if name_inside in given}
+    if kind.insert_statement == "write/insert_extracted":
+        values = json.loads(side.values["answer"])
         return {name: values.get(name) for name in written}
-    return {name: values.get(name_inside) for name, name_inside in written.items()}
-
-
-def _why(errors: Mapping[int, str | None], answers: Mapping[int, Any], number: int) -> str | None:
-    return None if number in answers else errors.get(number) or "not answered"
+    return {name: side.values.get(name_inside) for name, name_inside in written.items()}
 
 
 def _is_said(name: str) -> bool:

@@ -99,3 +99,63 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     assert "words against other:" in printed
     assert "Against gold" in printed
     assert main(compare, ["--workload", words, *nights.inputs]) == 2
+
+
+DECIDE = """
+name = "{name}"
+mode = "decide"
+requests_sql = "select_facet_requests.sql"
+key = ["doc_id"]
+[prompt]
+template = "Read this: {{body}}"
+[questions]
+{questions}
+[output]
+table = "{name}"
+"""
+TALL = 'tall = { type = "BOOLEAN", ask = "Is it tall?" }'
+KIND = """kind = { type = "ENUM('tower', 'house')", ask = "What is it?" }"""
+SIZE = 'size = { type = "SCORE(1, 5)", ask = "How large is it?" }'
+
+
+def test_questions_are_compared_one_by_one(nights: Any, tmp_path: Path) -> None:
+    sides = {"one": (TALL, KIND, SIZE), "two": (SIZE.replace("How large", "How very large"), TALL)}
+    for name, questions in sides.items():
+        (tmp_path / f"{name}.toml").write_text(DECIDE.format(name=name, questions="\n".join(questions)))
+    one, two = (str(tmp_path / f"{name}.toml") for name in sides)
+    nights.run(one, two)
+    nights.sql("create table gold as select doc_id, tall, size from one")
+    found = run_compare(nights, one, two, gold="gold", sample=3)
+    assert len(found.rows) == 3
+    assert found.num_tokens_together < 0.7 * found.num_tokens_apart, "a document is computed once for five questions"
+    for side, name in enumerate(sides):
+        for row in found.rows:
+            assert row.errors == (None, None)
+            columns = [*row.answers[side]]
+            assert ("kind_probabilities" in columns) == (name == "one")
+            night = nights.sql(f"select {', '.join(columns)} from {name} where doc_id = ?", [row.key["doc_id"]])[0]
+            for column, value, expected in zip(columns, row.answers[side].values(), night, strict=True):
+                value = dict(value) if column.endswith("_probabilities") else value
+                assert value == (expected if isinstance(expected, str) else pytest.approx(expected, rel=1e-6)), column
+    agreements = {(each.column_name, each.metric): each for each in found.agreements if each.label is None}
+    assert {column for column, _ in agreements} == {"tall", "size"}
+    same = [row.answers[0]["tall"] == row.answers[1]["tall"] for row in found.rows]
+    assert agreements["tall", "agreement"].value == pytest.approx(sum(same) / 3) == 1
+    assert agreements["tall", "agreement"].low < 1
+    apart = [abs(row.answers[0]["size"] - row.answers[1]["size"]) for row in found.rows]
+    assert agreements["size", "mean_absolute_error"].value == pytest.approx(sum(apart) / 3)
+    differences = {(each.column_name, each.metric): each for each in found.differences}
+    assert differences["tall", "accuracy"].difference == 0
+    assert differences["size", "mean_absolute_error"].difference == pytest.approx(sum(apart) / 3)
+    assert "Where both agree" in render_comparison(found, 140)
+
+    mixed = run_compare(nights, one, str(_write_extraction(tmp_path)), sample=2)
+    assert [sorted(row.answers[1]) for row in mixed.rows] == [["tall"], ["tall"]]
+    assert [each.column_name for each in mixed.agreements if each.metric == "agreement"] == ["tall"]
+
+
+def _write_extraction(folder: Path) -> Path:
+    path = folder / "three.toml"
+    text = DECIDE.format(name="three", questions='tall = { type = "BOOLEAN", not_null = true }')
+    path.write_text(text.replace('"decide"', '"extract"').replace("[questions]", "[columns]"))
+    return path
