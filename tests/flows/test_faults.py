@@ -131,12 +131,16 @@ def check_end(database: Path, expected: list[list[tuple[Any, ...]]], *ends: str)
         assert connection.execute(last).fetchall() == [("ranking", "completed"), ("snippets", "completed")]
         (num_rows,) = connection.execute("select sum(num_ok + num_errors) from runs").fetchone() or (0,)
         assert num_rows == sum(map(len, expected))
+    assert find_leftovers(database) == []
+
+
+def find_leftovers(database: Path) -> list[Path]:
+    """What nights that have ended should not have left."""
     folder = runs_folder(database)
     leftovers = [path for path in folder.rglob("*.tmp") if path.parent.name != "cache"]
     leftovers += [path for name in ("parts", "attempts", "requests.parquet") for path in folder.glob(f"*/{name}")]
     leftovers += [path for path in folder.glob("2*") if not (path / "manifest.json").exists()]
-    leftovers += list(database.parent.glob(".*.tmp"))
-    assert leftovers == []
+    return leftovers + list(database.parent.glob(".*.tmp"))
 
 
 def test_a_night_killed_at_any_moment_is_ended_by_the_next(nights: Any, forker: Forker, tmp_path: Path) -> None:
@@ -184,6 +188,68 @@ def test_a_night_killed_at_any_moment_is_ended_by_the_next(nights: Any, forker: 
         shutil.rmtree(database.parent)
     print(f"{num_killed} of {NUM_POINTS} nights of {num_calls} durable calls and {seconds:.1f} s were killed")
     assert num_killed >= NUM_POINTS * 2 // 3
+
+
+DECIDE = """
+name = "facets"
+mode = "decide"
+requests_sql = "select_facet_requests.sql"
+key = ["doc_id"]
+[prompt]
+template = "Read this: {body}"
+[output]
+table = "facets"
+[questions]
+tall = { type = "BOOLEAN", ask = "Is it tall?" }
+kind = { type = "ENUM('tower', 'house')", ask = "What is it?" }
+"""
+ADDED = 'size = { type = "SCORE(1, 5)", ask = "How large is it?" }\n'
+DECISIONS = (
+    "select doc_id, tall, round(tall_probability, 3), kind, {size}, status, error, num_prompt_tokens,"
+    " map_values(question_states).list_transform(lambda state: state.finish_reason) from facets order by all"
+)
+
+
+def test_questions_of_a_killed_night_are_asked_once(nights: Any, forker: Forker, tmp_path: Path) -> None:
+    """Rows count the tokens of the prompts that they were asked, so that a question that is asked again shows."""
+    nights.add_towers(4)
+    calls, random_ = tmp_path / "calls", random.Random(SEED + 1)
+    workload = tmp_path / "facets.toml"
+    bases, expected, num_calls = [nights.path], [], []
+    for number, text in enumerate((DECIDE, DECIDE + ADDED)):
+        workload.write_text(text)
+        night = tmp_path / f"undisturbed-{number}" / "team.duckdb"
+        night.parent.mkdir()
+        shutil.copyfile(bases[-1], night)
+        command = [*arguments(night, nights.model), "--workload", str(workload)]
+        assert forker.run(arguments=command, calls=str(calls)) == 0, forker.said
+        bases.append(night)
+        expected.append(read_decisions(night, has_size=number == 1))
+        num_calls.append(len(calls.read_text().splitlines()))
+    assert [len(rows) for rows in expected] == [8, 16], "a row of its own where a question was added"
+    assert all(status == "ok" for rows in expected for *_, status, _, _, _ in rows)
+
+    num_killed = 0
+    for point in range(NUM_POINTS // 4):
+        number = point % 2
+        workload.write_text((DECIDE, DECIDE + ADDED)[number])
+        database = tmp_path / f"{point}" / "team.duckdb"
+        database.parent.mkdir()
+        shutil.copyfile(bases[number], database)
+        command = [*arguments(database, nights.model), "--workload", str(workload)]
+        kill = (1 + int((0.3 + 0.6 * random_.random()) * num_calls[number]), ("before", "after")[point // 2 % 2])
+        num_killed += forker.run(arguments=command, calls=str(calls), kill=kill) == -signal.SIGKILL
+        assert forker.run(arguments=command) == 0, forker.said
+        assert read_decisions(database, has_size=number == 1) == expected[number], f"{point}: {kill}\n{forker.said}"
+        assert read_decisions(f"{database}.copy", has_size=number == 1) == expected[number]
+        assert find_leftovers(database) == []
+    assert num_killed == NUM_POINTS // 4
+
+
+def read_decisions(database: Path | str, *, has_size: bool) -> list[tuple[Any, ...]]:
+    """Every row of the table, not only the newest."""
+    with duckdb.connect(str(database), read_only=True) as connection:
+        return connection.execute(DECISIONS.format(size="round(size, 3)" if has_size else "null")).fetchall()
 
 
 @pytest.mark.parametrize(("retries", "expected_deaths"), [(0, 7), (1, 11)])
