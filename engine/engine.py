@@ -199,12 +199,17 @@ class Engine:
                 error=reason,
             )
         block_size = self._cache.block_size
-        pool = make_pool(self.config, self._cache.num_blocks)
+        layout = self._cache.layout
+        pool, swap = make_pool(self.config, self._cache.num_blocks, layout), None
+        if self._num_swap_blocks:
+            from engine.kv.block_copies import BlockCopies
+
+            swap = SwapSpace(BlockCopies(self._cache), self._num_swap_blocks, layout.windows if layout else ())
         scheduler = Scheduler(
             schedule_groups(requests, groups, impossible, block_size, self.config.sharing, self._make_node),
             pool=pool,
             config=self._config,
-            swap=SwapSpace(self._cache, self._num_swap_blocks) if self._num_swap_blocks else None,
+            swap=swap,
             lookup=self._runner.make_lookup(),
         )
         if self._model.should_compile(self.config.compile, sum(group.num_tokens for group in groups)):
@@ -234,12 +239,13 @@ class Engine:
             in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step has written.
         """
         from engine.disaggregation.prefill_client import written_blocks
+        from engine.kv.block_copies import BlockCopies
 
         use_device(self._model.device)
         if is_compiled:
             self._model.compile_layers()
         hidden = self._runner.forward(batch)
-        return hidden.cpu(), self._cache.read_blocks(written_blocks(batch))
+        return hidden.cpu(), BlockCopies(self._cache).read_blocks(written_blocks(batch))
 
     def check_kv_shape(self, shape: KVShape) -> None:
         """Raises `ConfigError` where KV of this shape cannot be exchanged with this engine."""
@@ -253,7 +259,7 @@ class Engine:
             has_output_layer=self._model.has_output_layer,
             max_model_len=self.max_model_len,
             block_size=self._cache.block_size,
-            num_kv_blocks=self._cache.num_blocks,
+            num_kv_blocks=self._cache.num_blocks // self._cache.num_tables,
         )
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:

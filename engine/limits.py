@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ModelError
-from engine.model.model_shape import ModelShape
+from engine.model.config_sizes import kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
 
@@ -26,10 +26,10 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
         return
 
     def block_bytes(dtype: str) -> int:
-        return config.block_size * ModelShape.from_config(values, dtype=dtype).kv_bytes_per_token
+        return config.block_size * kv_bytes_per_layer(values, dtype) * read_size(values, "num_hidden_layers")
 
     try:
-        values = json.loads((checkpoint / "config.json").read_bytes())
+        values = read_sizes(json.loads((checkpoint / "config.json").read_bytes()))
     except (OSError, ValueError) as error:
         raise ModelError(f"{checkpoint / 'config.json'} cannot be read: {error}") from error
     if config.dtype != "auto":
@@ -52,7 +52,7 @@ class EngineLimits:
     Attributes:
         has_output_layer: whether the checkpoint has one; without, requests can be pooled alone.
         max_model_len: prompt plus answer, in tokens.
-        block_size, num_kv_blocks: of the KV memory.
+        block_size, num_kv_blocks: of the KV memory, whose blocks hold tokens of all layers here.
     """
 
     vocab_size: int

@@ -94,12 +94,20 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
             "KV memory",
             f"at most {_size(kv.peak_bytes)} of {_size(kv.budget_bytes)}" + (" on each" if num_engines > 1 else ""),
         ),
+        ("KV of a token", _kv_of_a_token(kv.bytes_per_token)),
         ("weights", _size(prediction.weight_bytes)),
         ("preemptions", f"{run.num_preempted_requests:,}"),
     ]
     if answer.num_tokens > 1 or answer.num_earlier_answers:
         facts.insert(2, ("answer length", f"{answer.num_tokens} tokens, {source}"))
     return facts
+
+
+def _kv_of_a_token(bytes_per_token: dict[int, int]) -> str:
+    return ", ".join(
+        f"{num_bytes:,} bytes in layers that see {f'the last {window:,} tokens' if window else 'all'}"
+        for window, num_bytes in sorted(bytes_per_token.items())
+    )
 
 
 def _policies(forecast: Forecast) -> Table:

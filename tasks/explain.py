@@ -141,14 +141,22 @@ def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLe
 
     found = predict(lambda partition: simulate(job.engine, kv_bytes, partition, 1), plan, job.num_engines)
     run = found.simulated
-    block_bytes = job.engine.block_size * hardware.shape.kv_bytes_per_token
+    shape, config = hardware.shape, job.engine
+    layout, block_bytes = shape.kv_layout(config), shape.kv_block_bytes(config)
+    num_blocks = kv_bytes // block_bytes // (1 if layout is None else layout.num_tables)
     return Prediction(
         device=hardware.device,
         dtype=hardware.dtype,
         weight_bytes=hardware.shape.weight_bytes,
-        kv=KVMemory(budget_bytes=kv_bytes, peak_bytes=run.peak_kv_blocks * block_bytes),
+        kv=KVMemory(
+            budget_bytes=kv_bytes,
+            peak_bytes=run.peak_kv_blocks * block_bytes,
+            bytes_per_token={
+                window: count * shape.kv_bytes_per_layer for window, count in shape.layers_by_window.items()
+            },
+        ),
         answer=answer,
-        num_oversized_rows=len(find_oversized(form.ask(rows), job.engine.block_size, kv_bytes // block_bytes)),
+        num_oversized_rows=len(find_oversized(form.ask(rows), job.engine.block_size, num_blocks)),
         num_engines=job.num_engines,
         seconds=found.seconds,
         run=run,

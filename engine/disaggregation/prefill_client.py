@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.device.placement import dtype_name
 from engine.disaggregation.prefill_line import MOST_STEPS_UNDER_WAY, PrefillJob, PrefillLine, PrefillStep
 from engine.errors import PrefillWorkerError
+from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.scheduling.token_batch import TokenBatch
 
@@ -84,7 +85,7 @@ class PrefillClient:
         if not isinstance(answer, torch.Tensor):
             raise self._reason(answer)
         assert kv is not None
-        cache.write_blocks(self._under_way.popleft(), kv)
+        BlockCopies(cache).write_blocks(self._under_way.popleft(), kv)
         return answer
 
     def close(self) -> None:
@@ -120,7 +121,8 @@ class _LineBroken(Exception):
 
 def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
     """Ids of the blocks that a step writes to, ascending: both processes know which ones are handed over after it."""
-    return np.unique(batch.attention.slot_mapping // batch.attention.block_size).astype(np.int32)
+    slots = np.concatenate([batch.attention.slot_mapping, *(other.slot_mapping for other in batch.more_attention)])
+    return np.unique(slots // batch.attention.block_size).astype(np.int32)
 
 
 def _start_worker(num_bytes: int) -> "tuple[PrefillLine, subprocess.Popen[bytes]]":

@@ -62,7 +62,7 @@ def encode(message: object) -> bytes:
     """A message as bytes, for `decode`.
 
     Args:
-        message: one of the kinds above, a tensor or a dtype of floats, an exception, None, or a list of these. An
+        message: one of the kinds above, a tensor or a dtype of floats, an exception, None, a list or tuple of these. An
             exception that is not of `engine.errors` becomes a `CapacityError` or a `PrefillWorkerError`.
     """
     arrays: list[bytes] = []
@@ -102,6 +102,8 @@ def _to_json(value: Any, arrays: list[bytes]) -> Any:
         return _describe(value)
     if isinstance(value, list):
         return [_to_json(item, arrays) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_to_json(item, arrays) for item in value]}
     if type(value).__name__ in _KINDS:
         content = {field.name: _to_json(getattr(value, field.name), arrays) for field in fields(value)}
         return {"kind": type(value).__name__, "content": content}
@@ -122,6 +124,8 @@ def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
         return [_from_json(item, take) for item in value]
     if not isinstance(value, dict):
         return value
+    if "tuple" in value:
+        return tuple(_from_json(item, take) for item in value["tuple"])
     if "array" in value:
         whole = np.dtype(value["array"])
         if whole.kind not in "iu":

@@ -1,6 +1,6 @@
 """How much of a GPU's memory is left for KV: a full step is run, and the memory of all else is measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -141,10 +141,11 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
     """As many rows as a step may have, and as many through the output layer; returns the bytes of KV it took."""
     batch = _full_batch(config, model.max_positions)
     num_blocks = len(batch.attention.suffix_block_table)
+    shape = replace(model.kv_shape, windows=())
     cache = KVCache(
-        model.kv_shape,
+        shape,
         block_size=config.block_size,
-        budget_bytes=num_blocks * config.block_size * model.kv_shape.bytes_per_token,
+        budget_bytes=num_blocks * config.block_size * shape.bytes_per_token,
         device=model.device,
     )
     # Rows that share a prefix need scratch memory; these rows share nothing.

@@ -153,7 +153,7 @@ class StepGraphs:
         bucket = self._buckets.get(key)
         if bucket is None:
             work = self._backend.reserve(capacity, work_list.launch, self._scratch)
-            step = AttentionStep(backend=self._backend, cache=self._cache, work=work)
+            step = AttentionStep(backend=self._backend, cache=self._cache, works=(work,))
             bucket = self._buckets[key] = _Bucket(num_rows=bucket_rows, step=step, work=work)
         bucket.work.fill(work_list, attention.slot_mapping)
         self._fill_inputs(batch, bucket_rows, pending_token_ids)
@@ -208,9 +208,9 @@ class StepGraphs:
 
     def _capacity(self, num_rows: int) -> WorkCapacity:
         """Room for any step of so many rows, but for a rare one that is computed without a graph."""
-        return work_capacity(
-            self._backend, num_rows, most_blocks=self._most_blocks, num_kv_blocks=self._cache.num_blocks
-        )
+        # Where layers have windows, several entries of a table name one block.
+        num_kv_blocks = self._cache.num_blocks if self._cache.layout is None else num_rows * self._most_blocks
+        return work_capacity(self._backend, num_rows, most_blocks=self._most_blocks, num_kv_blocks=num_kv_blocks)
 
 
 def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int, num_kv_blocks: int) -> WorkCapacity:

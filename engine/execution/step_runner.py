@@ -1,6 +1,7 @@
 """A model with its KV memory and its attention on one device, and the loop that computes steps there."""
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -68,8 +69,13 @@ class StepRunner:
                 graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
             )
 
+        shape = model.kv_shape
+        if shape.windows:
+            from engine.kv.kv_layout import kept_windows  # most models have no windows
+
+            shape = replace(shape, windows=kept_windows(shape.windows, config))
         self.cache = KVCache(
-            model.kv_shape,
+            shape,
             block_size=config.block_size,
             budget_bytes=choose_kv_budget(config, model.device, measure),
             device=model.device,
@@ -114,7 +120,7 @@ class StepRunner:
 
         return PromptLookup(
             num_weight_rows=num_weight_rows(self.model.device.type, is_bf16=self.model.dtype == torch.bfloat16),
-            num_weight_kv_tokens=self.model.weight_bytes * self.cache.block_size / self.cache.block_bytes,
+            num_weight_kv_tokens=self.model.weight_bytes / self.model.kv_shape.bytes_per_token,
             block_size=self.cache.block_size,
         )
 

@@ -19,6 +19,7 @@ import torch
 
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_store import PrefixStore
+from engine.kv.block_copies import BlockCopies
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache import KVCache
 from engine.planning.plan import CommonPrefix, Member, PrefixGroup
@@ -93,7 +94,7 @@ class PrefixKeeper:
 
     def __init__(self, store: PrefixStore, cache: KVCache) -> None:
         self._store = store
-        self._cache = cache
+        self._cache, self._blocks = cache, BlockCopies(cache)
         shape = tuple(cache.keys[0].shape[1:])
         self._layout = f"{len(cache.keys)} {shape} {cache.keys[0].dtype}"
         self.about = ""
@@ -153,7 +154,7 @@ class PrefixKeeper:
             if kv is None:
                 break
             end = first + len(kept)
-            self._cache.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
+            self._blocks.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
             self._num_loaded[name] = self._num_loaded.get(name, 0) + len(kept) * self._cache.block_size
             first = end
         node.num_computed = node.num_loaded = first * self._cache.block_size
@@ -164,7 +165,7 @@ class PrefixKeeper:
         num_tokens = (len(node.keys) - first) * self._cache.block_size
         if node.block_ids.ndim > 1 or not self._can_write or not self._is_worth(num_tokens):
             return
-        kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
+        kv = self._blocks.read_blocks(node.block_ids[first : len(node.keys)])
         while len(self._writes) >= MOST_WRITES_UNDER_WAY:
             self._end_write()
         self._writes.append(self._writer.submit(self._store.write, node.keys[first:], kv))

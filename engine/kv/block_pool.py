@@ -1,11 +1,14 @@
 """Which KV blocks are free. Contiguous runs are preferred, so that a prefix's KV can be read without a gather."""
 
 from bisect import bisect_left
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import CapacityError
+
+_NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class BlockPool:
@@ -19,6 +22,9 @@ class BlockPool:
     """
 
     __slots__ = ("_lengths", "_starts", "num_blocks", "num_free", "num_prefix_blocks")
+
+    num_tables = 1
+    """Block tables of a request; more where layers differ in what they keep (`WindowedPool`)."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -57,6 +63,23 @@ class BlockPool:
             parts.append(self._take(widest, min(count, self._lengths[widest])))
             count -= len(parts[-1])
         return np.concatenate(parts)
+
+    def allocate_table(self, num_blocks: int) -> npt.NDArray[np.int32]:
+        """Takes a whole block table, int32 ``[num_blocks]``; raises as `allocate` does."""
+        return self.allocate(num_blocks)
+
+    def num_missing(self, sequence: Any, num_blocks: int) -> int:
+        """Blocks that `extend` would take; negative where the sequence has more than it needs."""
+        return num_blocks - len(sequence.block_ids)
+
+    def extend(self, sequence: Any, num_blocks: int) -> None:
+        """Lengthens the sequence's table to num_blocks; raises as `allocate` does."""
+        missing = self.allocate(num_blocks - len(sequence.block_ids))
+        sequence.block_ids = np.concatenate([sequence.block_ids, missing])
+
+    def leave(self, step: Any) -> npt.NDArray[np.int32]:
+        """Takes what nobody reads after a step out of its tables, to be freed when it is committed; nothing here."""
+        return _NO_BLOCKS
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:
         """Gives blocks back. Freeing a block that is free already breaks an invariant and asserts."""

@@ -2,23 +2,39 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine.device.transfers import to_device
 from engine.errors import CapacityError
+
+if TYPE_CHECKING:
+    from engine.kv.kv_layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What a model keeps per token: layers, KV heads, head dim, dtype; in int8 a scale of 2 bytes with each head."""
+    """What a model keeps per token: layers, KV heads, head dim, dtype; in int8 a scale of 2 bytes with each head.
+
+    Attributes:
+        windows: of each layer, the positions that a row sees, 0 for all; empty where no KV is given up early.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    windows: tuple[int, ...] = ()
+
+    @property
+    def layout(self) -> "KVLayout | None":
+        """Which layers share a block table; None where all do, and nothing leaves a window."""
+        if not self.windows:
+            return None
+        from engine.kv.kv_layout import find_layout  # most models have no windows
+
+        return find_layout(self.windows)
 
     @property
     def head_size(self) -> int:
@@ -27,13 +43,31 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
+        """Of a token that all layers keep."""
+        num_layers = self.num_layers if (layout := self.layout) is None else layout.num_tables * layout.num_slots
+        return 2 * num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
 
 class KVCache:
-    """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_size]``."""
+    """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_size]``.
 
-    __slots__ = ("block_bytes", "block_size", "keys", "num_blocks", "values")
+    Attributes:
+        layout: which layers have a block table of their own, and share tensors with those of another; None: none.
+        tables, num_tables: of each layer, its block table; how many there are.
+        tensors: all of them, once: keys, then values.
+    """
+
+    __slots__ = (
+        "block_bytes",
+        "block_size",
+        "keys",
+        "layout",
+        "num_blocks",
+        "num_tables",
+        "tables",
+        "tensors",
+        "values",
+    )
 
     def __init__(
         self, shape: KVShape, *, block_size: int, budget_bytes: int, device: torch.device, has_pad_block: bool = False
@@ -46,35 +80,21 @@ class KVCache:
             CapacityError: the budget does not hold a single block.
         """
         self.block_size = block_size
-        self.block_bytes = block_size * shape.bytes_per_token
+        self.layout = layout = shape.layout
+        self.tables = (0,) * shape.num_layers if layout is None else layout.tables
+        slots = range(shape.num_layers) if layout is None else layout.slots
+        self.num_tables = 1 if layout is None else layout.num_tables
+        self.block_bytes = block_size * shape.bytes_per_token // self.num_tables
         self.num_blocks = budget_bytes // self.block_bytes
         if self.num_blocks < 1:
             raise CapacityError(
-                f"a KV budget of {budget_bytes} bytes holds no block of {block_size} x {shape.bytes_per_token} bytes"
+                f"a KV budget of {budget_bytes} bytes holds no block of {block_size} tokens: {self.block_bytes} bytes"
             )
-        layout = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_size)
-        self.keys = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
-        self.values = [_zeros(layout, shape.dtype, device) for _ in range(shape.num_layers)]
-
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
-        """A copy in host memory: ``[2 * num_layers, n, block_size, num_kv_heads, head_size]``, keys, then values."""
-        index, device = self._index(block_ids), self.keys[0].device
-        shape = (2 * len(self.keys), len(block_ids), *self.keys[0].shape[1:])
-        kv = torch.empty(shape, dtype=self.keys[0].dtype, pin_memory=device.type == "cuda")
-        for copied, tensor in zip(kv, (*self.keys, *self.values), strict=True):
-            copied.copy_(tensor.index_select(0, index), non_blocking=True)
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
-        return kv
-
-    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: torch.Tensor) -> None:
-        """Writes what `read_blocks` gave into n blocks, of this memory or of another one like it."""
-        index, is_pinned = self._index(block_ids), kv.is_pinned()
-        for tensor, saved in zip((*self.keys, *self.values), kv, strict=True):
-            tensor.index_copy_(0, index, saved.to(tensor.device, non_blocking=is_pinned))
-
-    def _index(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
-        return to_device(block_ids.astype(np.int64), self.keys[0].device)
+        sizes = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_size)
+        num_slots = max(slots) + 1
+        self.tensors = [_zeros(sizes, shape.dtype, device) for _ in range(2 * num_slots)]
+        self.keys = [self.tensors[slot] for slot in slots]
+        self.values = [self.tensors[num_slots + slot] for slot in slots]
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

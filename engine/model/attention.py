@@ -1,7 +1,7 @@
 """The attention backends: native or torch on the CPU, Triton on a GPU."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,13 +90,13 @@ class AttentionStep:
     """What travels through the model's forward to every layer's attention.
 
     Attributes:
-        work: from the backend's `prepare`.
+        works: from the backend's `prepare`, one for each block table of the cache.
         output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads; None: all.
     """
 
     backend: AttentionBackend
     cache: KVCache
-    work: Any
+    works: Sequence[Any]
     output_rows: torch.Tensor | None = None
 
 

@@ -63,7 +63,7 @@ class ReplacedLayers(nn.Module):
         cos, sin = (angles[0].float().contiguous() for angles in position_embeddings)
         cache = attention_step.cache
         hidden = self._layers(
-            hidden_states[0], cache.keys, cache.values, attention_step.work, cos, sin, attention_step.output_rows
+            hidden_states[0], cache.keys, cache.values, attention_step.works[0], cos, sin, attention_step.output_rows
         )
         return hidden.unsqueeze(0)
 

@@ -197,8 +197,8 @@ class Model:
         if batch.has_pending_tokens:
             assert pending_token_ids is not None, "a token is missing that no step has sampled"
             input_ids = fill_in(input_ids, pending_token_ids)
-        work = backend.prepare(batch.attention)
-        step = AttentionStep(backend=backend, cache=cache, work=work, output_rows=output_rows)
+        works = [backend.prepare(attention) for attention in (batch.attention, *batch.more_attention)]
+        step = AttentionStep(backend=backend, cache=cache, works=works, output_rows=output_rows)
         return self.compute(input_ids, positions, step)
 
     @torch.inference_mode()
@@ -263,12 +263,18 @@ class Model:
 
 def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KVShape:
     """What a text model of this config keeps per token."""
+    windows: tuple[int, ...] = ()
+    if getattr(config, "sliding_window", None):
+        from engine.model.layer_windows import find_kept_windows  # most models have none
+
+        windows = find_kept_windows(config.to_dict())
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(
         num_layers=int(config.num_hidden_layers),
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
         head_dim=int(head_dim),
         dtype=dtype,
+        windows=windows,
     )
 
 

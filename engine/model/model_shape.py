@@ -1,16 +1,18 @@
 """What a decoder-only transformer computes and keeps per token, read from its config.json; no weights are needed."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError
+from engine.config import EngineConfig
+from engine.model.checkpoint import PLAIN_MODEL_TYPES
+from engine.model.config_sizes import VALUE_BYTES, kv_head_bytes, read_size, read_sizes
+
+if TYPE_CHECKING:
+    from engine.kv.kv_layout import KVLayout
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-VALUE_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
-
-_SCALE_BYTES = 2
-"""In int8, of the scale of a token's head in the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,9 @@ class ModelShape:
         quantized_bytes: of one weight of a quantized file on average; 0: weights are not quantized.
         value_bytes: of one number in the KV cache, and of one weight that is not quantized.
         has_tied_embeddings: the output layer is the embedding table.
+        counted_weights: of all layers outside experts, and of all experts, where they are not those of such layers.
+        windows: of each layer, the positions that a row sees, 0 for all; empty where every layer sees all.
+        kept_windows: likewise, where KV beyond the window is given up.
     """
 
     num_layers: int
@@ -37,48 +42,74 @@ class ModelShape:
     num_experts: int = 1
     num_active_experts: int = 1
     quantized_bytes: float = 0.0
+    counted_weights: tuple[int, int] | None = None
+    windows: tuple[int, ...] = ()
+    kept_windows: tuple[int, ...] = ()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str) -> "ModelShape":
         """Reads the keys that transformers writes.
+
+        Of architectures other than those of the backends' own layers, transformers' class of the config completes the
+        values, and its layers are made without weights and counted.
 
         Args:
             dtype: of weights and KV, as torch names it: int8, bfloat16, float16 or float32.
         Raises:
             ModelError: a size is missing or no positive whole number.
         """
-        values = config.get("text_config", config)
-        if not isinstance(values, Mapping):
-            raise ModelError(f"config.json: text_config must be an object, got {values!r}")
+        values, text_config = read_sizes(config), None
+        if values.get("model_type") not in (None, *PLAIN_MODEL_TYPES):
+            from engine.model.layer_counts import count_layer_weights, text_config_of
+
+            text_config = text_config_of(config)
         num_experts = next((int(values[name]) for name in _EXPERTS if values.get(name)), 1)
-        num_q_heads = _size(values, "num_attention_heads")
-        hidden_size = _size(values, "hidden_size")
+        num_q_heads = read_size(values, "num_attention_heads")
+        hidden_size = read_size(values, "hidden_size")
+        windows: tuple[int, ...] = ()
+        kept_windows = windows
+        if values.get("sliding_window"):
+            from engine.model.layer_windows import find_kept_windows, find_windows
+
+            windows, kept_windows = find_windows(values), find_kept_windows(values)
         return cls(
-            num_layers=_size(values, "num_hidden_layers"),
+            num_layers=read_size(values, "num_hidden_layers"),
             hidden_size=hidden_size,
-            intermediate_size=_size(
-                values, "moe_intermediate_size" if values.get("moe_intermediate_size") else "intermediate_size"
+            intermediate_size=read_size(
+                values,
+                "moe_intermediate_size" if values.get("moe_intermediate_size") else "intermediate_size",
+                None if text_config is None else 4 * hidden_size,
             ),
             num_q_heads=num_q_heads,
-            num_kv_heads=_size(values, "num_key_value_heads", num_q_heads),
-            head_dim=_size(values, "head_dim", hidden_size // num_q_heads),
-            vocab_size=_size(values, "vocab_size"),
+            num_kv_heads=read_size(values, "num_key_value_heads", num_q_heads),
+            head_dim=read_size(values, "head_dim", hidden_size // num_q_heads),
+            vocab_size=read_size(values, "vocab_size"),
             has_tied_embeddings=bool(values.get("tie_word_embeddings", False)),
             value_bytes=VALUE_BYTES[dtype],
             num_experts=num_experts,
-            num_active_experts=_size(values, "num_experts_per_tok") if num_experts > 1 else 1,
+            num_active_experts=read_size(values, "num_experts_per_tok") if num_experts > 1 else 1,
+            counted_weights=None if text_config is None else count_layer_weights(text_config, num_experts),
+            windows=windows,
+            kept_windows=kept_windows,
         )
 
     @property
     def num_layer_weights(self) -> int:
         """Weights that a token goes through in all layers' matrices; norms and biases are too small to count."""
-        return self._weights_of_layers(self.num_active_experts)
+        return round(self._weights_of_layers(self.num_active_experts))
 
     def num_read_weights(self, num_rows: int) -> int:
-        """Weights of the layers that a step of num_rows tokens reads: of experts, those that the tokens may reach."""
-        return self._weights_of_layers(min(self.num_experts, num_rows * self.num_active_experts))
+        """Weights of the layers that a step of num_rows tokens reads: of experts, those that the tokens reach.
 
-    def _weights_of_layers(self, num_experts: int) -> int:
+        Tokens are taken to choose among experts evenly, each on its own.
+        """
+        share_missed = (1 - self.num_active_experts / self.num_experts) ** num_rows
+        return round(self._weights_of_layers(self.num_experts * (1 - share_missed)))
+
+    def _weights_of_layers(self, num_experts: float) -> float:
+        if self.counted_weights is not None:
+            num_outside, num_of_experts = self.counted_weights
+            return num_outside + num_of_experts * num_experts / self.num_experts
         attention = self.hidden_size * self.head_dim * (2 * self.num_q_heads + 2 * self.num_kv_heads)
         return self.num_layers * (attention + num_experts * 3 * self.hidden_size * self.intermediate_size)
 
@@ -100,19 +131,36 @@ class ModelShape:
         return round(num_weights * self.bytes_per_weight + table_bytes)
 
     @property
+    def kv_bytes_per_layer(self) -> int:
+        """Of a token's KV in one layer."""
+        return 2 * self.num_kv_heads * kv_head_bytes(self.head_dim, self.value_bytes)
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        head_bytes = self.head_dim * self.value_bytes + (_SCALE_BYTES if self.value_bytes == 1 else 0)
-        return 2 * self.num_layers * self.num_kv_heads * head_bytes
+        """Of a token that all layers keep."""
+        return self.num_layers * self.kv_bytes_per_layer
+
+    def kv_layout(self, config: EngineConfig) -> "KVLayout | None":
+        """The block tables that an engine makes; None where all layers share one, and nothing leaves a window."""
+        if not self.kept_windows:
+            return None
+        from engine.kv.kv_layout import find_layout, kept_windows
+
+        windows = kept_windows(self.kept_windows, config)
+        return find_layout(windows) if windows else None
+
+    def kv_block_bytes(self, config: EngineConfig) -> int:
+        """Of a block of the engine's KV memory."""
+        layout = self.kv_layout(config)
+        num_layers = self.num_layers if layout is None else layout.num_slots
+        return config.block_size * num_layers * self.kv_bytes_per_layer
+
+    @property
+    def layers_by_window(self) -> dict[int, int]:
+        """Positions that a row sees, 0 for all, to how many layers see so many."""
+        return dict(Counter(self.windows)) if self.windows else {0: self.num_layers}
 
     @property
     def flops_per_attention_pair(self) -> int:
         """Of one query token meeting one key token, in all layers: a product for the score and one for the value."""
         return 4 * self.num_layers * self.num_q_heads * self.head_dim
-
-
-def _size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = values.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json: {name} must be a positive whole number, got {value!r}")
-    return value

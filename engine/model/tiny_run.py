@@ -60,7 +60,7 @@ def policies(config: PretrainedConfig) -> dict[str, EngineConfig]:
     """The ways in which the tiny model is computed."""
     common: dict[str, Any] = {"dtype": "float32", "device": "cpu", "block_size": BLOCK_SIZE, "compile": "never"}
     block_bytes = BLOCK_SIZE * kv_shape_of(config, torch.float32).bytes_per_token
-    num_blocks = cdiv(max(map(len, prompts())) + NUM_NEW_TOKENS, BLOCK_SIZE) + 2
+    num_blocks = cdiv(max(map(len, prompts())) + NUM_NEW_TOKENS, BLOCK_SIZE) + 1
     return {
         "whole prompts": EngineConfig(**common, kv_memory_bytes=100 * block_bytes, sharing="none"),
         "shared prefixes in chunks": EngineConfig(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.kernels import cdiv
@@ -12,11 +13,18 @@ from engine.scheduling.block_cache import BlockCache
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.sequence import ScheduledGroup, Sequence, most_extra_tokens
 
+if TYPE_CHECKING:
+    from engine.kv.kv_layout import KVLayout
+
 _ANSWERS_FOR_AN_ESTIMATE = 16
 
 
-def make_pool(config: EngineConfig, num_blocks: int) -> BlockPool:
-    """The block pool that a sharing policy needs."""
+def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" = None) -> BlockPool:
+    """The block pool that a sharing policy needs, and layers that differ in what they keep."""
+    if layout is not None:
+        from engine.scheduling.windowed_pool import WindowedPool
+
+        return WindowedPool(num_blocks, layout.windows, config.block_size)
     return LruBlockPool(num_blocks) if config.sharing == "lru" else BlockPool(num_blocks)
 
 
@@ -99,7 +107,7 @@ class Admission:
         """Whether a prefix can be held now with one request on it."""
         num_missing = self._num_missing_blocks(group.sequences[0])
         if group.node is not None:
-            num_missing += group.node.num_missing_blocks(self._block_size)
+            num_missing += group.node.num_missing_blocks(self._block_size) * self.pool.num_tables
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
@@ -120,13 +128,10 @@ class Admission:
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether `num_tokens` own tokens can be held."""
-        return self._num_blocks(num_tokens) - len(sequence.block_ids) <= self.pool.num_free
+        return self.pool.num_missing(sequence, cdiv(num_tokens, self._block_size)) <= self.pool.num_free
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
-        num_blocks = self._num_blocks(self._reserve.num_tokens(sequence))
+        num_blocks = self.pool.num_missing(sequence, cdiv(self._reserve.num_tokens(sequence), self._block_size))
         if self.cache is not None and (self._swap is None or not self._swap.holds(sequence)):
             num_blocks -= self.cache.num_found_in_use(sequence)
         return num_blocks
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return cdiv(num_tokens, self._block_size)

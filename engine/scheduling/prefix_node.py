@@ -68,7 +68,7 @@ class PrefixNode:
         return nodes[::-1]
 
     def num_missing_blocks(self, block_size: int) -> int:
-        """Blocks that acquire() would take."""
+        """Blocks that acquire() would take in each block table."""
         return sum(cdiv(len(node.token_ids), block_size) for node in self.chain() if not node.holds_blocks)
 
     def next_to_compute(self) -> "PrefixNode":
@@ -81,11 +81,10 @@ class PrefixNode:
         for node in self.chain():
             if not node.holds_blocks:
                 num_tokens += len(node.token_ids)
-                node.block_ids = pool.allocate(cdiv(len(node.token_ids), block_size))
-                pool.num_prefix_blocks += len(node.block_ids)
-                above = _NO_BLOCKS if node.parent is None else node.parent.chain_block_ids
-                node.chain_block_ids = np.concatenate([above, node.block_ids])
+                node.block_ids = node.chain_block_ids = pool.allocate_table(cdiv(len(node.token_ids), block_size))
+                pool.num_prefix_blocks += node.block_ids.size
                 if node.parent is not None:
+                    node.chain_block_ids = np.concatenate([node.parent.chain_block_ids, node.block_ids])
                     node.parent.num_resident += 1
         return num_tokens
 
@@ -95,7 +94,7 @@ class PrefixNode:
         if not self.holds_blocks:
             return
         pool.free(self.block_ids)
-        pool.num_prefix_blocks -= len(self.block_ids)
+        pool.num_prefix_blocks -= int(np.count_nonzero(self.block_ids >= 0))
         self.block_ids = self.chain_block_ids = _NO_BLOCKS
         self.num_computed = 0
         if self.parent is not None:

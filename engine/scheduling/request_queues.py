@@ -97,8 +97,10 @@ class RequestQueues:
             for node in self._prefixes:
                 step.add_chain(node)
         else:
+            from engine.scheduling.whole_prompts import add_packed  # most runs cut prompts
+
             tops = dict.fromkeys(node.next_to_compute() for node in self._prefixes)
-            step.add_packed([*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
+            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
 
     def release_computed_prefixes(self) -> None:
         """Makes the requests of prefixes that are complete now ready."""

@@ -125,6 +125,7 @@ class Scheduler:
             sequence.num_computed = first + count if first + count < known else known  # guesses may be wrong
             if cache is not None:
                 cache.remember(sequence, first)
+        step.left_block_ids = self.pool.leave(step)
         self._queues.release_computed_prefixes()
 
     def advance(self, step: Step) -> None:
@@ -191,6 +192,7 @@ class Scheduler:
             sequence.length = sequence.num_suffix
             answered.append(Answered(sequence=sequence, reason="scored"))
             self._finish(sequence)
+        self.pool.free(step.left_block_ids)
         return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
 
     def _new_step(self) -> Step:

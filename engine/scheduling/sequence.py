@@ -25,7 +25,8 @@ class Sequence:
         own_token_ids: int32, own tokens, room for all that there may be; beyond `length`, guesses or anything.
         length, num_computed: own tokens so far; of these, those whose KV is written.
         num_known: of `length`, those that the host knows; the others are negative (`TokenBatch`).
-        block_ids: int32, blocks of the own KV; may reach beyond `length`, for tokens still expected.
+        block_ids: int32, block table of the own KV; may reach beyond `length`, for tokens still expected. A
+            `WindowedPool` makes a column of each of its tables.
         admission: order in which it was given memory; the latest is the first to lose it.
         num_guesses: tokens behind the known ones that the step under way computes, in case the answer goes on so.
         ending_start: own place at which the ending begins that was found before these (`PromptLookup`).
@@ -75,7 +76,7 @@ class Sequence:
         self.own_token_ids = np.empty(self.num_suffix + most_extra_tokens(request) + 1, dtype=np.int32)
         self.own_token_ids[: self.length] = [*suffix, *request.opening] if request.opening else suffix
         self.num_computed = 0
-        self.block_ids = np.empty(0, dtype=np.int32)
+        self.block_ids: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self.admission = -1
         self.num_guesses = 0
         self.ending_start = 0
@@ -173,11 +174,11 @@ class Sequence:
         Args:
             pool, block_size: where blocks are taken from, and the tokens in each.
         """
-        missing = cdiv(num_tokens, block_size) - len(self.block_ids)
-        if missing > 0:
+        num_blocks = cdiv(num_tokens, block_size)
+        if num_blocks > len(self.block_ids):
             if not self.holds_kv and self.node is not None:
                 self.node.num_resident += 1
-            self.block_ids = np.concatenate([self.block_ids, pool.allocate(missing)])
+            pool.extend(self, num_blocks)
 
     def free_blocks(self, pool: BlockPool) -> None:
         """Gives the blocks back. `num_computed` stays, for a copy of the KV in a `SwapSpace`."""

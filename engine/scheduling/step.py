@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.config import Packing
-from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 from engine.request import FinishReason
-from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
@@ -69,6 +67,7 @@ class Step:
         num_prefix_blocks: of these, those of shared prefixes, idle ones included.
         num_cached_blocks: KV blocks that nobody holds and the LRU cache still keeps.
         is_computed, is_advanced: how far the scheduler has booked the step.
+        left_block_ids: KV blocks that no row of a later step sees; freed when the step is committed.
     """
 
     room: int
@@ -91,6 +90,7 @@ class Step:
     num_cached_blocks: int = 0
     is_computed: bool = False
     is_advanced: bool = False
+    left_block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: _NO_BLOCKS)
     _members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = field(default_factory=dict)
     _output_row_counts: list[int] = field(default_factory=list)
 
@@ -136,29 +136,6 @@ class Step:
     def completes(self, node: PrefixNode) -> bool:
         """Whether the node's whole chain is computed once this step is."""
         return all(above.num_computed + self.prefixes.get(above, 0) == len(above.token_ids) for above in node.chain())
-
-    def add_packed(self, prompts: list[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
-        """Whole prompts, as many as `packing` takes: all tokens left of a request's own part, or of a prefix.
-
-        Args:
-            prompts: those that could be computed now, in the order in which they were given memory.
-            pad_block_id: where padding may be written to.
-        """
-        lengths = [
-            prompt.num_uncomputed if isinstance(prompt, Sequence) else len(prompt.token_ids) - prompt.num_computed
-            for prompt in prompts
-        ]
-        taken = PACKINGS[packing](lengths, self.room)
-        for index in taken:
-            prompt = prompts[index]
-            if isinstance(prompt, Sequence):
-                self.suffixes.append((prompt, lengths[index]))
-            else:
-                self.prefixes[prompt] = lengths[index]
-            self.room = max(0, self.room - lengths[index])
-        if packing in PADDED_PACKINGS and taken:
-            self.padded_length = max(lengths[index] for index in taken)
-            self.pad_block_id = pad_block_id
 
     def _add(self, work: list[tuple[Sequence, int]], sequence: Sequence) -> None:
         num_tokens = min(sequence.length - sequence.num_computed, self.room)
@@ -226,22 +203,7 @@ class Step:
             for node, members in self._members.items()
         ]
         if self.padded_length:
-            chunks, groups = self._pad(chunks, groups, block_size)
-        return build_token_batch(chunks, [group for group in groups if group.num_chunks], block_size)
+            from engine.scheduling.whole_prompts import pad_chunks  # few policies pad
 
-    def _pad(self, chunks: Chunks, groups: list[ChunkGroup], block_size: int) -> tuple[Chunks, list[ChunkGroup]]:
-        """Puts a chunk of padding behind each chunk that is shorter than the step's padded length."""
-        # Nothing attends to it. Its KV goes into free slots of the prompt's last block, then into the pad block.
-        padded, counts = Chunks(), [0] * len(groups)
-        owners = (index for index, group in enumerate(groups) for _ in range(group.num_chunks))
-        for owner, (token_ids, position, num_earlier, block_table, num_output_rows) in zip(owners, chunks, strict=True):
-            padded.add(token_ids, position, num_earlier, block_table, num_output_rows)
-            num_rows = self.num_padding(len(token_ids))
-            counts[owner] += 1 + (num_rows > 0)
-            if num_rows:
-                end = num_earlier + len(token_ids)
-                num_own = cdiv(end, block_size)
-                pads = np.full(cdiv(end + num_rows, block_size) - num_own, self.pad_block_id, dtype=np.int32)
-                own_and_pads = np.concatenate([block_table[:num_own], pads])
-                padded.add(np.zeros(num_rows, dtype=np.int32), 0, end, own_and_pads, 0)
-        return padded, [group._replace(num_chunks=count) for group, count in zip(groups, counts, strict=True)]
+            chunks, groups = pad_chunks(self, chunks, groups, block_size)
+        return build_token_batch(chunks, [group for group in groups if group.num_chunks], block_size)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,12 +67,14 @@ class TokenBatch:
         positions: int64 ``[T]``, each row's place in its own prompt.
         output_rows: int64 ``[R]``, rows whose hidden state goes on, in the order of the chunks.
         attention: who attends to what.
+        more_attention: the same with the block tables of other layers (`KVLayout`), in the order of the tables.
     """
 
     input_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     output_rows: npt.NDArray[np.int64]
     attention: AttentionBatch
+    more_attention: Sequence[AttentionBatch] = ()
 
     @property
     def has_pending_tokens(self) -> bool:
@@ -103,23 +105,37 @@ def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: 
     own_position = row_of_chunk + np.repeat(earlier, lengths)
     entry = np.repeat(block_starts[:-1], lengths) + own_position // block_size
     first_outputs = np.repeat(cu_seqlens_q[1:] - outputs - _starts(outputs)[:-1], outputs)
+    prefix_block_ids = np.concatenate([block_ids[:0], *(g.prefix_block_ids for g in groups if g.prefix_length)])
+    common: dict[str, Any] = {
+        "cu_seqlens_q": cu_seqlens_q.astype(np.int32),
+        "suffix_lens": suffix_lens.astype(np.int32),
+        "suffix_block_starts": block_starts.astype(np.int32),
+        "group_starts": _starts(np.array([group.num_chunks for group in groups])).astype(np.int32),
+        "prefix_lens": np.array([group.prefix_length for group in groups], dtype=np.int32),
+        "prefix_block_starts": _starts(np.array([len(group.prefix_block_ids) for group in groups])).astype(np.int32),
+        "block_size": block_size,
+    }
+    attention = [
+        AttentionBatch(
+            suffix_block_table=own_table,
+            prefix_block_ids=prefix_table,
+            slot_mapping=own_table[entry].astype(np.int64) * block_size + own_position % block_size,
+            **common,
+        )
+        for own_table, prefix_table in zip(_tables(block_ids), _tables(prefix_block_ids), strict=True)
+    ]
     return TokenBatch(
         input_ids=np.concatenate(chunks.token_ids).astype(np.int64),
         positions=row_of_chunk + np.repeat(np.array(chunks.first_positions), lengths),
         output_rows=first_outputs + np.arange(len(first_outputs)),
-        attention=AttentionBatch(
-            cu_seqlens_q=cu_seqlens_q.astype(np.int32),
-            suffix_lens=suffix_lens.astype(np.int32),
-            suffix_block_starts=block_starts.astype(np.int32),
-            suffix_block_table=block_ids,
-            group_starts=_starts(np.array([group.num_chunks for group in groups])).astype(np.int32),
-            prefix_lens=np.array([group.prefix_length for group in groups], dtype=np.int32),
-            prefix_block_starts=_starts(np.array([len(group.prefix_block_ids) for group in groups])).astype(np.int32),
-            prefix_block_ids=np.concatenate([group.prefix_block_ids for group in groups]),
-            slot_mapping=block_ids[entry].astype(np.int64) * block_size + own_position % block_size,
-            block_size=block_size,
-        ),
+        attention=attention[0],
+        more_attention=tuple(attention[1:]),
     )
+
+
+def _tables(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """``[n]`` or, of several tables, ``[n, tables]`` -> ``[tables, n]``; entries of blocks that are gone become any."""
+    return block_ids[None] if block_ids.ndim == 1 else np.maximum(block_ids, 0).T.copy()
 
 
 def _starts(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

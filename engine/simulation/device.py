@@ -135,14 +135,14 @@ class StepWork:
     Attributes:
         num_rows: tokens that go through the layers; as many KV tokens are written.
         num_output_rows: of these, rows that go through the whole output layer.
-        num_attention_pairs: (query token, key token) pairs, causal.
-        num_kv_tokens_read: KV tokens that attention reads from memory.
+        num_attention_pairs: (query token, key token) pairs, causal; where layers differ in what they see, the mean.
+        num_kv_tokens_read: KV tokens that attention reads from memory; the mean, likewise.
     """
 
     num_rows: int
     num_output_rows: int
-    num_attention_pairs: int
-    num_kv_tokens_read: int
+    num_attention_pairs: float
+    num_kv_tokens_read: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,16 +178,28 @@ class Roofline:
         self._host_s = shape.num_layers * device.host_s_per_layer
         self._overlaps_host = device.overlaps_host
 
-    def cost(self, work: StepWork) -> StepCost:
+    @property
+    def window_shares(self) -> list[tuple[int, float]]:
+        """Positions that a row sees, 0 for all, and the share of the layers that see so many."""
+        return [(window, count / self._shape.num_layers) for window, count in self._shape.layers_by_window.items()]
+
+    def count_flops(self, work: StepWork) -> float:
+        """Operations of a step."""
         shape = self._shape
         flops = 2 * (work.num_rows * shape.num_layer_weights + work.num_output_rows * shape.num_head_weights)
-        flops += work.num_attention_pairs * shape.flops_per_attention_pair
+        return flops + work.num_attention_pairs * shape.flops_per_attention_pair
+
+    def count_bytes(self, work: StepWork) -> float:
+        """Weights and KV that a step reads, and KV that it writes."""
+        shape = self._shape
         num_weights = shape.num_read_weights(work.num_rows) + (shape.num_head_weights if work.num_output_rows else 0)
         num_bytes = num_weights * shape.bytes_per_weight
-        num_bytes += (work.num_kv_tokens_read + work.num_rows) * shape.kv_bytes_per_token
+        return num_bytes + (work.num_kv_tokens_read + work.num_rows) * shape.kv_bytes_per_token
+
+    def cost(self, work: StepWork) -> StepCost:
         return StepCost(
-            compute_s=flops / self._flops_per_second,
-            memory_s=num_bytes / self._bytes_per_second,
+            compute_s=self.count_flops(work) / self._flops_per_second,
+            memory_s=self.count_bytes(work) / self._bytes_per_second,
             host_s=self._host_s,
             overlaps_host=self._overlaps_host,
         )

@@ -7,7 +7,7 @@ with the lengths of a real run has the same steps, token counts, preemptions and
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import most_blocks
 from engine.scheduling.step import Step, StepTokens
 from engine.simulation.device import Roofline, StepCost, StepWork
+
+if TYPE_CHECKING:
+    from engine.kv.kv_layout import KVLayout
 
 Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
 
@@ -70,6 +73,7 @@ def simulate_plan(
     num_kv_blocks: int,
     config: EngineConfig,
     roofline: Roofline,
+    layout: "KVLayout | None" = None,
 ) -> Iterator[SimulatedStep]:
     """Runs a plan as `Engine.run_plan` does; requests that the memory cannot hold even alone are left out.
 
@@ -80,22 +84,26 @@ def simulate_plan(
         num_kv_blocks: size of the block pool.
         config: the policies, and the limits of a step. Host memory for swapped KV is taken to be ample, and the time of
             its copies is not counted.
+        roofline: what a step costs.
+        layout: the block tables of the model's layers; None where they share one.
     """
-    oversized = find_oversized(requests, config.block_size, num_kv_blocks)
-    pool = make_pool(config, num_kv_blocks)
+    pool = make_pool(config, num_kv_blocks, layout)
+    oversized = find_oversized(requests, config.block_size, num_kv_blocks // pool.num_tables)
     scheduler = Scheduler(
         schedule_groups(requests, groups, oversized, config.block_size, config.sharing),
         pool=pool,
         config=config,
-        swap=SwapSpace(_NoMemory(), num_kv_blocks) if config.preemption == "swap" else None,
+        swap=SwapSpace(_NoMemory(), num_kv_blocks, () if layout is None else layout.windows)
+        if config.preemption == "swap"
+        else None,
     )
-    number = 0
+    number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:
         step = scheduler.schedule()
         # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
         num_waiting = scheduler.num_unfinished - scheduler.num_running
         is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start
-        cost = roofline.cost(_measure_work(step))
+        cost = roofline.cost(measure_work(step, window_shares))
         answered = scheduler.commit(step, _make_tokens(step, num_answer_tokens))
         record = record_step(step, answered, scheduler, number=number, duration_ms=cost.seconds * 1e3)
         is_full = record.num_tokens + record.num_padding_tokens >= config.step_tokens
@@ -120,38 +128,59 @@ def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks:
 
     Args:
         block_size: tokens in a KV block.
-        num_kv_blocks: size of the pool.
+        num_kv_blocks: size of the pool, in blocks of all layers.
     """
     return {index for index, request in enumerate(requests) if most_blocks(request, block_size) > num_kv_blocks}
 
 
-def _measure_work(step: Step) -> StepWork:
-    """Counts what the step's rows attend to. Called before the step is completed."""
-    num_rows = num_output_rows = num_pairs = num_read = 0
-    nodes: set[PrefixNode] = set()
+def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1),)) -> StepWork:
+    """Counts what the step's rows attend to. Called before the step is completed.
+
+    Args:
+        window_shares: positions that a row sees, 0 for all, and the share of the layers that see so many.
+    """
+    num_rows = num_output_rows = 0
+    num_pairs = num_read = 0.0
+    spans: list[tuple[int, int, int]] = []  # rows, own tokens before them, tokens of the prefix before those
+    members: dict[PrefixNode, int] = {}  # own tokens before the rows of the member that sees most of the prefix
     for sequence, count in (*step.decodes, *step.suffixes):
         earlier, rows = sequence.num_computed, count + step.num_padding(count)
         num_rows += rows
-        num_pairs += rows * (sequence.prefix_length + earlier) + rows * (rows + 1) // 2
-        num_read += earlier + rows
+        spans.append((rows, earlier, sequence.prefix_length))
         if sequence.node is not None:
-            nodes.add(sequence.node)
+            members[sequence.node] = min(earlier, members.get(sequence.node, earlier))
         if sequence.request.mode == "generate":
             num_output_rows += count == sequence.length - earlier
         elif sequence.label >= 0 and earlier >= sequence.num_suffix:
             num_output_rows += count  # a label's rows are normalised over the vocabulary; its first token's need not be
-    num_read += sum(node.end for node in nodes)
     for node, count in step.prefixes.items():
-        position, rows = node.start + node.num_computed, count + step.num_padding(count)
+        rows = count + step.num_padding(count)
         num_rows += rows
-        num_pairs += rows * position + rows * (rows + 1) // 2
-        num_read += position + rows
+        spans.append((rows, node.start + node.num_computed, 0))
+    for window, share in window_shares:
+        pairs = sum(_num_pairs(rows, prefix + earlier, window) for rows, earlier, prefix in spans)
+        read = sum(rows + _num_seen(earlier, window) for rows, earlier, _ in spans)
+        read += sum(
+            node.end if not window else min(node.end, max(0, window - 1 - earlier)) for node, earlier in members.items()
+        )
+        num_pairs, num_read = num_pairs + share * pairs, num_read + share * read
     return StepWork(
         num_rows=num_rows,
         num_output_rows=num_output_rows,
         num_attention_pairs=num_pairs,
         num_kv_tokens_read=num_read,
     )
+
+
+def _num_pairs(rows: int, earlier: int, window: int) -> int:
+    """(row, token that it sees) of consecutive rows that follow `earlier` tokens."""
+    growing = rows if not window else max(0, min(rows, window - earlier))
+    return growing * earlier + growing * (growing + 1) // 2 + (rows - growing) * window
+
+
+def _num_seen(earlier: int, window: int) -> int:
+    """Of the tokens before a row, those that it sees."""
+    return earlier if not window else min(earlier, window - 1)
 
 
 def _make_tokens(step: Step, num_answer_tokens: int) -> StepTokens:

@@ -107,10 +107,12 @@ class KVMemory:
     Attributes:
         budget_bytes: what the block pool holds.
         peak_bytes: the most that one step holds.
+        bytes_per_token: positions that a layer's rows see, 0 for all, to the KV of a token in all such layers.
     """
 
     budget_bytes: int
     peak_bytes: int
+    bytes_per_token: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,9 +80,10 @@ class Hardware:
             requests,
             groups,
             num_answer_tokens=num_answer_tokens,
-            num_kv_blocks=kv_bytes // (config.block_size * self.shape.kv_bytes_per_token),
+            num_kv_blocks=kv_bytes // self.shape.kv_block_bytes(config),
             config=config,
             roofline=Roofline(self.shape, self.device, self.dtype),
+            layout=self.shape.kv_layout(config),
         )
         return summarize_steps(steps)
 

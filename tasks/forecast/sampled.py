@@ -114,7 +114,7 @@ def forecast_whole(
     simulated = simulate(sample.plan, sample.workload, sample.mean_output_tokens)
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
     at = {end: simulate(plan, workload, value) for end, value in _ends(length).items()}
-    block_bytes = engine.block_size * hardware.shape.kv_bytes_per_token
+    block_bytes = hardware.shape.kv_block_bytes(engine)
     return SampledForecast(
         num_rows=whole.num_rows,
         seconds=_multiply(_estimate(at, lambda found: found["elapsed_seconds"]), ratio),

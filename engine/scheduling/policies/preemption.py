@@ -33,12 +33,14 @@ class SwapSpace:
     Args:
         store: the KV memory that blocks are copied from and to.
         num_blocks: most blocks that are kept at once.
+        windows: of each block table, where there are several (`KVLayout`).
     """
 
-    __slots__ = ("_kept", "_store", "num_blocks", "num_used")
+    __slots__ = ("_kept", "_store", "_windows", "num_blocks", "num_used")
 
-    def __init__(self, store: BlockStore, num_blocks: int) -> None:
+    def __init__(self, store: BlockStore, num_blocks: int, windows: tuple[int, ...] = ()) -> None:
         self._store = store
+        self._windows = windows
         self._kept: dict[Sequence, Any] = {}
         self.num_blocks = num_blocks
         self.num_used = 0
@@ -48,15 +50,22 @@ class SwapSpace:
 
     def save(self, sequence: Sequence, block_size: int) -> bool:
         """Copies what is computed of the own KV, if the copy fits; whether it did."""
-        num_blocks = cdiv(sequence.num_computed, block_size)
-        if not 0 < num_blocks <= self.num_blocks - self.num_used:
+        block_ids = self._written_blocks(sequence, block_size)
+        if not 0 < len(block_ids) <= self.num_blocks - self.num_used:
             return False
-        self._kept[sequence] = self._store.read_blocks(sequence.block_ids[:num_blocks])
-        self.num_used += num_blocks
+        self._kept[sequence] = self._store.read_blocks(block_ids)
+        self.num_used += len(block_ids)
         return True
 
     def restore(self, sequence: Sequence, block_size: int) -> None:
-        """Writes a sequence's KV into the first of its blocks, and gives up the copy."""
-        num_blocks = cdiv(sequence.num_computed, block_size)
-        self._store.write_blocks(sequence.block_ids[:num_blocks], self._kept.pop(sequence))
-        self.num_used -= num_blocks
+        """Writes a sequence's KV into its blocks, and gives up the copy."""
+        block_ids = self._written_blocks(sequence, block_size)
+        self._store.write_blocks(block_ids, self._kept.pop(sequence))
+        self.num_used -= len(block_ids)
+
+    def _written_blocks(self, sequence: Sequence, block_size: int) -> npt.NDArray[np.int32]:
+        if not self._windows:
+            return sequence.block_ids[: cdiv(sequence.num_computed, block_size)]
+        from engine.scheduling.windowed_pool import written_blocks
+
+        return written_blocks(sequence, self._windows, block_size)

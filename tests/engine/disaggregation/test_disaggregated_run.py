@@ -20,7 +20,7 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE
-from tests.engine.hash_model import HashMemory, answer_without_end
+from tests.engine.hash_model import WINDOWS, HashMemory, answer_without_end, kept_layout, poison_freed_blocks
 
 
 class Cache(HashMemory):
@@ -28,8 +28,8 @@ class Cache(HashMemory):
 
     block_size = BLOCK_SIZE
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, windows: tuple[int, ...]) -> None:
+        super().__init__(num_blocks, windows)
         self.keys = [torch.zeros(1)]
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -40,8 +40,8 @@ class Cache(HashMemory):
 class LateWorker:
     """Computes steps in turn, at any time between sending and taking."""
 
-    def __init__(self, num_blocks: int, rng: random.Random) -> None:
-        self._memory = Cache(num_blocks)
+    def __init__(self, memory: Cache, rng: random.Random) -> None:
+        self._memory = memory
         self._rng = rng
         self._waiting: list[TokenBatch] = []
         self._done: list[tuple[npt.NDArray[np.int32], npt.NDArray[Any], torch.Tensor]] = []
@@ -88,9 +88,9 @@ def next_token(state: Any) -> Any:
     return 2 + state % 97
 
 
-@given(st.integers(0, 2**32).map(random.Random), st.integers(4, 14), st.integers(0, 8))
+@given(st.integers(0, 2**32).map(random.Random), st.integers(4, 14), st.integers(0, 8), WINDOWS)
 def test_each_token_is_computed_from_kv_that_is_there(
-    rng: random.Random, num_prompts: int, num_spare_blocks: int
+    rng: random.Random, num_prompts: int, num_spare_blocks: int, windows: tuple[int, ...]
 ) -> None:
     instruction = [1] * rng.randrange(10)
     documents = [[rng.randrange(2, 5) for _ in range(rng.randrange(12))] for _ in range(3)]
@@ -116,7 +116,11 @@ def test_each_token_is_computed_from_kv_that_is_there(
         for index, prompt in enumerate(prompts)
     ]
     num_blocks = max(-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests) + num_spare_blocks
-    pool, cache, worker = make_pool(config, num_blocks), Cache(num_blocks), LateWorker(num_blocks, rng)
+    layout = kept_layout(windows, config)
+    num_blocks *= 1 if layout is None else layout.num_tables
+    cache, there = Cache(num_blocks, windows), Cache(num_blocks, windows)
+    pool, worker = make_pool(config, num_blocks, layout), LateWorker(there, rng)
+    poison_freed_blocks(pool, cache, there)
     groups = schedule_groups(requests, plan_prefix_groups(prompts), (), BLOCK_SIZE, config.sharing)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
     sampler = TokenSampler(HashHead(), None)  # type: ignore[arg-type]
@@ -130,7 +134,7 @@ def test_each_token_is_computed_from_kv_that_is_there(
             if found.reason == "error":
                 assert found.sequence in step.killed
                 continue
-            said = answer_without_end(prompts[found.sequence.owners[0]], next_token)
+            said = answer_without_end(prompts[found.sequence.owners[0]], next_token, windows)
             assert found.sequence.output_token_ids == list(islice(said, found.sequence.request.max_new_tokens))
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == 0

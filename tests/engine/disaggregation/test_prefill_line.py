@@ -15,7 +15,7 @@ from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 
 def test_a_job_arrives_as_it_was() -> None:
-    shape = KVShape(num_layers=2, num_kv_heads=1, head_dim=16, dtype=torch.bfloat16)
+    shape = KVShape(num_layers=2, num_kv_heads=1, head_dim=16, dtype=torch.bfloat16, windows=(0, 24))
     job = PrefillJob(model="a/folder", config=EngineConfig(block_size=64, dtype="bfloat16"), kv_shape=shape)
     assert decode(encode(job)) == job
 

@@ -22,7 +22,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
 from tests.engine.grammars import load_vocabulary
-from tests.engine.hash_model import HashMemory, mix
+from tests.engine.hash_model import WINDOWS, HashMemory, first_seen, kept_layout, mix, poison_freed_blocks
 
 VOCAB_SIZE = 512
 EOS = 2
@@ -64,14 +64,14 @@ def grammars(tiny_llama: Path) -> list[Grammar | None]:
     return [None if pattern is None else Grammar.from_pattern(pattern, vocabulary) for pattern in PATTERNS]
 
 
-def answer(request: Request) -> list[int]:
+def answer(request: Request, windows: tuple[int, ...]) -> list[int]:
     """What the hash model says under the grammar, straight away, token by token."""
-    tokens, total, said = request.token_ids.tolist(), 0, list[int]()
+    tokens, states, said = request.token_ids.tolist(), list[int](), list[int]()
     matcher = None if request.grammar is None else request.grammar.new_matcher()
     forced: list[int] = []
     for place in count():
-        state = mix(total, tokens[place])
-        total += state
+        state = mix(sum(sum(states[first_seen(place, window) :]) for window in windows), tokens[place])
+        states.append(state)
         if place < len(request.token_ids) - 1:
             continue
         forced = forced[1:]
@@ -101,6 +101,7 @@ def answer(request: Request) -> list[int]:
     st.integers(0, 12),
     st.integers(0, 8),
     st.booleans(),
+    WINDOWS,
 )
 def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     grammars: list[Grammar | None],
@@ -109,6 +110,7 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     num_spare_blocks: int,
     num_swap_blocks: int,
     overlaps: bool,
+    windows: tuple[int, ...],
 ) -> None:
     rng = random.Random(seed)
     documents = [[3] * rng.randrange(9) + [rng.randrange(3, 6) for _ in range(rng.randrange(12))] for _ in range(2)]
@@ -123,11 +125,15 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     ]
     alone = [-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests]
     num_blocks = max(alone) + num_spare_blocks
-    pool, model = make_pool(config, num_blocks), HashModel(num_blocks)
+    layout = kept_layout(windows, config)
+    num_blocks *= 1 if layout is None else layout.num_tables
+    pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, windows)
+    poison_freed_blocks(pool, model)
     groups = schedule_groups(
         requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
     )
-    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
+    tables = () if layout is None else layout.windows
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap)
     sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]
     runs_ahead = overlaps and config.sharing != "lru"
@@ -143,7 +149,7 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
                 assert found.sequence in step.killed
                 continue
             said, request = found.sequence.output_token_ids, found.sequence.request
-            assert said == answer(request)
+            assert said == answer(request, windows)
             assert (found.reason == "eos") == (said[-1] == EOS)
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0

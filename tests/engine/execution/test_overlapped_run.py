@@ -24,7 +24,7 @@ from engine.scheduling.prompt_lookup import PromptLookup
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
-from tests.engine.hash_model import HashMemory, answer_without_end
+from tests.engine.hash_model import WINDOWS, HashMemory, answer_without_end, kept_layout, poison_freed_blocks
 
 VOCAB_SIZE = 50
 EOS = 2
@@ -40,8 +40,8 @@ class HashModel(HashMemory):
     eos_token_ids = frozenset([EOS])
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, num_blocks: int, num_words: int = VOCAB_SIZE - EOS) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, num_words: int = VOCAB_SIZE - EOS, windows: Sequence[int] = (0,)) -> None:
+        super().__init__(num_blocks, windows)
         self.num_words = num_words
         self.num_steps = self.num_late_tokens = 0
 
@@ -84,10 +84,10 @@ def spell(token_ids: Sequence[int]) -> str:
     return "".join(chr(ord("a") + token % 26) for token in token_ids)
 
 
-def answer(request: Request, num_words: int = VOCAB_SIZE - EOS) -> list[int]:
+def answer(request: Request, num_words: int = VOCAB_SIZE - EOS, windows: Sequence[int] = (0,)) -> list[int]:
     """What the hash model says, greedily, straight away."""
     said: list[int] = []
-    words = answer_without_end(request.token_ids.tolist(), lambda state: next_token(state, num_words))
+    words = answer_without_end(request.token_ids.tolist(), lambda state: next_token(state, num_words), windows)
     for token in islice(words, request.max_new_tokens):
         said.append(token)
         if (token == EOS and not request.ignore_eos) or any(stop in spell(said) for stop in request.stop):
@@ -141,12 +141,17 @@ def run(
     overlaps: bool,
     num_words: int = VOCAB_SIZE - EOS,
     lookup: PromptLookup | None = None,
+    windows: tuple[int, ...] = (0,),
 ) -> Run:
-    pool, model = make_pool(config, num_blocks), HashModel(num_blocks, num_words)
+    layout = kept_layout(windows, config)
+    num_blocks *= 1 if layout is None else layout.num_tables
+    pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, num_words, windows)
+    poison_freed_blocks(pool, model)
     groups = schedule_groups(
         requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
     )
-    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
+    tables = () if layout is None else layout.windows
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
@@ -177,21 +182,25 @@ def run(
     return found
 
 
-@given(workloads(), CONFIGS, st.integers(0, 12), st.integers(0, 8))
+@given(workloads(), CONFIGS, st.integers(0, 12), st.integers(0, 8), WINDOWS)
 def test_answers_do_not_depend_on_when_steps_are_booked(
-    requests: list[Request], config: EngineConfig, num_spare_blocks: int, num_swap_blocks: int
+    requests: list[Request],
+    config: EngineConfig,
+    num_spare_blocks: int,
+    num_swap_blocks: int,
+    windows: tuple[int, ...],
 ) -> None:
     alone = [len(r.token_ids) + (r.max_new_tokens if r.mode == "generate" else 4) for r in requests]
     num_blocks = max(-(-num_tokens // BLOCK_SIZE) + 1 for num_tokens in alone) + num_spare_blocks
-    in_turn = run(requests, config, num_blocks, num_swap_blocks, overlaps=False)
-    overlapped = run(requests, config, num_blocks, num_swap_blocks, overlaps=True)
+    in_turn = run(requests, config, num_blocks, num_swap_blocks, overlaps=False, windows=windows)
+    overlapped = run(requests, config, num_blocks, num_swap_blocks, overlaps=True, windows=windows)
     assert in_turn.most_under_way == 1
     assert in_turn.num_late_tokens == 0
     for owner, request in enumerate(requests):
         said = [run.answers[owner] for run in (in_turn, overlapped) if owner in run.answers]
         assert len(said) < 2 or said[0] == said[1]
         if request.mode == "generate" and request.temperature == 0:
-            assert all(tokens == answer(request) for _, tokens in said)
+            assert all(tokens == answer(request, windows=windows) for _, tokens in said)
 
 
 class EagerLookup(PromptLookup):
@@ -201,21 +210,26 @@ class EagerLookup(PromptLookup):
         super().__init__(num_weight_rows=10**9, num_weight_kv_tokens=1, block_size=BLOCK_SIZE)
 
 
-@given(workloads(), engine_configs(), st.integers(0, 12), st.integers(0, 8), st.integers(1, 3))
+@given(workloads(), engine_configs(), st.integers(0, 12), st.integers(0, 8), st.integers(1, 3), WINDOWS)
 def test_guesses_change_no_answer(
-    requests: list[Request], config: EngineConfig, num_spare_blocks: int, num_swap_blocks: int, num_words: int
+    requests: list[Request],
+    config: EngineConfig,
+    num_spare_blocks: int,
+    num_swap_blocks: int,
+    num_words: int,
+    windows: tuple[int, ...],
 ) -> None:
     """Greedy or drawn, ended by a stop string, preempted or cut into chunks, booked late or not."""
     alone = [len(r.token_ids) + (r.max_new_tokens if r.mode == "generate" else 4) for r in requests]
     num_blocks = max(-(-num_tokens // BLOCK_SIZE) + 1 for num_tokens in alone) + num_spare_blocks
-    runs = [run(requests, config, num_blocks, num_swap_blocks, False, num_words)]
+    runs = [run(requests, config, num_blocks, num_swap_blocks, False, num_words, windows=windows)]
     for overlaps in (False, True) if config.sharing != "lru" else (False,):
-        runs.append(run(requests, config, num_blocks, num_swap_blocks, overlaps, num_words, EagerLookup()))
+        runs.append(run(requests, config, num_blocks, num_swap_blocks, overlaps, num_words, EagerLookup(), windows))
     for owner, request in enumerate(requests):
         said = [run.answers[owner] for run in runs if owner in run.answers]
         assert all(answered == said[0] for answered in said)
         if request.mode == "generate" and request.temperature == 0:
-            assert all(tokens == answer(request, num_words) for _, tokens in said)
+            assert all(tokens == answer(request, num_words, windows) for _, tokens in said)
 
 
 def test_guesses_save_steps_where_answers_repeat_themselves() -> None:

@@ -1,0 +1,29 @@
+"""Which layers of a model see a window alone, by its config."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine.model.checkpoint import is_plain
+
+
+def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of each layer, the positions that a row sees, its own included; 0: all. Empty where every layer sees all.
+
+    Args:
+        config: of the text model, as transformers' class of it has it, which names the kind of each layer.
+    """
+    window, num_layers = config.get("sliding_window"), int(config["num_hidden_layers"])
+    longest = config.get("max_position_embeddings") or math.inf
+    if not window or config.get("use_sliding_window") is False or window >= longest:
+        return ()
+    num_full = min(num_layers, int(config.get("max_window_layers") or 0))
+    kinds = config.get("layer_types") or ["full"] * num_full + ["sliding"] * (num_layers - num_full)
+    windows = tuple(int(window) if "sliding" in kind else 0 for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def find_kept_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """As `find_windows`; empty, too, where the backends' own layers compute layers that differ: they share a table."""
+    windows = find_windows(config)
+    return () if 0 in windows and is_plain(config) else windows

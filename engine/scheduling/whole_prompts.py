@@ -1,0 +1,65 @@
+"""Steps of whole prompts: which prompts such a step takes, and how it pads them."""
+
+from collections.abc import Sequence as Sequences
+
+import numpy as np
+
+from engine.config import Packing
+from engine.kernels import cdiv
+from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
+from engine.scheduling.prefix_node import PrefixNode
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
+from engine.scheduling.token_batch import ChunkGroup, Chunks
+
+
+def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
+    """Adds whole prompts, as many as `packing` takes: all tokens left of a request's own part, or of a prefix.
+
+    Args:
+        prompts: those that could be computed now, in the order in which they were given memory.
+        packing: the policy.
+        pad_block_id: where padding may be written to.
+    """
+    lengths = [
+        prompt.num_uncomputed if isinstance(prompt, Sequence) else len(prompt.token_ids) - prompt.num_computed
+        for prompt in prompts
+    ]
+    taken = PACKINGS[packing](lengths, step.room)
+    for index in taken:
+        prompt = prompts[index]
+        if isinstance(prompt, Sequence):
+            step.suffixes.append((prompt, lengths[index]))
+        else:
+            step.prefixes[prompt] = lengths[index]
+        step.room = max(0, step.room - lengths[index])
+    if packing in PADDED_PACKINGS and taken:
+        step.padded_length = max(lengths[index] for index in taken)
+        step.pad_block_id = pad_block_id
+
+
+def pad_chunks(
+    step: Step, chunks: Chunks, groups: Sequences[ChunkGroup], block_size: int
+) -> tuple[Chunks, list[ChunkGroup]]:
+    """Puts a chunk of padding behind each chunk that is shorter than the step's padded length.
+
+    Nothing attends to it. Its KV goes into free slots of the prompt's last block, then into the pad block.
+
+    Args:
+        step: whose chunks these are.
+        chunks, groups: of prompts.
+        block_size: tokens in a KV block.
+    """
+    padded, counts = Chunks(), [0] * len(groups)
+    owners = (index for index, group in enumerate(groups) for _ in range(group.num_chunks))
+    for owner, (token_ids, position, num_earlier, block_table, num_output_rows) in zip(owners, chunks, strict=True):
+        padded.add(token_ids, position, num_earlier, block_table, num_output_rows)
+        num_rows = step.num_padding(len(token_ids))
+        counts[owner] += 1 + (num_rows > 0)
+        if num_rows:
+            end = num_earlier + len(token_ids)
+            num_own = cdiv(end, block_size)
+            pads = np.full(cdiv(end + num_rows, block_size) - num_own, step.pad_block_id, dtype=np.int32)
+            own_and_pads = np.concatenate([block_table[:num_own], pads])
+            padded.add(np.zeros(num_rows, dtype=np.int32), 0, end, own_and_pads, 0)
+    return padded, [group._replace(num_chunks=count) for group, count in zip(groups, counts, strict=True)]

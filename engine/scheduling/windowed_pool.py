@@ -1,0 +1,141 @@
+"""KV blocks of models in which some layers see a window alone: several block tables a request, and blocks given back.
+
+A table is a column of `Sequence.block_ids`. A prompt being computed has blocks for all its tokens in each table. Blocks
+that have left the window of the next row are given back with the commit of the step that leaves them behind, so that no
+step under way, in whatever process, still reads or fills them. The last blocks of a window table go round: a later
+block of the answer takes the place of one that has left the window. A prefix keeps what the window of a row right
+behind it holds; prefixes above it keep theirs.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kernels import cdiv
+from engine.kv.block_pool import BlockPool
+from engine.kv.kv_layout import first_block
+from engine.request import Request
+from engine.scheduling.sequence import Sequence, most_extra_tokens
+from engine.scheduling.step import Step
+
+Blocks = npt.NDArray[np.int32]
+
+_GONE = -1
+"""Entry of a block that has left the window."""
+
+_MOST_FREE_TOKENS = 8
+"""Tokens that a decode step computes at once for an answer that nothing constrains: one, and guesses."""
+
+
+class WindowedPool(BlockPool):
+    """Blocks for the tables of `KVLayout`. Block tables are int32 ``[num_blocks, num_tables]``.
+
+    In a window's table blocks [first, end) are distinct, those before are gone, and block i from `end` on is the same
+    memory as block i - (end - first), which has left the window when i is written.
+
+    Args:
+        windows: of each table, the positions that a row sees, its own included; 0: all.
+        block_size: tokens in a block.
+    """
+
+    __slots__ = ("_block_size", "_windows", "num_tables")
+
+    def __init__(self, num_blocks: int, windows: tuple[int, ...], block_size: int) -> None:
+        super().__init__(num_blocks)
+        self._windows = windows
+        self._block_size = block_size
+        self.num_tables = len(windows)
+
+    def allocate_table(self, num_blocks: int) -> Blocks:
+        """All blocks distinct: of a prefix, which grows no further."""
+        blocks = self.allocate(num_blocks * self.num_tables)
+        return np.stack(np.split(blocks, self.num_tables), axis=1)
+
+    def num_missing(self, sequence: Sequence, num_blocks: int) -> int:
+        return sum(end - old_end for _, old_end, end in self._spans(sequence, num_blocks))
+
+    def extend(self, sequence: Sequence, num_blocks: int) -> None:
+        spans = self._spans(sequence, num_blocks)
+        new = self.allocate(sum(end - old_end for _, old_end, end in spans))
+        table = np.full((num_blocks, self.num_tables), _GONE, dtype=np.int32)
+        for column, (first, old_end, end) in enumerate(spans):
+            taken, new = np.split(new, [end - old_end])
+            held = sequence.block_ids[first:old_end, column] if old_end > first else new[:0]
+            table[first:, column] = np.resize(np.concatenate([held, taken]), num_blocks - first)
+        sequence.block_ids = table
+
+    def free(self, block_ids: Blocks) -> None:
+        """Gives the blocks of a table back, or single ones."""
+        super().free(np.unique(block_ids[block_ids != _GONE]))
+
+    def leave(self, step: Step) -> Blocks:
+        """Takes blocks out of the tables of the step's prompts that no later row sees, to be freed at its commit."""
+        left = [np.empty(0, dtype=np.int32)]
+        for node in step.prefixes:
+            for column, window in enumerate(self._windows):
+                gone = node.block_ids[: first_block(node.num_computed, window, self._block_size), column]
+                left.append(gone[gone != _GONE])
+                self.num_prefix_blocks -= len(left[-1])
+                gone[:] = _GONE
+        for sequence, _ in step.suffixes:
+            for column, window in enumerate(self._windows):
+                left.append(self._leave(sequence, column, window))
+        return np.concatenate(left)
+
+    def _leave(self, sequence: Sequence, column: int, window: int) -> Blocks:
+        table = sequence.block_ids[:, column]
+        first, end = _span(table)
+        new_first = first_block(sequence.num_computed, window, self._block_size)
+        new_first = min(new_first, end - self._num_round(sequence.request, window))
+        if not window or new_first <= first:
+            return table[:0]
+        left = table[first:new_first].copy()
+        table[new_first:] = np.resize(table[new_first:end], len(table) - new_first)
+        table[:new_first] = _GONE
+        return left
+
+    def _spans(self, sequence: Sequence, num_blocks: int) -> list[tuple[int, int, int]]:
+        """Of each table: its first block, and where its distinct blocks end now and with `num_blocks` blocks."""
+        spans = []
+        for column, window in enumerate(self._windows):
+            if len(sequence.block_ids):
+                first, old_end = _span(sequence.block_ids[:, column])
+                known = old_end
+            else:
+                first = old_end = first_block(sequence.num_computed, window, self._block_size)
+                known = cdiv(sequence.length, self._block_size)
+            most = num_blocks if not window else max(known, first + self._num_round(sequence.request, window))
+            spans.append((first, old_end, max(old_end, min(num_blocks, most))))
+        return spans
+
+    def _num_round(self, request: Request, window: int) -> int:
+        """Blocks of which one has left the window whenever the next one is written by a step of an answer."""
+        most = most_extra_tokens(request) + 1
+        if request.mode == "generate":
+            thinking = request.thinking
+            if request.grammar is not None:
+                most -= 0 if thinking is None else thinking.max_tokens - len(thinking.closing)
+            else:
+                most = min(most, _MOST_FREE_TOKENS if thinking is None else 1 + len(thinking.closing))
+        return cdiv(window - 1 + most, self._block_size) + 1
+
+
+def written_blocks(sequence: Sequence, windows: tuple[int, ...], block_size: int) -> Blocks:
+    """The blocks that hold what rows to come see of a sequence's computed KV, table by table.
+
+    Args:
+        windows: of each table, the positions that a row sees; 0: all.
+        block_size: tokens in a block.
+    """
+    end = cdiv(sequence.num_computed, block_size)
+    return np.concatenate(
+        [
+            sequence.block_ids[first_block(sequence.num_computed, window, block_size) : end, column]
+            for column, window in enumerate(windows)
+        ]
+    )
+
+
+def _span(table: Blocks) -> tuple[int, int]:
+    """The first block that is not gone, and where the distinct ones end."""
+    first = int(np.argmax(table != _GONE))
+    return first, first + len(np.unique(table[first:]))
