@@ -1,9 +1,12 @@
 """Checkpoints of the Hugging Face hub."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import ModelError
 from engine.model.checkpoint import SENTENCE_FILES, TOKENIZER_FILES, resolve_checkpoint
+
+SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES, *SENTENCE_FILES)
 
 
 def hub_snapshot(model: str) -> Path:
@@ -12,15 +15,45 @@ def hub_snapshot(model: str) -> Path:
     Raises:
         ModelError: it cannot be fetched, or holds no checkpoint.
     """
+    return resolve_checkpoint(_fetch(model, [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]))
+
+
+def resolve_head(model: str | Path) -> Path:
+    """A folder with the model's config.json and tokenizer files, in seconds: no weights of a hub id are fetched.
+
+    Args:
+        model: as `resolve_checkpoint` takes it.
+    Raises:
+        ModelError: nothing usable is there; the message says what was looked for.
+    """
+    path = Path(model).expanduser()
+    is_named_as_path = path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") > 1
+    if path.exists() or path.suffix == ".gguf" or is_named_as_path:
+        return resolve_checkpoint(model)
+    folder = _fetch(str(model), [name for name in SMALL_FILES if not name.endswith(".safetensors")])
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {str(model)!r}: the repository holds no config.json")
+    if not any(folder.glob("*.safetensors")) and not _has_weights(str(model)):
+        raise ModelError(f"model {str(model)!r}: the repository holds no *.safetensors file")
+    return folder
+
+
+def _fetch(model: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
-    patterns += SENTENCE_FILES
     try:
-        folder = Path(snapshot_download(model, allow_patterns=patterns))
+        return Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:  # offline, no such repository, no permission: the library's message says which
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"model {model!r}: neither a local checkpoint nor a hub id that can be fetched: {first_line}"
         ) from error
-    return resolve_checkpoint(folder)
+
+
+def _has_weights(model: str) -> bool:
+    from huggingface_hub import list_repo_files
+
+    try:
+        return any("/" not in name and name.endswith(".safetensors") for name in list_repo_files(model))
+    except Exception as error:  # offline, with the small files at hand alone
+        raise ModelError(f"model {model!r}: its weights are not here and cannot be fetched: {error}") from error

@@ -10,7 +10,7 @@ from engine.device.placement import check_device
 from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
 from engine.model.adapter import check_adapter
-from engine.model.checkpoint import resolve_checkpoint
+from engine.model.hub import resolve_head
 from flows.nights.night_file import NightPlan, load_night
 from flows.workload_run import prove_architecture
 from tasks.nights.check_steps import find_query_problems
@@ -53,7 +53,7 @@ def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload],
     Raises:
         BatchloomError: the model or a setting cannot be used.
     """
-    checkpoint = resolve_checkpoint(model)
+    checkpoint = resolve_head(model)
     read_max_model_len(checkpoint, config.max_model_len)
     prove_architecture(checkpoint)
     if is_local:
