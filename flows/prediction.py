@@ -5,10 +5,11 @@ import time
 
 from flows.workload_run import Night
 from tasks.forecast.prediction import predict_run
+from tasks.nights.pace import Pace
 from tasks.read import AnswerLength
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary
+from tasks.storage.plan_file import PlanSummary, count_partition_rows
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -16,8 +17,10 @@ LOGGER = logging.getLogger("batchloom")
 
 def predict_night(
     night: Night, workload: Workload, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength
-) -> None:
+) -> Pace | None:
     """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without.
+
+    Returns what corrects the forecast while the run goes on, where it has a deadline.
 
     Args:
         run: gets the prediction as a note.
@@ -30,9 +33,20 @@ def predict_night(
     if state.is_completed():
         found = state.result()
         run.note(config={**run.record.config, "prediction": found})
-        if left is not None:
+        if left is not None and night.deadline is not None:
             rows = f"{found['num_fitting_rows']:,.0f} of {summary.num_rows:,} rows"
             partitions = f"{found['num_fitting_partitions']:,.0f} of {summary.num_partitions:,} partitions"
             LOGGER.info("%s: %.0f s to the deadline: %s, %s, should fit", workload.name, left, rows, partitions)
+            seconds_per_cost = found["step_seconds"] / sum(summary.partition_costs)
+            return Pace(
+                title=workload.name,
+                order=summary.dispatch_order,
+                seconds=[cost * seconds_per_cost for cost in summary.partition_costs],
+                num_rows=count_partition_rows(plan).tolist(),
+                num_engines=team.num_engines,
+                begun=time.time(),
+                deadline=night.deadline,
+            )
     else:
         LOGGER.warning("%s: the run is not predicted: %s", workload.name, state.message)
+    return None

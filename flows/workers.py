@@ -25,6 +25,8 @@ from tasks.workers.worker_pool import WorkerPool
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
 
+    from tasks.nights.pace import Pace
+
 STOP_SECONDS = 30.0
 """How long a run that was told to stop waits for the workers of a cluster."""
 
@@ -51,7 +53,7 @@ class Workers:
         self._cluster: RayTaskRunner[Any] | None = None
 
     def infer_partitions(
-        self, job: InferJob, dispatch_order: Sequence[int], title: str, work: PlannedWork
+        self, job: InferJob, dispatch_order: Sequence[int], title: str, work: PlannedWork, pace: "Pace | None" = None
     ) -> list[ArtifactRef]:
         """Map `infer` over the partitions, each to the next engine that is free; returns the parts of all.
 
@@ -60,6 +62,7 @@ class Workers:
             dispatch_order: the partitions in the order in which several engines take them.
             title: of what shows the progress.
             work: in all partitions.
+            pace: of a run with a deadline, if it was forecast.
 
         Raises what the first failing partition raised, and `KeyboardInterrupt` where somebody made a stop request; what
         is finished by then stays.
@@ -75,7 +78,7 @@ class Workers:
         with (
             watch_progress(job.run_folder, title, work, show=show),
             exchange.taking() if exchange is not None else nullcontext(),
-            compute(job, dispatch_order) as futures,
+            compute(job, dispatch_order, pace) as futures,
         ):
             found = futures.result()
             if None in found:
@@ -107,7 +110,7 @@ class Workers:
         PROCESS_HOST.release()
 
     @contextmanager
-    def _compute_here(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
+    def _compute_here(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
         """Partitions by the engine of this process, in their order, or by one process for each engine."""
         team = self.count(job.engine)
         has_pool = self._is_isolated or job.exchange is not None or team.num_engines > 1
@@ -122,7 +125,7 @@ class Workers:
 
                 task: Task[..., Any] = infer if self._pool is None else infer_in_pool
                 pool = {} if self._pool is None else {"pool": self._pool}
-                yield submit_in_time(threads, task, dispatch_order, {"job": job, **pool}, team.num_engines)
+                yield submit_in_time(threads, task, dispatch_order, {"job": job, **pool}, team.num_engines, pace)
             elif self._pool is None:
                 yield threads.map(infer, {"partition": sorted(dispatch_order), "job": unmapped(job)})
             else:
@@ -130,7 +133,7 @@ class Workers:
                 yield threads.map(infer_in_pool, given)
 
     @contextmanager
-    def _compute_on_cluster(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[Futures]:
+    def _compute_on_cluster(self, job: InferJob, dispatch_order: Sequence[int], _: "Pace | None") -> Iterator[Futures]:
         """Partitions by whatever workers the cluster has room for."""
         from prefect_ray.context import remote_options
 

@@ -230,14 +230,8 @@ def plan_requests(source: Source, workload: Workload, run: Run, requests: Artifa
     database, planning = str(source.database), source.planning
     tokens = tokenize_rows(source, workload, run, requests)
     with run.measure("plan"):
-        plan = plan_prefix(
-            database,
-            tokens,
-            source.plan_method(workload),
-            planning.partition_tokens,
-            workload.kind.max_answer_tokens,
-            source.is_cheapest_first,
-        )
+        given = (planning.partition_tokens, workload.kind.max_answer_tokens, source.is_cheapest_first)
+        plan = plan_prefix(database, tokens, source.plan_method(workload), *given)
     run.note({"plan": plan})
     return plan
 
@@ -266,11 +260,12 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(source.database, workload)
+    pace = None
     has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
     if not has_time and source.plan_method(workload) != "none":
         from flows.prediction import predict_night  # a simulation that short nights do not need
 
-        predict_night(night, workload, run, plan, summary, answer)
+        pace = predict_night(night, workload, run, plan, summary, answer)
     job = InferJob(
         run_folder=run.folder,
         plan=plan,
@@ -286,7 +281,9 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     )
     with run.measure("infer"):
         work = PlannedWork.of(summary, workload, answer.expected_output_tokens)
-        parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work)
+        parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work, pace)
+    if pace is not None:
+        pace.note(run)
     reasons = count_reasons(parts)
     set_isolation(source.database, workload.name, is_needed=ENDED.reason in reasons)
     num_tried = sum(part.num_rows for part in parts)

@@ -113,7 +113,7 @@ def read_requests(
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
-        rows = _drop_done(_select_rows(connection, workload, model_digest, choice, full=full), counts)
+        rows = _drop_done(_select_rows(connection, workload, model_digest, full, choice), counts)
         with SpillFile(run_folder) as spill:
             ordered = sort_batches(_put_texts(rows, spill, requests_schema(workload)), "sort_key", run_folder)
             path = Path(run_folder) / "requests.parquet"
@@ -128,12 +128,7 @@ def read_requests(
 
 
 def _select_rows(
-    connection: duckdb.DuckDBPyConnection,
-    workload: Workload,
-    model_digest: str,
-    choice: "RowChoice | None",
-    *,
-    full: bool,
+    connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, full: bool, choice: "RowChoice | None"
 ) -> pa.RecordBatchReader:
     table = workload.output.table
     has_answers = (not full or (choice and choice.role != "first")) and table.lower() in list_relations(connection)

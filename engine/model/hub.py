@@ -1,6 +1,5 @@
 """Checkpoints of the Hugging Face hub."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import ModelError
@@ -38,7 +37,7 @@ def resolve_head(model: str | Path) -> Path:
     return folder
 
 
-def _fetch(model: str, patterns: Sequence[str]) -> Path:
+def _fetch(model: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:

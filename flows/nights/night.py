@@ -172,7 +172,8 @@ class NightRun:
             self.close()
             plan, self._model = self._plan, model
             names = [step.name for step in plan.steps if step.model == model]
-            is_isolated = any(needs_isolation(plan.database, name) for name in names)
+            first = {step.workload for name in names if (step := plan.cascades.get(name))}  # whose rows they get
+            is_isolated = any(needs_isolation(plan.database, name) for name in {*names, *first})
             self._night = Night(
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
                 engine=plan.models[model][1].to_config(plan.database),

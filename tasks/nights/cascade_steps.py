@@ -16,11 +16,13 @@ class CascadeStep:
     """What a step is in its cascade.
 
     Attributes:
+        workload: name of the step that answers every row.
         role: which rows it answers.
         model: that answers every row, by its name in the night.
         cascade: as the file has it.
     """
 
+    workload: str
     role: Role
     model: str
     cascade: Cascade
@@ -58,14 +60,14 @@ def add_cascades(
         names |= {second: "unsure"}
         previous = ""
         for name, role in names.items():
-            roles[name] = CascadeStep(role=role, model=step.model, cascade=cascade)
+            roles[name] = CascadeStep(workload=step.name, role=role, model=step.model, cascade=cascade)
             if previous:
                 if name in found:
                     raise ConfigError(
                         f"workload {step.name!r}: a step of its cascade is called {name!r}, as a workload"
                     )
                 added.append(Step(name=name, model=cascade.to, after=(previous,)))
-                found[name] = replace(workloads[step.name], name=name)
+                found[name] = replace(workloads[step.name], name=name, adapter=None)
             previous = name
         last[step.name] = second
     inside = roles.keys() - last.keys()

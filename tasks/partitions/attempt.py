@@ -61,7 +61,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         if time.monotonic() - trimmed_at > TRIM_SECONDS:
             give_back_freed_memory()
             trimmed_at = time.monotonic()
-        if stop.is_made:
+        if not stop.has_time(step.duration_ms / 1e3 if len(steps) > 1 else 0.0):  # an engine warms up in its first step
             raise StoppedError
 
     with _use_model(job) as model:

@@ -70,6 +70,7 @@ def _compare_prediction(facts: RunFacts) -> Iterator[tuple[str, str, str, str]]:
         num_done = facts.run.num_rows - facts.run.num_unanswered
         actual = {
             "num_fitting_rows": ("rows done by the deadline", num_done, count),
+            "half_time_rows": ("the same, as forecast at half-time", num_done, count),
             "num_fitting_partitions": ("partitions done by the deadline", totals.num_partitions, count),
         }
     elif totals.num_engines == 1:

@@ -31,10 +31,10 @@ class StopRequest:
         deadline: Unix time from which on the request is made; None for none.
     """
 
-    __slots__ = ("_deadline", "_path")
+    __slots__ = ("_deadline", "_overdue", "_path")
 
     def __init__(self, run_folder: str | Path, deadline: float | None = None) -> None:
-        self._path = Path(run_folder) / "stop"
+        self._path, self._overdue = Path(run_folder) / "stop", Path(run_folder) / "overdue"
         self._deadline = deadline
 
     @property
@@ -43,8 +43,14 @@ class StopRequest:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the deadline has passed; the run then ends as planned."""
-        return self._deadline is not None and time.time() >= self._deadline
+        """Whether the deadline has passed or will in the next step of an engine; the run then ends as planned."""
+        return self._deadline is not None and (time.time() >= self._deadline or self._overdue.exists())
+
+    def has_time(self, step_seconds: float) -> bool:
+        """Whether a step of this length may begin: none is asked to stop, and it would end before the deadline."""
+        if self._deadline is not None and time.time() + step_seconds >= self._deadline:
+            self._overdue.touch(mode=0o600)
+        return not self.is_made
 
     def wait(self, seconds: float) -> bool:
         """Sleep so long, or until a request is made; returns whether one is."""

@@ -265,6 +265,7 @@ def _drop_work(folder: Path) -> None:
     _drop_exchange(folder)
     for path in folder.rglob("*.tmp"):
         path.unlink(missing_ok=True)
+    (folder / "overdue").unlink(missing_ok=True)
     for name in WORK_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS):

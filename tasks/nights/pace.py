@@ -1,0 +1,98 @@
+"""What partitions really take, against what was forecast; by which the forecast is corrected while a night runs."""
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from tasks.forecast.prediction import find_fitting
+from tasks.runs.run import Run
+
+LOGGER = logging.getLogger("batchloom")
+
+LEAST_CHANGE = 0.05
+"""Of the rows: a forecast that has changed by less is not said again."""
+
+
+class Pace:
+    """The forecast of a run with a deadline, corrected by each partition that ends.
+
+    The first partition of each engine counts only while there is no other one, since the model is loaded in it.
+
+    Args:
+        title: of the run.
+        order: in which partitions are begun.
+        seconds: forecast of each partition, by its number.
+        num_rows: of each partition, by its number.
+        num_engines: that work side by side.
+        begun: Unix time of the forecast.
+        deadline: Unix time.
+
+    Attributes:
+        half_time_rows: rows that will be done in time, as forecast when half of it was over; None before.
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        order: Sequence[int],
+        seconds: Sequence[float],
+        num_rows: Sequence[int],
+        num_engines: int,
+        begun: float,
+        deadline: float,
+    ) -> None:
+        self._title, self._order, self._seconds, self._num_rows = title, list(order), seconds, num_rows
+        self._num_engines, self._half_time, self._deadline = num_engines, (begun + deadline) / 2, deadline
+        self._running: dict[int, float] = {}
+        self._ended: dict[int, float] = {}
+        self._num_done_rows = 0
+        self._said: float | None = None
+        self._lock = threading.Lock()
+        self.half_time_rows: int | None = None
+
+    def begin(self, partition: int, now: float) -> None:
+        """Note that an engine takes a partition at this Unix time."""
+        with self._lock:
+            self._order.remove(partition)
+            self._running[partition] = now
+
+    def end(self, partition: int, now: float) -> None:
+        """Note that all rows of a partition are done at this Unix time; says the forecast where it has changed."""
+        with self._lock:
+            self._ended[partition] = now - self._running.pop(partition)
+            self._num_done_rows += self._num_rows[partition]
+            num_rows, total = self.forecast_rows(now), sum(self._num_rows)
+            if now >= self._half_time and self.half_time_rows is None:
+                self.half_time_rows = num_rows
+            if self._said is None or abs(num_rows - self._said) > LEAST_CHANGE * total:
+                self._said = num_rows
+                LOGGER.info(
+                    "%s: partitions take %.2f times what was forecast: %s of %s rows should be done by the deadline",
+                    *(self._title, self.factor, f"{num_rows:,}", f"{total:,}"),
+                )
+
+    @property
+    def factor(self) -> float:
+        """Seconds of the ended partitions over their forecast; 1 before one has ended."""
+        counted = list(self._ended)[self._num_engines :] or list(self._ended)
+        forecast = sum(self._seconds[partition] for partition in counted)
+        return sum(self._ended[partition] for partition in counted) / forecast if forecast > 0 else 1.0
+
+    def forecast_rows(self, now: float) -> int:
+        """Rows that are in partitions that will be done by the deadline, corrected by those that have ended."""
+        factor, left = self.factor, self._deadline - now
+        seconds = {partition: factor * self._seconds[partition] for partition in self._order}
+        for partition, begun in self._running.items():
+            seconds[partition] = max(0.0, factor * self._seconds[partition] - (now - begun))
+        order = [*self._running, *self._order]
+        places = find_fitting(range(len(order)), [seconds[partition] for partition in order], self._num_engines, left)
+        return self._num_done_rows + sum(int(self._num_rows[order[place]]) for place in places)
+
+    def note(self, run: Run) -> None:
+        """Keep what the report compares with what came true."""
+        if self._ended:
+            prediction = dict(run.record.config["prediction"]) | {"pace": self.factor}
+            if self.half_time_rows is not None:
+                prediction["half_time_rows"] = self.half_time_rows
+            run.note(config={**run.record.config, "prediction": prediction})
