@@ -142,6 +142,9 @@ class EngineConfig:
         Literal["auto", "never"],
         Field(description="decode steps as CUDA graphs, captured as needed; auto: where attention is fused or paged"),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int, Field(ge=1, description="GPUs of this host that each compute a share of every layer of one model")
+    ] = 1
     num_threads: Annotated[int, Field(ge=0, description="of the CPU, in each process; 0: torch decides")] = 0
 
     def __post_init__(self) -> None:
@@ -152,8 +155,10 @@ class EngineConfig:
                 f"packing {self.packing!r} lays out whole prompts, and prefill is {self.prefill!r}, which cuts them to "
                 "the room that is left: set prefill to 'whole'"
             )
-        if self.disaggregation != "none":
-            self._check_disaggregation()
+        if self.disaggregation != "none" or self.tensor_parallel_size > 1:
+            from engine.several_processes import check_policies  # most engines are one process
+
+            check_policies(self)
         if self.keep_prefixes_bytes and (self.disaggregation != "none" or self.sharing in ("lru", "none")):
             raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
         if self.dtype in ("int8", "quantized") and (
@@ -168,18 +173,6 @@ class EngineConfig:
     def step_tokens(self) -> int:
         """max_num_batched_tokens; where that is "auto", what a CPU takes. An engine on a GPU replaces it first."""
         return 2048 if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens
-
-    def _check_disaggregation(self) -> None:
-        """Refuses policies that find KV in the process that decodes, where prompts are computed in another one."""
-        for name, value, others in (
-            ("sharing", "lru", "path, group or none"),
-            ("preemption", "swap", "recompute or kill"),
-        ):
-            if getattr(self, name) == value:
-                raise ConfigError(
-                    f"{name} {value!r} finds KV that only the process that decodes has, and with disaggregation "
-                    f"{self.disaggregation!r} another one computes prompts: set {name} to {others}"
-                )
 
 
 def _check(name: str, annotation: Any, value: object) -> None:

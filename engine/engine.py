@@ -4,19 +4,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-import torch
 import transformers
 
 from engine.config import EngineConfig
 from engine.device.placement import resolve_device, resolve_prefill_device, use_device, use_threads
-from engine.errors import ConfigError, RequestError
+from engine.errors import RequestError
 from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
-from engine.kv.kv_cache import KVShape
 from engine.limits import EngineLimits
 from engine.model.adapter import Adapter
 from engine.model.checkpoint import load_model, read_config
@@ -30,10 +29,10 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered
-from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from engine.disaggregation.prefill_client import PrefillClient
+    from engine.model.shard import Shard
     from engine.pooling.pooler import Pooler
 
 
@@ -57,7 +56,7 @@ class Engine:
         if config.max_num_batched_tokens == "auto" and model.device.type != "cpu":
             from engine.simulation.step_tokens import fill_in  # a CPU needs none
 
-            self._config = fill_in(config, model.settings, model.device, model.dtype)
+            self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
         self._model = model
         self._checkpoint = checkpoint
         self._prefill_client: PrefillClient | None = None
@@ -76,7 +75,8 @@ class Engine:
         *,
         adapter: Adapter | None = None,
         keeps_base: bool = False,
-    ) -> "Engine":
+        shard: "Shard | None" = None,
+    ) -> Self:
         """Loads a checkpoint and takes its KV memory.
 
         Args:
@@ -84,22 +84,27 @@ class Engine:
             config: defaults to `EngineConfig()`.
             adapter: LoRA adapter that is added to the weights.
             keeps_base: whether `use_adapter` will be called, which takes the memory of the weights a second time.
+            shard: the rank whose share is computed here; None: the model is whole, or this rank starts the others.
         Raises:
-            ConfigError: another process is to compute prompts, and cannot load the model: it is an object, or adapted.
+            ConfigError: another process is to compute, too, and cannot load the model: it is an object, or adapted.
             ModelError: not readable, or not an architecture that is computed exactly.
             CapacityError: the KV budget holds no block.
         """
         config = config or EngineConfig()
-        if config.disaggregation == "processes":
-            if adapter is not None or keeps_base:
-                raise ConfigError("disaggregation 'processes' computes prompts without adapters")
-            if isinstance(model, transformers.PreTrainedModel):
-                raise ConfigError("disaggregation 'processes' needs a checkpoint that both load, got a loaded model")
+        is_loaded, is_adapted = isinstance(model, transformers.PreTrainedModel), adapter is not None or keeps_base
+        if config.disaggregation != "none" or config.tensor_parallel_size > 1:
+            from engine.several_processes import check_model
+
+            check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)
+        if config.tensor_parallel_size > 1 and shard is None:
+            from engine.tensor_parallel.ranks import lead  # most engines have one rank
+
+            return lead(partial(cls.load, model, config), str(model), config)
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        loaded = load_model(model, config, device, prove=cls.prove, adapter=adapter, keeps_base=keeps_base)
-        return cls(loaded, config, None if isinstance(model, transformers.PreTrainedModel) else str(model))
+        loaded = load_model(model, config, device, prove=cls.prove, adapter=adapter, keeps_base=keeps_base, shard=shard)
+        return cls(loaded, config, None if is_loaded else str(model))
 
     @classmethod
     def prove(cls, model: Path | transformers.PretrainedConfig) -> None:
@@ -229,28 +234,10 @@ class Engine:
         assert not late, "a step was launched and not committed"
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
-    def compute_prompts(self, batch: TokenBatch, *, is_compiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes a step of prompts for the process that schedules and decodes them.
-
-        Args:
-            batch: block ids are that process's; its memory and this one have as many.
-            is_compiled: whether that process has compiled its layers; this one then compiles its own.
-        Returns:
-            in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step has written.
-        """
-        from engine.disaggregation.prefill_client import written_blocks
-        from engine.kv.block_copies import BlockCopies
-
-        use_device(self._model.device)
-        if is_compiled:
-            self._model.compile_layers()
-        hidden = self._runner.forward(batch)
-        return hidden.cpu(), BlockCopies(self._cache).read_blocks(written_blocks(batch))
-
-    def check_kv_shape(self, shape: KVShape) -> None:
-        """Raises `ConfigError` where KV of this shape cannot be exchanged with this engine."""
-        if shape != self._model.kv_shape:
-            raise ConfigError(f"the process that decodes has {shape}, the one for prompts {self._model.kv_shape}")
+    @property
+    def is_usable(self) -> bool:
+        """False once a rank of the model has failed: the engine has to be loaded again."""
+        return self._model.shard is None or not self._model.shard.is_closed
 
     @property
     def _limits(self) -> EngineLimits:
@@ -266,7 +253,8 @@ class Engine:
         use_device(self._model.device)  # this may not be the thread that loaded the model
         forward, cache = self._runner.forward, self._cache
         if self.config.disaggregation == "none":
-            yield from run_steps(scheduler, forward, sampler, cache.block_size, runs_ahead=self._runs_ahead)
+            steps = run_steps(scheduler, forward, sampler, cache.block_size, runs_ahead=self._runs_ahead)
+            yield from steps if self._model.shard is None else self._model.shard.watch(steps)
             return
         from engine.disaggregation.disaggregated_run import run_disaggregated  # most engines need none
 

@@ -10,7 +10,7 @@ import sys
 
 from engine.child_process import end_with_parent
 from engine.disaggregation.prefill_line import PrefillJob, PrefillLine, PrefillStep
-from engine.engine import Engine
+from engine.worker_engine import WorkerEngine
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     try:
         job = line.receive()[0]
         assert isinstance(job, PrefillJob)
-        engine = Engine.load(job.model, job.config)
+        engine = WorkerEngine.load(job.model, job.config)
         engine.check_kv_shape(job.kv_shape)
         while True:
             step = line.receive()[0]

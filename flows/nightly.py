@@ -17,6 +17,7 @@ from pydantic import Field
 from engine.device.placement import check_device
 from engine.errors import ConfigError
 from engine.limits import check_kv_budget
+from engine.several_processes import check_gpus
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
@@ -105,6 +106,8 @@ def nightly(
         source = Source.find(database, model, config, planning, full, find_attachments(attach))
         if machines.runner == "local":
             check_device(config.device)
+            if config.tensor_parallel_size > 1:
+                check_gpus(config)
             check_kv_budget(config, source.checkpoint)
         jobs = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
         for job in jobs:

@@ -78,6 +78,11 @@ def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
 
     if engine.device not in ("auto", "cuda", "cpu"):
         raise ConfigError(f"on a Ray cluster the device is auto, cuda or cpu, got {engine.device!r}: Ray chooses which")
+    if engine.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size {engine.tensor_parallel_size} needs several GPUs for one engine, and a Ray cluster "
+            "gives each worker one: set runner to local"
+        )
     has_gpus = engine.device == "cuda" or (engine.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
     # Ray waits for ever for a worker with more cores than any of its hosts has.
     most_cores = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=1)

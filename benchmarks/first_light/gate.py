@@ -1,5 +1,6 @@
 """Whether what runs is right: kernels against float64, answers against transformers; the stage fails if it is not."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -53,6 +54,7 @@ def run(stage: StageRun) -> None:
             stage.measure(f"float32 answers, {shape}", partial(_answers, *of_model, "float32", NEAR_TIE))
             stage.measure(f"bfloat16 answers, {shape}", partial(_answers, *of_model, "bfloat16", BF16_GAP))
             stage.measure(f"graphs, {shape}", partial(_graphs, *of_model))
+            stage.measure(f"two ranks, {shape}", partial(_two_ranks, *of_model))
     stage.measure("compute-sanitizer", lambda: _sanitize(stage.seconds_left))
 
 
@@ -198,6 +200,26 @@ def _graphs(folder: str, device: str, prompts: list[list[int]]) -> dict[str, int
         if _generate(engine, prompts, num_new) != plain:
             raise WrongAnswerError(f"run {run_number} with CUDA graphs gives other answers than without")
     return {"num_answers": len(plain)}
+
+
+def _two_ranks(folder: str, device: str, prompts: list[list[int]]) -> str:
+    """The answers of one device from a model on two, with graphs and without.
+
+    Raises:
+        WrongAnswerError: they differ.
+    """
+    if device != "cpu" and torch.cuda.device_count() < 2:
+        return "not run: there is one GPU"
+    attention, num_new = ("torch", 2) if device == "cpu" else ("fused", 16)
+    plain = _generate(_engine(folder, device, "float32", attention=attention), prompts, num_new)
+    for graphs in ("never", "auto")[: 1 if device == "cpu" else 2]:
+        engine = _engine(folder, device, "float32", attention=attention, tensor_parallel_size=2, cuda_graphs=graphs)
+        for run_number in range(1 if device == "cpu" else 3):
+            if _generate(engine, prompts, num_new) != plain:
+                raise WrongAnswerError(f"run {run_number} of two ranks, graphs {graphs}: other answers than one")
+        del engine
+        gc.collect()
+    return "the same answers"
 
 
 def _sanitize(seconds: float) -> str:

@@ -23,6 +23,12 @@ def overwrite(tensor: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
     tensor.copy_(source.pin_memory() if tensor.is_cuda else source, non_blocking=True)
 
 
+def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row]."""
+    is_late = input_ids < 0
+    return torch.where(is_late, pending_token_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
+
+
 class HostCopies:
     """Tensors that follow the device's work to the host; the caller asks for them when it has nothing else to do."""
 

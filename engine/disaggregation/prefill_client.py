@@ -5,6 +5,7 @@ import queue
 import subprocess
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +39,7 @@ class PrefillClient:
         """
         # A step writes no block twice, and padding goes into one block more.
         num_bytes = MOST_STEPS_UNDER_WAY * (cache.num_blocks + 1) * cache.block_bytes
-        self._line, self._process = _start_worker(num_bytes)
+        self._line, self._process = start_worker("engine.prefill_worker", num_bytes)
         self._under_way: deque[npt.NDArray[np.int32]] = deque()
         self._answers: queue.SimpleQueue[tuple[object, torch.Tensor | None]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
@@ -125,12 +126,21 @@ def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
     return np.unique(slots // batch.attention.block_size).astype(np.int32)
 
 
-def _start_worker(num_bytes: int) -> "tuple[PrefillLine, subprocess.Popen[bytes]]":
+def start_worker(
+    module: str, num_bytes: int, arguments: Sequence[str] = ()
+) -> "tuple[PrefillLine, subprocess.Popen[bytes]]":
+    """A new process and the line to it.
+
+    Args:
+        module: whose first arguments are the descriptors of socket and memory, and the memory's bytes.
+        num_bytes: of shared memory.
+        arguments: that follow.
+    """
     memory_fd = os.memfd_create("batchloom-kv")
     try:
         os.truncate(memory_fd, num_bytes)
-        arguments = (str(memory_fd), str(num_bytes))
-        ours, process = start_child("engine.prefill_worker", arguments, pass_fds=(memory_fd,))
+        arguments = (str(memory_fd), str(num_bytes), *arguments)
+        ours, process = start_child(module, arguments, pass_fds=(memory_fd,))
         return PrefillLine(ours, memory_fd, num_bytes), process
     finally:
         os.close(memory_fd)

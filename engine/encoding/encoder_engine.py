@@ -12,7 +12,7 @@ from engine.device.placement import find_dtype, resolve_device, use_device, use_
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
-from engine.errors import ModelError, RequestError
+from engine.errors import ConfigError, ModelError, RequestError
 from engine.execution.step_record import StepRecord
 from engine.model.adapter import Adapter
 from engine.model.checkpoint import resolve_checkpoint
@@ -69,15 +69,21 @@ class EncoderEngine:
             config: defaults to `EngineConfig()`.
             adapter: LoRA adapter that is added to the weights.
         Raises:
+            ConfigError: the model is to be spread over several devices.
             ModelError: not readable, or not an encoder that is computed exactly.
         """
         config = config or EngineConfig()
+        if config.tensor_parallel_size > 1:
+            raise ConfigError(f"tensor_parallel_size {config.tensor_parallel_size} is for decoders, this is an encoder")
         folder = resolve_checkpoint(model)
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
         return cls(encoder, config, read_max_positions(folder))
+
+    is_usable = True
+    """See `Engine.is_usable`."""
 
     @property
     def max_model_len(self) -> int:

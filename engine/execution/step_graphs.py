@@ -21,7 +21,7 @@ from engine.kernels import cdiv
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import AttentionStep
-from engine.model.model import Model, fill_in
+from engine.model.model import Model
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:  # Triton is not installed everywhere
@@ -202,9 +202,8 @@ class StepGraphs:
         numbers[bucket_rows : bucket_rows + len(batch.positions)] = batch.positions
         overwrite(self._numbers[: 2 * bucket_rows], numbers)
         if batch.has_pending_tokens:
-            assert pending_token_ids is not None, "a token is missing that no step has sampled"
             input_ids = self._numbers[:bucket_rows]
-            input_ids.copy_(fill_in(input_ids, pending_token_ids))
+            input_ids.copy_(self._model.fill_in(input_ids, pending_token_ids))
 
     def _capacity(self, num_rows: int) -> WorkCapacity:
         """Room for any step of so many rows, but for a rare one that is computed without a graph."""

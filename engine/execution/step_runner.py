@@ -46,8 +46,9 @@ class StepRunner:
         """
         self.model = model
         self._config = config
+        is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
         self.attention = make_attention(
-            config.attention,
+            "torch" if is_cpu_share and config.attention == "auto" else config.attention,
             num_q_heads=model.num_q_heads,
             kv_shape=model.kv_shape,
             block_size=config.block_size,
@@ -74,10 +75,11 @@ class StepRunner:
             from engine.kv.kv_layout import kept_windows  # most models have no windows
 
             shape = replace(shape, windows=kept_windows(shape.windows, config))
+        budget_bytes = choose_kv_budget(config, model.device, measure)
         self.cache = KVCache(
             shape,
             block_size=config.block_size,
-            budget_bytes=choose_kv_budget(config, model.device, measure),
+            budget_bytes=budget_bytes if model.shard is None else model.shard.agree(budget_bytes),
             device=model.device,
             has_pad_block=config.packing in PADDED_PACKINGS,
         )
@@ -109,6 +111,8 @@ class StepRunner:
         Returns:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
+        if self.model.shard is not None:
+            self.model.shard.send(batch)
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
 

@@ -4,6 +4,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import transformers
 
@@ -18,6 +19,9 @@ from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.request import Completion, Request
+
+if TYPE_CHECKING:
+    from engine.model.shard import Shard
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -51,10 +55,10 @@ class KeepingEngine(Engine):
         *,
         adapter: Adapter | None = None,
         keeps_base: bool = False,
-    ) -> "KeepingEngine":
+        shard: "Shard | None" = None,
+    ) -> Self:
         """See `Engine.load`."""
-        engine = super().load(model, config, adapter=adapter, keeps_base=keeps_base)
-        assert isinstance(engine, KeepingEngine)
+        engine = super().load(model, config, adapter=adapter, keeps_base=keeps_base, shard=shard)
         engine._adapter = adapter
         return engine
 

@@ -1,6 +1,6 @@
 """A decoder layer: its weights, and the order of its operations, which all implementations share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ class LayerWeights:
         epsilon: of every norm.
         scale: of the attention scores.
         window: positions that a row sees, its own included; 0: all.
+        all_reduce: adds results of `output` and `down` up over the ranks of a sharded model, in place; None: one rank.
     """
 
     attention_norm: torch.Tensor
@@ -61,6 +62,7 @@ class LayerWeights:
     epsilon: float
     scale: float
     window: int = 0
+    all_reduce: Callable[[torch.Tensor], None] | None = None
 
 
 class DecoderLayers(Protocol):

@@ -198,14 +198,18 @@ def load_model(
         model: as for `engine.Engine.load`.
         config: names the number format.
         device: where the weights go.
-        how: `prove` of `Model.load`; adapter and keeps_base of `engine.Engine.load`.
+        how: `prove` of `Model.load`; adapter, keeps_base and shard of `engine.Engine.load`.
     Raises:
         ConfigError: the device does not compute the format, or the checkpoint has none such.
         ModelError: not readable, or refused by `prove`.
     """
     from engine.model.model import Model  # reads checkpoints with this module
 
-    adapter, keeps_base = how.pop("adapter"), how.pop("keeps_base")
+    adapter, keeps_base, shard = (how.pop(name) for name in ("adapter", "keeps_base", "shard"))
+    if shard is not None:
+        from engine.model.sharded_model import ShardedModel  # most models are whole
+
+        return ShardedModel.load_share(model, dtype=find_dtype(config.dtype, device), device=device, shard=shard)
     is_adapted = adapter is not None or keeps_base
     if not is_adapted and config.dtype in ("auto", "quantized") and is_quantized(model):
         from engine.model.quantized_model import load_quantized  # most checkpoints are not

@@ -94,6 +94,7 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
         epsilon=float(layer.input_layernorm.variance_epsilon),
         scale=float(attention.scaling),
         window=window_of(_sliding_window(attention), attention.config),
+        all_reduce=getattr(attention.o_proj, "all_reduce", None),
     )
 
 

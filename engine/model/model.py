@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from engine.config import Compile
 from engine.device.placement import give_back_freed_memory
-from engine.device.transfers import to_device
+from engine.device.transfers import fill_in, to_device
 from engine.kernels.cpu.native_build import find_compiler
 from engine.kernels.decoder_layer import LayerWeights, OutputLayer, mask_logits
 from engine.kernels.draw import draw_tokens
@@ -24,6 +24,9 @@ from engine.model.checkpoint import is_plain, load_weights, read_config, resolve
 from engine.model.layers import ReplacedLayers, TiedEmbedding, TorchOutputLayer, read_weights
 from engine.model.stock_attention import ATTENTION_NAME
 from engine.scheduling.token_batch import TokenBatch
+
+if TYPE_CHECKING:
+    from engine.model.shard import Shard
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -35,6 +38,7 @@ class Model:
     """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
 
     Attributes:
+        shard: which rank's share of the model this is; None where it is whole.
         settings: of the text model, as config.json has them.
         max_positions: longest sequence that the checkpoint's positions allow.
         has_plain_layers: whether the backends' own layers compute what the model's do.
@@ -55,6 +59,7 @@ class Model:
         self._base = language_model.get_decoder()
         self._output_layer: OutputLayer = TorchOutputLayer(language_model.get_output_embeddings())
         self._draw_tokens = draw_tokens
+        self.shard: Shard | None = None
         self.device = device
         self.dtype: torch.dtype = language_model.dtype
         self.vocab_size = int(config.vocab_size)
@@ -195,11 +200,17 @@ class Model:
         input_ids, positions = numbers[:num_rows], numbers[num_rows : 2 * num_rows]
         output_rows = numbers[2 * num_rows :]
         if batch.has_pending_tokens:
-            assert pending_token_ids is not None, "a token is missing that no step has sampled"
-            input_ids = fill_in(input_ids, pending_token_ids)
+            input_ids = self.fill_in(input_ids, pending_token_ids)
         works = [backend.prepare(attention) for attention in (batch.attention, *batch.more_attention)]
         step = AttentionStep(backend=backend, cache=cache, works=works, output_rows=output_rows)
         return self.compute(input_ids, positions, step)
+
+    def fill_in(self, input_ids: torch.Tensor, pending_token_ids: torch.Tensor | None) -> torch.Tensor:
+        """Token ids int64 ``[T]`` with those that only the device, or that of the first rank, knows."""
+        if self.shard is None or self.shard.rank == 0:
+            assert pending_token_ids is not None, "a token is missing that no step has sampled"
+            input_ids = fill_in(input_ids, pending_token_ids)
+        return input_ids if self.shard is None else self.shard.take_first(input_ids)
 
     @torch.inference_mode()
     def compute(self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
@@ -276,12 +287,6 @@ def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KV
         dtype=dtype,
         windows=windows,
     )
-
-
-def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:
-    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row]."""
-    is_late = input_ids < 0
-    return torch.where(is_late, pending_token_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
 
 
 def _eos_token_ids(language_model: transformers.PreTrainedModel) -> frozenset[int]:

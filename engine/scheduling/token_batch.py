@@ -1,6 +1,6 @@
 """One step's ragged work as arrays: what the model and its attention are given."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,14 +39,11 @@ class Chunks:
         Args:
             token_ids, first_position, num_earlier, block_table, num_output_rows: its entries of the columns.
         """
-        entry = (token_ids, first_position, num_earlier, block_table, num_output_rows)
-        for name, value in zip(Chunks.__slots__, entry, strict=True):
-            getattr(self, name).append(value)
-
-    def __iter__(self) -> Iterator[tuple[Int32, int, int, Int32, int]]:
-        return zip(
-            self.token_ids, self.first_positions, self.num_earlier, self.block_tables, self.num_output_rows, strict=True
-        )
+        self.token_ids.append(token_ids)
+        self.first_positions.append(first_position)
+        self.num_earlier.append(num_earlier)
+        self.block_tables.append(block_table)
+        self.num_output_rows.append(num_output_rows)
 
 
 class ChunkGroup(NamedTuple):

@@ -51,8 +51,9 @@ def pad_chunks(
         block_size: tokens in a KV block.
     """
     padded, counts = Chunks(), [0] * len(groups)
+    entries = zip(*(getattr(chunks, name) for name in Chunks.__slots__), strict=True)
     owners = (index for index, group in enumerate(groups) for _ in range(group.num_chunks))
-    for owner, (token_ids, position, num_earlier, block_table, num_output_rows) in zip(owners, chunks, strict=True):
+    for owner, (token_ids, position, num_earlier, block_table, num_output_rows) in zip(owners, entries, strict=True):
         padded.add(token_ids, position, num_earlier, block_table, num_output_rows)
         num_rows = step.num_padding(len(token_ids))
         counts[owner] += 1 + (num_rows > 0)

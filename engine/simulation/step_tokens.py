@@ -14,6 +14,8 @@ from engine.simulation.device import Device, match_device
 if TYPE_CHECKING:
     import torch
 
+    from engine.model.shard import Shard
+
 LOGGER = logging.getLogger("batchloom.engine")
 
 LEAST_GPU_TOKENS = 8192
@@ -27,7 +29,11 @@ STEP_SHARE = 1 / 16
 
 
 def fill_in(
-    config: EngineConfig, settings: Mapping[str, Any], device: "torch.device", dtype: "torch.dtype"
+    config: EngineConfig,
+    settings: Mapping[str, Any],
+    device: "torch.device",
+    dtype: "torch.dtype",
+    shard: "Shard | None" = None,
 ) -> EngineConfig:
     """As `resolve_step_tokens`, for the GPU at hand with the weights loaded.
 
@@ -36,6 +42,7 @@ def fill_in(
         settings: of the model, as config.json has them.
         device: the GPU.
         dtype: of the weights.
+        shard: the rank whose weights these are; all take as many tokens.
     """
     import torch
 
@@ -46,6 +53,8 @@ def fill_in(
         shape = None
     rates = match_device(properties.name, properties.total_memory)
     config = resolve_step_tokens(config, rates, shape, free_memory_bytes(device))
+    if shard is not None:
+        config = replace(config, max_num_batched_tokens=shard.agree(config.step_tokens))
     LOGGER.info("max_num_batched_tokens is %s on %s", config.max_num_batched_tokens, properties.name)
     return config
 

@@ -49,6 +49,8 @@ class Hardware:
             kv_bytes = predicted_kv_bytes(
                 memory_bytes, weight_bytes, memory_fraction=config.memory_fraction, most_bytes=self.most_kv_bytes
             )
+        else:
+            kv_bytes *= config.tensor_parallel_size  # of each GPU
         if not config.block_size * self.shape.kv_bytes_per_token <= kv_bytes <= memory_bytes - weight_bytes:
             raise CapacityError(
                 f"device {self.device.name!r} has {_gigabytes(memory_bytes)} of memory, the weights take "
@@ -117,6 +119,8 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         device = probe_device(here, shape, dtype)
         if device.name == "cpu":
             most_kv_bytes, device = MOST_CPU_KV_BYTES, _divide(device, num_on_host)
+    if config.tensor_parallel_size > 1 and device.name != "cpu":
+        device = _join(device, config.tensor_parallel_size)
     return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
 
 
@@ -139,6 +143,17 @@ def _divide(device: Device, num_engines: int) -> Device:
         title=f"{device.title}, divided by {num_engines} engines",
         peak_flops={dtype: flops / num_engines for dtype, flops in device.peak_flops.items()},
         peak_bytes_per_second=device.peak_bytes_per_second / num_engines,
+    )
+
+
+def _join(device: Device, size: int) -> Device:
+    """Several devices that share a model, as one. The sums between them are not counted."""
+    return replace(
+        device,
+        title=f"{size} of {device.title}",
+        peak_flops={dtype: flops * size for dtype, flops in device.peak_flops.items()},
+        peak_bytes_per_second=device.peak_bytes_per_second * size,
+        memory_bytes=device.memory_bytes * size,
     )
 
 

@@ -87,6 +87,9 @@ class EngineHost:
                 loaded, self._model = self._model, None
                 self._model = exchange_adapter(loaded, adapter) if keeps_base else None
                 del loaded
+            if self._model is not None and not self._model.engine.is_usable:
+                self._model = None
+                free_memory()
             if self._model is None:
                 self._model = self._load(checkpoint, config, may_encode, adapter, keeps_base)
             yield self._model

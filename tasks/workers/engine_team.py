@@ -35,6 +35,8 @@ class EngineTeam:
 def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
     """The engines of this host: one for each visible GPU, or so many; on a CPU they divide its threads and KV memory.
 
+    An engine of tensor_parallel_size n takes n GPUs that follow each other.
+
     Args:
         workers: "auto" is one for each GPU, and one where the device is a CPU or names one GPU, or where one engine is
             spread over several.
@@ -42,7 +44,8 @@ def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> Eng
     Raises:
         ConfigError: more workers than GPUs.
     """
-    gpus = _visible_gpus() if engine.device in ALL_GPUS and workers != 1 else []
+    size = engine.tensor_parallel_size
+    gpus = _visible_gpus(size) if engine.device in ALL_GPUS and workers != 1 else []
     is_spread = engine.disaggregation == "processes"  # one engine computes its prompts on the next GPU
     num_workers = workers if workers != "auto" else 1 if is_spread else max(1, len(gpus))
     if num_workers == 1:
@@ -53,7 +56,8 @@ def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> Eng
             raise ConfigError(f"{num_workers} workers need a GPU each, and device is {engine.device!r}")
         environments, engine = ({},) * num_workers, _divide(engine, num_workers)
     elif num_workers > len(gpus):
-        raise ConfigError(f"{num_workers} workers need a GPU each, and {len(gpus)} are visible")
+        needed = "a GPU" if size == 1 else f"{size} GPUs (tensor_parallel_size)"
+        raise ConfigError(f"{num_workers} workers need {needed} each, and {len(gpus) * size} are visible")
     return EngineTeam(num_engines=num_workers, num_on_host=num_workers, engine=engine, environments=environments)
 
 
@@ -98,12 +102,14 @@ def _divide(engine: EngineConfig, num_workers: int) -> EngineConfig:
     )
 
 
-def _visible_gpus() -> list[dict[str, str]]:
-    """For each GPU that this process sees, the variable that makes it the only one."""
+def _visible_gpus(num_together: int) -> list[dict[str, str]]:
+    """For each GPU that this process sees, or so many together, the variable that makes them the only ones."""
     import torch
 
     names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if torch.version.hip else ("CUDA_VISIBLE_DEVICES",)
     name = next((name for name in names if name in os.environ), names[0])
     num_gpus = torch.cuda.device_count()
     visible = os.environ[name].split(",") if name in os.environ else map(str, range(num_gpus))
-    return [{name: gpu.strip()} for gpu, _ in zip(visible, range(num_gpus), strict=False)]
+    gpus = [gpu.strip() for gpu, _ in zip(visible, range(num_gpus), strict=False)]
+    firsts = range(0, num_gpus - num_together + 1, num_together)
+    return [{name: ",".join(gpus[first : first + num_together])} for first in firsts]

@@ -54,7 +54,7 @@ class GpuLayer:
             s.attended = s.attended.index_select(0, s.output_rows)
 
     def output(self, s: LayerState) -> None:
-        s.addend = linear(s.attended, *self._weights.output)
+        s.addend = self._summed(linear(s.attended, *self._weights.output))
         del s.attended
 
     def mlp_norm(self, s: LayerState) -> None:
@@ -67,7 +67,14 @@ class GpuLayer:
         del s.normed
 
     def down(self, s: LayerState) -> None:
-        if s.is_last:
+        if s.is_last and self._weights.all_reduce is None:
             s.hidden.addmm_(s.gated, self._weights.down.t())
-        else:
-            s.addend = linear(s.gated, self._weights.down)
+            return
+        s.addend = self._summed(linear(s.gated, self._weights.down))
+        if s.is_last:
+            s.hidden += s.addend
+
+    def _summed(self, partial_sum: torch.Tensor) -> torch.Tensor:
+        if self._weights.all_reduce is not None:
+            self._weights.all_reduce(partial_sum)
+        return partial_sum

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineConfig, Grammar, Request, Vocabulary, plan_prefix_groups
+from engine.device.transfers import fill_in
 from engine.execution.constrained_sampler import ConstrainedSampler
 from engine.execution.step_runner import run_steps
 from engine.kernels.decoder_layer import mask_logits
-from engine.model.model import fill_in
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups

@@ -34,6 +34,36 @@ print("same answers for", len(prompts), "prompts")
 """
 
 
+TWO_RANKS = """
+import sys
+from pathlib import Path
+from engine import Engine, EngineConfig, Request
+from tests.engine.tensor_parallel.thread_ranks import two_ranks
+
+requests = [Request(request_id=str(i), token_ids=[5, 6, 7] * 7 + [i] * (i + 1), max_new_tokens=3) for i in range(3)]
+settings = dict(dtype="float32", device="cpu", kv_memory_bytes=1 << 22, max_num_batched_tokens=64, block_size=16)
+expected = Engine.load(sys.argv[1], EngineConfig(attention="torch", **settings)).generate(requests)
+config = EngineConfig(attention="fused", tensor_parallel_size=2, **settings)
+with two_ranks(Path(sys.argv[1]), config) as (engine, meeting):
+    assert engine._model._has_replaced_layers
+    found = engine.generate(requests)
+assert [a.token_ids for a in found] == [a.token_ids for a in expected], found
+assert meeting.num_sums[0] and meeting.num_sums[0] % 4 == 0
+print("same answers of two ranks")
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_sum_up_what_the_kernels_compute(tiny_checkpoint: Callable[[str], Path]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TWO_RANKS, str(tiny_checkpoint("qwen2"))],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "same answers of two ranks" in ended.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_the_kernels_give_the_same_answers(tiny_checkpoint: Callable[[str], Path], family: str) -> None:

@@ -163,6 +163,12 @@ def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatc
         assert layout.engine == EngineConfig(num_threads=3), "a GPU has its own memory"
     with pytest.raises(ConfigError, match="3 workers need a GPU each, and 2 are visible"):
         lay_out_workers(3, EngineConfig())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    spread = lay_out_workers("auto", EngineConfig(tensor_parallel_size=2))
+    assert spread.environments == ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"})
+    with pytest.raises(ConfigError, match=r"3 workers need 2 GPUs \(tensor_parallel_size\) each, and 4 are visible"):
+        lay_out_workers(3, EngineConfig(tensor_parallel_size=2))
     assert [name_device("3", None), name_device("GPU-5a", "3, GPU-5a")] == ["cuda:3", "cuda:1"]
 
 

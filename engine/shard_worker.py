@@ -1,0 +1,42 @@
+"""A rank of a sharded model, other than the first: computes its share of each step that the first one sends."""
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+
+from engine.child_process import end_with_parent
+from engine.device.placement import resolve_device, use_device
+from engine.disaggregation.prefill_line import PrefillLine, PrefillStep
+from engine.model.shard import Shard
+from engine.worker_engine import WorkerEngine
+
+
+def main() -> None:
+    """Serves the first rank. Arguments: descriptors of socket and memory, its bytes, rank, number of ranks, a file."""
+    socket_fd, memory_fd, num_bytes, rank, size = map(int, sys.argv[1:6])
+    line = PrefillLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
+    os.close(memory_fd)
+    end_with_parent(socket_fd)
+    try:
+        model, config = line.receive()[0]
+        shard = Shard(rank, size, resolve_device(config.device))
+        use_device(shard.device)
+        line.send(None)
+        shard.join(Path(sys.argv[6]))
+        engine = WorkerEngine.load(model, config, shard=shard)
+        while True:
+            step = line.receive()[0]
+            assert isinstance(step, PrefillStep)
+            engine.compute_share(step.batch)
+    except EOFError:
+        return
+    except Exception as error:
+        with contextlib.suppress(OSError):  # the line is what has failed
+            line.send(error)
+        raise
+
+
+if __name__ == "__main__":
+    main()

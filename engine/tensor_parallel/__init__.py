@@ -1,0 +1,1 @@
+"""One model over several devices: the first rank schedules and samples, each computes a share of every layer."""

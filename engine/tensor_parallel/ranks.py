@@ -1,0 +1,174 @@
+"""The first rank of a sharded model: it starts the others, sends them each step, and ends when one of them does."""
+
+import contextlib
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from engine.config import EngineConfig
+from engine.device.placement import resolve_device, use_device
+from engine.disaggregation.prefill_client import start_worker
+from engine.disaggregation.prefill_line import PrefillLine, PrefillStep
+from engine.errors import BatchloomError, CapacityError, PrefillWorkerError
+from engine.model.shard import Shard
+from engine.scheduling.token_batch import TokenBatch
+from engine.several_processes import check_gpus
+
+Made = TypeVar("Made")
+
+LAST_WORDS_SECONDS = 3.0
+"""How long a rank's own account of its end is waited for, once a sum with it has failed."""
+
+
+class RankFailure(RuntimeError):
+    """A rank has failed or is gone.
+
+    What it computed may be the reason, so rows are tried again as after any failure of the model; that is why this is
+    no `BatchloomError`.
+    """
+
+
+class RankMemoryFailure(RankFailure, MemoryError):
+    """A rank had too little memory for a step."""
+
+
+class Ranks(Shard):
+    """Rank 0 and its line to each of the other ranks, which are processes. They end when the line does."""
+
+    def __init__(self, model: str, config: EngineConfig) -> None:
+        """Starts the other ranks, and waits until all are there.
+
+        Args:
+            model: checkpoint that each rank reads its share of.
+            config: of the engine; rank r computes on the r-th GPU from its device on.
+        Raises:
+            ConfigError: there are not so many GPUs.
+            RankFailure: a rank ended before it was ready.
+        """
+        check_gpus(config)
+        device = resolve_device(config.device)
+        use_device(device)
+        super().__init__(0, config.tensor_parallel_size, device)
+        devices = rank_devices(device, self.size)
+        self.is_closed = False
+        self._failure: Exception | None = None
+        self._has_failed = threading.Event()
+        self._folder = tempfile.TemporaryDirectory(prefix="batchloom-ranks-")
+        meeting_file = Path(self._folder.name) / "ranks"
+        arguments = (str(self.size), str(meeting_file))
+        self._workers = [
+            start_worker("engine.shard_worker", num_bytes=2, arguments=(str(rank), *arguments))
+            for rank in range(1, self.size)
+        ]
+        self._readers: list[threading.Thread] = []
+        with self.watched():
+            for rank, (line, _) in enumerate(self._workers, 1):
+                line.send([model, replace(config, device=devices[rank])])
+                self._take_ready(rank, line)
+                reader = threading.Thread(target=self._read, args=(rank, line), daemon=True)
+                reader.start()
+                self._readers.append(reader)
+            self.join(meeting_file)
+
+    def send(self, batch: TokenBatch) -> None:
+        for line, _ in self._workers:
+            line.send(PrefillStep(batch=batch, is_compiled=False))
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Ends all ranks where this one fails within the block; raises what the failure comes from."""
+        try:
+            yield
+            self._check()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._has_failed.wait(LAST_WORDS_SECONDS)
+            reason = self._failure
+            self.close()
+            if reason is None or reason is error or not isinstance(error, Exception):
+                raise
+            raise reason from error
+
+    def watch(self, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """The steps of a run, none of which a failed rank had a part in."""
+        with self.watched(), contextlib.closing(steps):
+            for done in steps:
+                self._check()
+                yield done
+
+    def close(self) -> None:
+        """Ends the other ranks, whatever they are doing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for line, process in self._workers:
+            line.close()
+            process.kill()
+            process.wait()
+        for reader in self._readers:
+            reader.join()
+        self.leave()
+        self._folder.cleanup()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _take_ready(self, rank: int, line: PrefillLine) -> None:
+        try:
+            message = line.receive()[0]
+        except Exception:
+            raise self._explain(rank, None) from None
+        if message is not None:
+            raise self._explain(rank, message)
+
+    def _read(self, rank: int, line: PrefillLine) -> None:
+        """Waits for what a rank says at its end. A GPU that waits for that rank's part of a sum is set free."""
+        try:
+            message = line.receive()[0]
+        except Exception:
+            message = None
+        if not self.is_closed:
+            self._failure = self._failure or self._explain(rank, message)
+            self._has_failed.set()
+            if self.device.type != "cpu":
+                self.leave()
+
+    def _explain(self, rank: int, message: Any) -> Exception:
+        """The error that stands for a rank's last message; None where it had no last word."""
+        name = f"rank {rank} of {self.size}"
+        if message is None:
+            status = self._workers[rank - 1][1].wait()
+            return RankFailure(f"{name} of the model (tensor_parallel_size) is gone; its exit status is {status}")
+        if isinstance(message, CapacityError) and "MemoryError: " in str(message):
+            return RankMemoryFailure(f"{name}: {message}")
+        if isinstance(message, BatchloomError) and not isinstance(message, PrefillWorkerError):
+            return message
+        return RankFailure(f"{name}: {message}")
+
+
+def rank_devices(device: torch.device, size: int) -> list[str]:
+    """The device of each rank: the GPUs from `device` on, or the CPU, which they share."""
+    return ["cpu" if device.type == "cpu" else f"cuda:{(device.index or 0) + rank}" for rank in range(size)]
+
+
+def lead(load: Callable[..., Made], model: str, config: EngineConfig) -> Made:
+    """An engine whose model is spread over ranks, of which this process is the first.
+
+    Args:
+        load: loads the engine of a rank, given `shard`.
+        model: checkpoint.
+        config: of the engine.
+    """
+    ranks = Ranks(model, config)
+    with ranks.watched():
+        engine = load(shard=ranks)
+    weakref.finalize(engine, ranks.close)
+    return engine
