@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ValidationInfo
 
@@ -15,12 +15,15 @@ from tasks.answers.toml_value import refuse_if
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """Which answers are allowed.
+    """Which answers are allowed; stands for `engine.Grammar` in a request until the model is known.
 
     Attributes:
         syntax: of the text: a regular expression, a JSON schema, or a context-free grammar.
         text: see `engine.grammar.Grammar`.
+        opening: see `engine.grammar.Grammar`; not known without a tokenizer, so forecasts count its tokens as decoded.
     """
+
+    opening: ClassVar[tuple[int, ...]] = ()
 
     syntax: Literal["pattern", "schema", "lark"]
     text: str

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import WorkloadError
-from engine.request import Completion
+from engine.request import Completion, Request
+from engine.scheduling.sequence import Sequence, expected_extra_tokens
 from tasks.workloads.workload import Workload, load_workload
 
 MODES = {
@@ -61,6 +62,15 @@ def test_thoughts_have_a_budget_of_their_own(load: Load, mode: str) -> None:
     (settings,) = drop.kind.ask(lambda labels, suffix="": (), None)
     assert settings["max_new_tokens"] == most + 100
     assert settings["thinking"].max_tokens == 100
+
+
+@pytest.mark.parametrize("mode", ["generate", "extract"])
+@pytest.mark.parametrize("keys", ["", 'thinking = "drop"\nmax_thinking_tokens = 100'])
+def test_a_forecast_schedules_such_requests_without_a_model(load: Load, mode: str, keys: str) -> None:
+    (settings,) = load(mode, keys).kind.ask(lambda labels, suffix="": (), 7)
+    sequence = Sequence(request=Request(request_id="0", token_ids=[1, 2], **settings), owners=(0,), node=None)
+    assert sequence.length == 2
+    assert expected_extra_tokens(sequence.request) == 6
 
 
 @pytest.mark.parametrize("mode", ["score", "decide"])
