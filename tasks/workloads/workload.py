@@ -7,6 +7,7 @@ import string
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -172,34 +173,27 @@ class Workload:
         return replace(self, kind=kind, prompt=replace(self.prompt, template=template))
 
 
-def find_kind(mode: object, labels: object = None) -> type[AnswerKind]:
-    """The kind of answer of a mode; only its own module is imported. `ValueError` where there is no such mode."""
-    match mode:
-        case "generate":
-            from tasks.answers.text import TextAnswer
+_KINDS = {
+    "generate": "text.TextAnswer",
+    "score": "score.LabelScore",
+    "extract": "extract.Extraction",
+    "decide": "decide.Decisions",
+    "embed": "embed.Embedding",
+}
 
-            return TextAnswer
-        case "embed":
-            from tasks.answers.embed import Embedding
 
-            return Embedding
-        case "score" if labels == "checkpoint":
-            from tasks.answers.head_score import HeadScore
+def find_kind(values: Mapping[str, Any]) -> type[AnswerKind]:
+    """The kind of answer of a file's mode; only its module is imported. `ValueError` where there is no such mode."""
+    mode, is_head = values["mode"], values.get("labels") == "checkpoint"
+    if mode not in tuple(_KINDS):  # it may be a list
+        raise ValueError(f"mode must be 'generate', 'score', 'extract', 'decide' or 'embed', got {mode!r}")
+    module, name = ("head_score.HeadScore" if mode == "score" and is_head else _KINDS[mode]).split(".")
+    kind: type[AnswerKind] = getattr(import_module(f"tasks.answers.{module}"), name)
+    if "thinking" in values:
+        from tasks.answers.thinking import find_thinking_kind
 
-            return HeadScore
-        case "score":
-            from tasks.answers.score import LabelScore
-
-            return LabelScore
-        case "extract":
-            from tasks.answers.extract import Extraction
-
-            return Extraction
-        case "decide":
-            from tasks.answers.decide import Decisions
-
-            return Decisions
-    raise ValueError(f"mode must be 'generate', 'score', 'extract', 'decide' or 'embed', got {mode!r}")
+        kind = find_thinking_kind(kind, values.get("prompt"))
+    return kind
 
 
 FOREIGN_KEYS = {
@@ -251,11 +245,7 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
         folder: of the file; its query is looked up there first.
     """
     refuse_if("mode" not in values, "mode is missing; expected a string")
-    kind = find_kind(values["mode"], values.get("labels"))
-    if "thinking" in values:
-        from tasks.answers.thinking import find_thinking_kind
-
-        kind = find_thinking_kind(kind, values.get("prompt"))
+    kind = find_kind(values)
     known: Mapping[str, pydantic.fields.FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]
     own_names = {field.alias or name for name, field in known.items()}
     common = {name: value for name, value in values.items() if name not in ("mode", *own_names)}
