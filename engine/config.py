@@ -33,7 +33,7 @@ class EngineConfig:
         Field(
             description="number format of weights and KV; auto: bfloat16 where the device computes it natively; "
             "int8: on a CPU, half the memory, and answers that do not depend on the batch; quantized: weights as a "
-            "GGUF file has them, which auto takes where the CPU can"
+            "GGUF, AWQ, GPTQ or compressed-tensors file has them, which auto takes where the CPU can"
         ),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU")] = "auto"

@@ -7,6 +7,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ModelError
+from engine.model.checkpoint import is_quantized
 from engine.model.config_sizes import kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
@@ -43,6 +44,14 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
             f"a KV budget of {config.kv_memory_bytes} bytes holds no request: one block of {config.block_size} tokens "
             f"needs {num_bytes} bytes, and the shortest request two blocks"
         )
+
+
+def check_weights(config: EngineConfig, checkpoint: Path) -> None:
+    """Refuses quantized weights that the engine does not compute, before any work."""
+    if config.dtype in ("auto", "quantized") and is_quantized(checkpoint):
+        from engine.model.quantized.quantized_model import find_quantized  # few checkpoints are
+
+        find_quantized(checkpoint, config, resolve_device(config.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
+from engine.limits import check_weights
 from engine.model.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
 from engine.planning.choose_prefixes import PlanMethod
 from flows.report import report_run
@@ -95,6 +96,7 @@ class Source:
         checkpoint = resolve_checkpoint(model)
         max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
         prove_architecture(checkpoint)
+        check_weights(engine, checkpoint)
         return cls(
             database=database,
             model=model,

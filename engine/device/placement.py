@@ -104,7 +104,8 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
     if name == "int8" and device.type != "cpu":
         raise ConfigError(f"dtype 'int8' is computed on a CPU, not on {device}: set device to cpu, or another dtype")
     if name == "quantized":
-        raise ConfigError("dtype 'quantized' is for GGUF files without an adapter, and the model is not one")
+        kinds = "GGUF files and checkpoints of compressed-tensors, AWQ or GPTQ, without an adapter"
+        raise ConfigError(f"dtype 'quantized' is for {kinds}")
     if name != "auto":
         found: torch.dtype = getattr(torch, name)
         return found

@@ -35,6 +35,9 @@ TOKENIZER_FILES = (
 GGUF_TENSORS = "gguf_tensors.json"
 """In the folder of a GGUF file: where the file is, and its tensors."""
 
+QUANT_METHODS = ("compressed-tensors", "awq", "gptq")
+"""Of safetensors files whose weights may stay quantized."""
+
 SENTENCE_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
@@ -75,7 +78,11 @@ def resolve_checkpoint(model: str | Path) -> Path:
 
 def is_quantized(model: object) -> "TypeGuard[str | Path]":
     """Whether dtype "quantized" may compute a checkpoint, see `resolve_checkpoint`; a loaded model it may not."""
-    return isinstance(model, (str, Path)) and (resolve_checkpoint(model) / GGUF_TENSORS).is_file()
+    if not isinstance(model, (str, Path)):
+        return False
+    folder = resolve_checkpoint(model)
+    method = (json.loads((folder / "config.json").read_bytes()).get("quantization_config") or {}).get("quant_method")
+    return (folder / GGUF_TENSORS).is_file() or method in QUANT_METHODS
 
 
 def checkpoint_digest(folder: Path) -> str:
@@ -165,7 +172,7 @@ def load_weights(
     """
     from transformers import AutoModelForCausalLM
 
-    if is_quantized(folder):
+    if (folder / GGUF_TENSORS).is_file():
         from engine.model.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
@@ -212,7 +219,7 @@ def load_model(
         return ShardedModel.load_share(model, dtype=find_dtype(config.dtype, device), device=device, shard=shard)
     is_adapted = adapter is not None or keeps_base
     if not is_adapted and config.dtype in ("auto", "quantized") and is_quantized(model):
-        from engine.model.quantized_model import load_quantized  # most checkpoints are not
+        from engine.model.quantized.quantized_model import load_quantized  # most checkpoints are not
 
         if (quantized := load_quantized(model, config, device)) is not None:
             return quantized

@@ -128,7 +128,7 @@ def _quantized_bytes(checkpoint: Path, config: EngineConfig, device: "torch.devi
     """Of a weight on average, where the engine leaves the checkpoint's weights quantized; else 0."""
     if config.dtype not in ("auto", "quantized") or not is_quantized(checkpoint):
         return 0.0
-    from engine.model.quantized_model import find_quantized  # few checkpoints are
+    from engine.model.quantized.quantized_model import find_quantized  # few checkpoints are
 
     weights = find_quantized(checkpoint, config, device)
     return 0.0 if weights is None else weights.bytes_per_weight

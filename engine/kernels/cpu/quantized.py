@@ -18,61 +18,16 @@ from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import COMPUTE_LAYERS, load_library
 from engine.kernels.cpu.native_layers import PackedLayers, PairLayer
+from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
 from engine.kernels.decoder_layer import DecoderLayers, columns_in_float64
 
-HALF = 16
-"""Columns that lie together."""
-
 _PANEL = 2 * HALF
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedFormat:
-    """A format of weights, as cpp/quantized.h has it.
-
-    Attributes:
-        kind: its number there.
-        block_depth: weights of a column that have a scale in common, or scales of one more scale.
-        file_bytes: of a block in a file.
-        packed_bytes: of a block of 16 columns in memory.
-    """
-
-    kind: int
-    block_depth: int
-    file_bytes: int
-    packed_bytes: int
-
-
-def _formats() -> dict[str, QuantizedFormat]:
-    found = {}
-    for kind, (name, file_bytes, num_fine) in enumerate(
-        [
-            ("Q4_0", 18, 0),
-            ("Q4_1", 20, 0),
-            ("Q5_0", 22, 0),
-            ("Q5_1", 24, 0),
-            ("Q8_0", 34, 0),
-            ("Q4_K", 144, 16),
-            ("Q5_K", 176, 16),
-            ("Q6_K", 210, 16),
-            ("BF16", 64, 0),
-        ]
-    ):
-        depth = 256 if name.endswith("K") else 32
-        num_scales = 2 if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 0 if name == "BF16" else 1
-        num_code_bits = 16 if name == "BF16" else int(name[1])
-        packed_bytes = HALF * (2 * num_scales + num_fine + depth * num_code_bits // 8)
-        found[name] = QuantizedFormat(kind=kind, block_depth=depth, file_bytes=file_bytes, packed_bytes=packed_bytes)
-    return found
-
-
-FORMATS = _formats()
-"""By the names that GGUF files have for them."""
 
 
 _POINTER, _I64 = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: dict[str, list[Any]] = {
     "repack_quantized": [_I64, _POINTER, _I64, *[_POINTER] * 2, *[_I64] * 3],
+    "repack_codes_quantized": [_I64, *[_POINTER] * 3, _I64, _POINTER, *[_I64] * 3],
     "columns_quantized": [*[_POINTER] * 3, *[_I64] * 2],
     "project_quantized": [*[_POINTER] * 4, *[_I64] * 3],
     "largest_column_quantized": [*[_POINTER] * 5, *[_I64] * 3],
@@ -84,15 +39,15 @@ class QuantizedColumns:
     """Output columns of a linear layer as panels of sixteen, repacked from a file's rows.
 
     Args:
-        name: of the format, one of `FORMATS`.
+        found: the format.
         depth: weights of a column.
         num_columns: that there are; memory holds a multiple of 16.
     Attributes:
         panels: uint8 ``[panels, bytes]``.
     """
 
-    def __init__(self, name: str, *, depth: int, num_columns: int) -> None:
-        self.format, self.depth, self.num_columns = FORMATS[name], depth, num_columns
+    def __init__(self, found: QuantizedFormat, *, depth: int, num_columns: int) -> None:
+        self.format, self.depth, self.num_columns = found, depth, num_columns
         panel_bytes = depth // self.format.block_depth * self.format.packed_bytes
         self.panels = torch.empty(cdiv(num_columns, HALF), panel_bytes, dtype=torch.uint8)
 
@@ -112,6 +67,30 @@ class QuantizedColumns:
         library.repack_quantized(
             *(self.format.kind, tensor.ctypes.data, tensor.shape[1], rows.ctypes.data),
             *(self.panels[first_panel].data_ptr(), self.panels.shape[1], len(rows) // HALF, self.depth),
+        )
+
+    def fill_codes(
+        self,
+        library: ctypes.CDLL,
+        first_panel: int,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+    ) -> None:
+        """Packs some panels of `grouped_format`.
+
+        Args:
+            library: of `load_quantized_library`.
+            first_panel: where they begin.
+            codes: uint8 or int8 ``[16 n, depth]``.
+            scales: ``[16 n, groups]``, in the format's dtype.
+            zeros: uint8 ``[16 n, groups]``.
+        """
+        kept = [given.contiguous() for given in (codes, scales, *(() if zeros is None else (zeros,)))]
+        addresses = [given.data_ptr() for given in kept]
+        library.repack_codes_quantized(
+            *(self.format.kind, *addresses, *(() if zeros is not None else (None,)), self.depth // scales.shape[1]),
+            *(self.panels[first_panel].data_ptr(), self.panels.shape[1], len(codes) // HALF, self.depth),
         )
 
     def addresses(self) -> npt.NDArray[np.int64]:

@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from engine.kernels.cpu.native_layers import NativeBackend, PackedOutputLayer
-from engine.kernels.cpu.quantized import (
-    FORMATS,
-    HALF,
-    QuantizedColumns,
-    QuantizedOutputLayer,
-    QuantizedWeight,
-    load_quantized_library,
-)
+from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedOutputLayer, QuantizedWeight, load_quantized_library
+from engine.kernels.cpu.quantized_formats import FORMATS, HALF
 from engine.kernels.decoder_layer import mask_logits
 from engine.model.checkpoint import cache_folder
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
@@ -44,7 +38,7 @@ def backend_of(folder: Path) -> NativeBackend:
 def columns_of(
     library: ctypes.CDLL, kind: str, raw: np.ndarray, depth: int, order: np.ndarray | None = None
 ) -> QuantizedColumns:
-    found = QuantizedColumns(kind, depth=depth, num_columns=len(raw))
+    found = QuantizedColumns(FORMATS[kind], depth=depth, num_columns=len(raw))
     rows = np.full(len(found.panels) * HALF, -1)
     rows[: len(raw)] = np.arange(len(raw)) if order is None else order
     found.fill(library, 0, rows, raw)

@@ -7,8 +7,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import numpy.typing as npt
+import torch
 from gguf import GGMLQuantizationType
 from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.model.checkpoint import TOKENIZER_FILES
 from engine.model.gguf import write_tensor_table
@@ -33,6 +35,22 @@ def random_rows(kind: str, num_rows: int, depth: int, rng: np.random.Generator) 
 
 def unpacked(rows: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32]:
     return np.asarray(gguf.dequantize(rows, GGMLQuantizationType[kind]))
+
+
+def write_shaped(checkpoint: Path, folder: Path) -> Path:
+    """A tiny checkpoint of the same family whose sizes are multiples of 256, as blocks of weights want them."""
+    config = AutoConfig.from_pretrained(checkpoint)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    config.update({"hidden_size": 256, "intermediate_size": 512, "vocab_size": 500, **heads})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.1).add_(parameter.data.mean().round())
+    model.save_pretrained(folder)
+    for file in checkpoint.glob("token*"):
+        shutil.copy(file, folder)
+    return folder
 
 
 def write_quantized(

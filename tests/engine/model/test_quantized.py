@@ -18,10 +18,10 @@ from engine.errors import ConfigError, ModelError
 from engine.model.checkpoint import checkpoint_digest
 from engine.model.gguf import write_tensor_table
 from engine.model.model_shape import ModelShape
-from engine.model.quantized_model import find_quantized
+from engine.model.quantized.quantized_model import find_quantized
 from tasks.forecast.hardware import choose_hardware
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
-from tests.engine.model.quantized_files import write_quantized
+from tests.engine.model.quantized_files import write_quantized, write_shaped
 
 needs_products = pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU does not multiply bfloat16")
 
@@ -53,24 +53,8 @@ def answers_of(engine: Engine) -> list[object]:
 
 @pytest.fixture(scope="module")
 def shaped(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Tiny checkpoints whose sizes the formats cover: blocks have up to 256 weights."""
-
-    def make(family: str) -> Path:
-        config = AutoConfig.from_pretrained(tiny_checkpoint(family))
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-        config.update({"hidden_size": 256, "intermediate_size": 512, "vocab_size": 500, **heads})
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            for parameter in model.parameters():
-                parameter.data.normal_(std=0.1).add_(parameter.data.mean().round())
-        folder = tmp_path_factory.mktemp(family)
-        model.save_pretrained(folder)
-        for file in tiny_checkpoint(family).glob("token*"):
-            shutil.copy(file, folder)
-        return folder
-
-    return make
+    """Tiny checkpoints whose sizes the formats cover."""
+    return lambda family: write_shaped(tiny_checkpoint(family), tmp_path_factory.mktemp(family))
 
 
 @needs_products

@@ -73,4 +73,14 @@ extern "C" void repack_quantized(int64_t kind, const uint8_t* tensor, int64_t ro
     repack(kind, columns, depth, out + i * half_bytes);
   }
 }
+
+// The same of codes [16 num_halves, depth] with scales and zeros [16 num_halves, depth / group]; zeros may be null.
+extern "C" void repack_codes_quantized(int64_t kind, const uint8_t* codes, const uint16_t* scales, const uint8_t* zeros,
+                                       int64_t group, uint8_t* out, int64_t half_bytes, int64_t num_halves, int64_t depth) {
+#pragma omp parallel for
+  for (int64_t i = 0; i < num_halves; i++) {
+    const int64_t first = i * HALF, at = first * (depth / group);
+    repack_codes(kind, codes + first * depth, scales + at, zeros ? zeros + at : nullptr, group, depth, out + i * half_bytes);
+  }
+}
 #endif

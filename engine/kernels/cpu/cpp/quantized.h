@@ -1,12 +1,13 @@
 // Weights as files quantize them: blocks along the depth with codes of 4 to 8 bits and scales, and their way to bf16 pairs.
 //
 // Sixteen columns of a linear layer lie together, block after block. A block of a format with `block_depth` weights a column:
-//   scales [16] and, with minima, minima [16], 16 bits each;
-//   where scales have scales of their own: a byte for each run of 32 weights (6 bits: of 16) [runs][16]; minima likewise;
+//   scales [16] and, with minima, minima [16], 16 bits each: halves, or bf16;
+//   where these have factors: a byte for each run of weights [runs][16], for minima likewise;
+//   where zeros differ: zeros [16], a byte each;
 //   codes, for each 32 weights: vectors v of 16 lanes l stand for column 8 (v % 2) + l / 2 and weight 2 (v / 2) + l % 2.
 //   8 bits: [32 vectors][16] signed bytes. 4 bits and more: [4][16 lanes], vector v in bits 4 (v % 8) of part v / 8. The
 //   fifth bit: [16 lanes], vector v in bit v. The fifth and sixth: [2][16 lanes], vector v in bits 2 (v % 16) of part v / 16.
-// A weight is scale (code - zero) - minimum, each product rounded to float32 as the gguf package does, then to bf16.
+// A weight is scale (code - zero) - minimum, rounded to float32 after each step as in the gguf package, then to bf16.
 #pragma once
 
 #include "number.h"
@@ -14,8 +15,9 @@
 #ifdef HAS_AVX512
 namespace {
 
-// As engine/kernels/cpu/quantized.py numbers them.
-enum Kind : int64_t { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, PAIRS };
+// As engine/kernels/cpu/quantized.py numbers them. GROUPED: of safetensors, plus 4 for codes with a zero of each group, 8 for
+// codes of 8 bits; 2 for groups of 128 instead of 32; 1 for scales in bf16.
+enum Kind : int64_t { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, PAIRS, GROUPED };
 
 constexpr int HALF = 16;       // columns that lie together
 constexpr int RUN = 32;        // weights of a column that one pass unpacks
@@ -23,15 +25,16 @@ constexpr int MOST_DEPTH = 256;  // of a block
 
 enum class Fine { none, unsigned_bytes, signed_bytes };
 
-template <int BITS_, int ZERO_, bool HAS_MIN_, Fine FINE_, int BLOCK_DEPTH_>
+template <int BITS_, int ZERO_, bool HAS_MIN_, Fine FINE_, int BLOCK_DEPTH_, int FINE_RUN_ = 32, bool IS_BF16_ = false,
+          bool HAS_ZEROS_ = false>
 struct Format {
   static constexpr int BITS = BITS_, ZERO = ZERO_, BLOCK_DEPTH = BLOCK_DEPTH_;
-  static constexpr bool HAS_MIN = HAS_MIN_;
+  static constexpr bool HAS_MIN = HAS_MIN_, IS_BF16 = IS_BF16_, HAS_ZEROS = HAS_ZEROS_;
   static constexpr Fine FINE = FINE_;
-  static constexpr int FINE_RUN = BITS == 6 ? 16 : 32;
+  static constexpr int FINE_RUN = FINE_RUN_;
   static constexpr int NUM_FINE = FINE == Fine::none ? 0 : BLOCK_DEPTH / FINE_RUN;
   static constexpr int FINE_BYTES = NUM_FINE * HALF;
-  static constexpr int HEAD_BYTES = (HAS_MIN ? 2 : 1) * (HALF * 2 + FINE_BYTES);
+  static constexpr int HEAD_BYTES = (HAS_MIN ? 2 : 1) * (HALF * 2 + FINE_BYTES) + (HAS_ZEROS ? HALF : 0);
   static constexpr int LOW_BYTES = BITS == 8 ? RUN * HALF : RUN * HALF / 2;
   static constexpr int HIGH_BYTES = BITS == 8 ? 0 : (BITS - 4) * RUN * HALF / 8;
   static constexpr int RUN_BYTES = LOW_BYTES + HIGH_BYTES;
@@ -42,6 +45,13 @@ struct Format {
 struct PairsFormat {
   static constexpr int BLOCK_DEPTH = RUN, BLOCK_BYTES = RUN * HALF * 2;
 };
+
+template <int DEPTH, bool IS_BF16>
+using Grouped = Format<4, 8, false, Fine::none, DEPTH, DEPTH, IS_BF16>;
+template <int DEPTH, bool IS_BF16>
+using GroupedWithZeros = Format<4, 0, false, Fine::none, DEPTH, DEPTH, IS_BF16, true>;
+template <int DEPTH, bool IS_BF16>
+using GroupedBytes = Format<8, 0, false, Fine::none, DEPTH, DEPTH, IS_BF16>;
 
 // Calls f with the format of a kind.
 template <typename F>
@@ -54,7 +64,19 @@ inline auto with_format(int64_t kind, F f) {
     case Q8_0: return f(Format<8, 0, false, Fine::none, 32>());
     case Q4_K: return f(Format<4, 0, true, Fine::unsigned_bytes, 256>());
     case Q5_K: return f(Format<5, 0, true, Fine::unsigned_bytes, 256>());
-    case Q6_K: return f(Format<6, 32, false, Fine::signed_bytes, 256>());
+    case Q6_K: return f(Format<6, 32, false, Fine::signed_bytes, 256, 16>());
+    case GROUPED: return f(Grouped<32, false>());
+    case GROUPED + 1: return f(Grouped<32, true>());
+    case GROUPED + 2: return f(Grouped<128, false>());
+    case GROUPED + 3: return f(Grouped<128, true>());
+    case GROUPED + 4: return f(GroupedWithZeros<32, false>());
+    case GROUPED + 5: return f(GroupedWithZeros<32, true>());
+    case GROUPED + 6: return f(GroupedWithZeros<128, false>());
+    case GROUPED + 7: return f(GroupedWithZeros<128, true>());
+    case GROUPED + 8: return f(GroupedBytes<32, false>());
+    case GROUPED + 9: return f(GroupedBytes<32, true>());
+    case GROUPED + 10: return f(GroupedBytes<128, false>());
+    case GROUPED + 11: return f(GroupedBytes<128, true>());
     default: return f(PairsFormat());
   }
 }
@@ -94,7 +116,8 @@ __attribute__((always_inline)) inline __m512 codes_of(const uint8_t* run, int v)
 // Scales or minima of 16 columns, times those of run `fine` where there are such.
 template <typename Format>
 __attribute__((always_inline)) inline __m512 factors(const uint8_t* coarse, const uint8_t* fine, int index) {
-  const __m512 of_block = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)coarse));
+  const __m512 of_block =
+      Format::IS_BF16 ? load_16((const bf16*)coarse) : _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)coarse));
   if constexpr (Format::FINE == Fine::none) return of_block;
   const __m128i bytes = _mm_loadu_si128((const __m128i*)(fine + index * HALF));
   const __m512i whole = Format::FINE == Fine::signed_bytes ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
@@ -107,6 +130,11 @@ inline void unpack_block(const uint8_t* block, bf16* out, int64_t stride) {
   const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
   const uint8_t *minima = block + HALF * 2, *fine = block + (Format::HAS_MIN ? 2 : 1) * HALF * 2, *codes = block + Format::HEAD_BYTES;
+  __m512 zero[2];
+  if (Format::HAS_ZEROS) {
+    const __m512 zeros = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(codes - HALF))));
+    zero[0] = _mm512_permutexvar_ps(first, zeros), zero[1] = _mm512_permutexvar_ps(second, zeros);
+  }
   for (int from = 0; from < Format::BLOCK_DEPTH; from += RUN, codes += Format::RUN_BYTES) {
     __m512 scale[2], minimum[2];
 #pragma GCC unroll 16
@@ -123,8 +151,10 @@ inline void unpack_block(const uint8_t* block, bf16* out, int64_t stride) {
       __m512 weights[2];
 #pragma GCC unroll 2
       for (int h = 0; h < 2; h++) {
+        weights[h] = codes_of<Format>(codes, 2 * pair + h);
+        if (Format::HAS_ZEROS) weights[h] = _mm512_sub_ps(weights[h], zero[h]);
         // Written so that compilers do not fuse it.
-        weights[h] = _mm512_mul_round_ps(codes_of<Format>(codes, 2 * pair + h), scale[h], _MM_FROUND_CUR_DIRECTION);
+        weights[h] = _mm512_mul_round_ps(weights[h], scale[h], _MM_FROUND_CUR_DIRECTION);
         if (Format::HAS_MIN) weights[h] = _mm512_sub_round_ps(weights[h], minimum[h], _MM_FROUND_CUR_DIRECTION);
       }
       _mm512_storeu_si512(out + (from / 2 + pair) * stride, __m512i(_mm512_cvtne2ps_pbh(weights[1], weights[0])));
@@ -153,7 +183,7 @@ inline void unpack(const HalfPanel& half, int64_t depth, bf16* out, int64_t stri
 // One block of a column as files have it.
 struct Column {
   uint16_t scale = 0, minimum = 0;
-  uint8_t fine[16] = {}, fine_minima[8] = {};
+  uint8_t fine[16] = {}, fine_minima[8] = {}, zero = 0;
   uint8_t codes[MOST_DEPTH] = {};  // 8 bits: signed
 
   void read_fine(const uint8_t* from) {  // 6 bits each, of 8 scales and 8 minima
@@ -229,6 +259,7 @@ inline void write_block(const Column (&columns)[HALF], uint8_t* to) {
   for (int c = 0; c < HALF; c++) {
     std::memcpy(to + 2 * c, &columns[c].scale, 2);
     if (Format::HAS_MIN) std::memcpy(to + 2 * (HALF + c), &columns[c].minimum, 2);
+    if (Format::HAS_ZEROS) run[c - HALF] = columns[c].zero;
     for (int i = 0; i < Format::NUM_FINE; i++) {
       fine[i * HALF + c] = columns[c].fine[i];
       if (Format::HAS_MIN) fine[Format::FINE_BYTES + i * HALF + c] = columns[c].fine_minima[i];
@@ -268,6 +299,26 @@ inline void repack(int64_t kind, const uint8_t* const (&rows)[HALF], int64_t dep
       } else {
         for (int c = 0; c < HALF; c++)
           if (at[c]) at[c] += read_block(kind, at[c], columns[c]);
+        write_block<F>(columns, out);
+      }
+    }
+  });
+}
+
+// Sixteen columns of codes [depth] with a scale, and where `zeros` is not null a zero, for each group of `group` weights.
+inline void repack_codes(int64_t kind, const uint8_t* codes, const uint16_t* scales, const uint8_t* zeros, int64_t group,
+                         int64_t depth, uint8_t* out) {
+  with_format(kind, [&](auto format) {
+    typedef decltype(format) F;
+    if constexpr (!std::is_same<F, PairsFormat>::value) {
+      Column columns[HALF];
+      for (int64_t k = 0; k < depth; k += F::BLOCK_DEPTH, out += F::BLOCK_BYTES) {
+        for (int c = 0; c < HALF; c++) {
+          const int64_t at = c * (depth / group) + k / group;
+          std::memcpy(columns[c].codes, codes + c * depth + k, F::BLOCK_DEPTH);
+          columns[c].scale = scales[at];
+          if (zeros) columns[c].zero = zeros[at];
+        }
         write_block<F>(columns, out);
       }
     }

@@ -23,33 +23,37 @@ from engine.kernels.cpu.quantized import (
     make_quantized_layers,
 )
 from engine.model.attention import AttentionBackend
-from engine.model.checkpoint import cache_folder, is_plain, read_config, resolve_checkpoint
+from engine.model.checkpoint import GGUF_TENSORS, cache_folder, is_plain, read_config, resolve_checkpoint
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.model import Model
-from engine.model.quantized_checkpoint import GgufWeights
+from engine.model.quantized.gguf_weights import GgufWeights
+from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
+
+QuantizedWeights = GgufWeights | GroupedWeights
 
 LOGGER = logging.getLogger("batchloom.engine")
 
 
 def load_quantized(model: str | Path, config: EngineConfig, device: torch.device) -> "QuantizedModel | None":
-    """A checkpoint with its weights as they are; None where dtype "auto" has to unpack them, which a log line says.
+    """A checkpoint with its weights as they are; None where dtype "auto" unpacks a GGUF file, which a log line says.
 
     Args:
         model: as for `resolve_checkpoint`; `is_quantized`.
         config: of dtype "quantized", or "auto".
         device: where the model is to be computed.
     Raises:
-        ModelError: dtype is "quantized", and the checkpoint or this machine is not covered.
+        ModelError: the checkpoint or this machine is not covered; of a GGUF file, and dtype is "quantized".
     """
     folder = resolve_checkpoint(model)
     weights = find_quantized(folder, config, device)
     if weights is None:
         return None
-    LOGGER.info("weights stay as %s has them; dtype bfloat16 would unpack them", weights.file.name)
+    unpacking = "; dtype bfloat16 would unpack them" if isinstance(weights, GgufWeights) else ""
+    LOGGER.info("weights stay as %s has them%s", weights.file.name, unpacking)
     return QuantizedModel(_skeleton(read_config(folder)), weights, device)
 
 
-def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> GgufWeights | None:
+def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> QuantizedWeights | None:
     """The weights that the engine leaves quantized, or None.
 
     Args:
@@ -58,18 +62,19 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
         ModelError: see `load_quantized`.
     """
     values = read_config(folder)
-    weights = GgufWeights(folder, int(values.num_hidden_layers))
+    is_gguf = (folder / GGUF_TENSORS).is_file()
+    weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
     reason = _why_not(values, weights, config, device)
     if reason is None:
         return weights
-    if config.dtype == "quantized":
+    if config.dtype == "quantized" or (not is_gguf and is_plain(values.to_dict())):
         raise ModelError(f"model {str(weights.file)!r}: dtype 'quantized': {reason}")
     LOGGER.info("the weights of %s are unpacked: %s", weights.file.name, reason)
     return None
 
 
 def _why_not(
-    values: transformers.PretrainedConfig, weights: GgufWeights, config: EngineConfig, device: torch.device
+    values: transformers.PretrainedConfig, weights: QuantizedWeights, config: EngineConfig, device: torch.device
 ) -> str | None:
     if device.type != "cpu" or config.attention not in ("auto", "native"):
         return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
@@ -101,6 +106,8 @@ def _why_not(
 
 def _skeleton(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
     """The model without weights, but with what turns positions into angles."""
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     base = model.get_decoder()
@@ -117,7 +124,7 @@ class QuantizedModel(Model):
         device: the CPU.
     """
 
-    def __init__(self, skeleton: transformers.PreTrainedModel, weights: GgufWeights, device: torch.device) -> None:
+    def __init__(self, skeleton: transformers.PreTrainedModel, weights: QuantizedWeights, device: torch.device) -> None:
         super().__init__(skeleton, device=device, owns_weights=True)
         self._weights = weights
 
@@ -127,7 +134,7 @@ class QuantizedModel(Model):
         assert isinstance(backend, NativeBackend), "load_quantized has looked"
         library, weights, base = load_quantized_library(cache_folder()), self._weights, self._base
         self._draw_tokens = backend.draw_tokens
-        is_permuted = base.config.model_type in ("llama", "mistral")
+        is_permuted = weights.has_rotated_rows and base.config.model_type in ("llama", "mistral")
         layers = [
             _read_layer(weights, library, layer, index, is_permuted=is_permuted)
             for index, layer in enumerate(base.layers)
@@ -144,7 +151,7 @@ class QuantizedModel(Model):
 
 
 def _read_layer(
-    weights: GgufWeights, library: ctypes.CDLL, layer: Any, index: int, *, is_permuted: bool
+    weights: QuantizedWeights, library: ctypes.CDLL, layer: Any, index: int, *, is_permuted: bool
 ) -> QuantizedLayer:
     """The weights of a layer.
 

@@ -1,0 +1,1 @@
+"""Models whose weights stay as files quantize them, on the CPU."""

@@ -1,0 +1,233 @@
+"""Quantized safetensors files of compressed-tensors, AWQ and GPTQ, mapped and repacked piece by piece."""
+
+import ctypes
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kernels.cpu.quantized import QuantizedColumns
+from engine.kernels.cpu.quantized_formats import HALF, grouped_format
+from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors
+
+_CODES_AT_ONCE = 4 << 20
+"""Codes of a tensor that are unpacked at a time while they are packed again."""
+
+_AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Of 32 bits of an AWQ file, where the code of each of eight neighbouring columns lies."""
+
+_CODES = {"compressed-tensors": ("weight_packed", "weight"), "awq": ("qweight",), "gptq": ("qweight",)}
+_SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GroupedWeights:
+    """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head".
+
+    Args:
+        folder: of the checkpoint.
+        config: `quantization_config` of its config.json.
+    Raises:
+        ModelError: a file cannot be read.
+    """
+
+    has_rotated_rows = False
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self.file, self._config = folder, config
+        self._method = str(config["quant_method"])
+        self._is_transposed = self._method != "compressed-tensors"
+        self._tensors = MappedTensors()
+        for file in sorted(folder.glob("*.safetensors")):
+            self._tensors.add_safetensors(file)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a weight of this name."""
+        return self._codes_of(name) is not None or f"{_full(name)}.weight" in self._tensors
+
+    @property
+    def why_not_covered(self) -> str | None:
+        """What keeps the tensors from being computed as they are; None: nothing does."""
+        reason = {"compressed-tensors": _why_not_compressed, "awq": _why_not_awq, "gptq": _why_not_gptq}[self._method](
+            self._config
+        )
+        if reason is not None:
+            return f"{self._method} with {reason}"
+        for name, tensor in self._tensors.items():
+            place, _, part = name.rpartition(".")
+            if part == "weight_g_idx":
+                return f"{self._method} with weights out of order (g_idx)"
+            if part in ("scales", "weight_scale"):
+                codes = self._codes_of(place.removeprefix("model."))
+                if codes is None or tensor.format not in _SCALES:
+                    return f"tensor {name} has format {tensor.format}"
+                depth, num_groups = self._sizes(codes)[1], self._groups_of(tensor)
+                if depth % num_groups or depth // num_groups % 32:
+                    return f"tensor {name} has {num_groups} scales for {depth} weights, expected one for each 32 n"
+        return None
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Of the matrices on average."""
+        num_weights = num_bytes = 0
+        for name, tensor in self._tensors.items():
+            place, _, part = name.rpartition(".")
+            num_bytes += tensor.num_bytes
+            if part in ("weight", "weight_packed", "qweight") and len(tensor.shape) == 2:
+                codes = self._codes_of(place.removeprefix("model."))
+                rows, columns = tensor.shape if codes is None else self._sizes(codes)
+                num_weights += rows * columns
+        return num_bytes / num_weights
+
+    def vector(self, name: str, kind: str = "weight") -> torch.Tensor:
+        """A norm's weight, or a bias, in bfloat16.
+
+        Args:
+            name: of the module.
+            kind: "weight" or "bias".
+        """
+        return self._tensors.vector(f"{_full(name)}.{kind}")
+
+    def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
+        """The weight of a linear layer or of a table of embeddings.
+
+        Args:
+            library: of the kernels.
+            name: of the module.
+            order: rows as they come.
+        """
+        place, codes = _full(name), self._codes_of(name)
+        if codes is None:
+            return self._tensors.columns(library, f"{place}.weight", order)
+        num_columns, depth = self._sizes(codes)
+        scales = self._table(f"{place}.{'scales' if self._is_transposed else 'weight_scale'}")
+        zeros = self._zeros(place)
+        has_zeros, num_bits = zeros is not None, 8 if codes.format == "I8" else 4
+        found = QuantizedColumns(
+            grouped_format(num_bits=num_bits, has_zeros=has_zeros, group=depth // scales.shape[1], dtype=scales.dtype),
+            depth=depth,
+            num_columns=num_columns,
+        )
+        raw = self._tensors.raw(codes)
+        num_at_once = max(1, _CODES_AT_ONCE // (HALF * depth))
+        for first in range(0, len(found.panels), num_at_once):
+            some = slice(first * HALF, min(num_columns, (first + num_at_once) * HALF))
+            given = [self._unpack(raw, some, num_bits), scales[some], None if zeros is None else zeros[some]]
+            missing = -(some.stop - some.start) % HALF
+            padded = [None if part is None else _pad(part, missing) for part in given]
+            assert padded[0] is not None
+            assert padded[1] is not None
+            found.fill_codes(library, first, padded[0], padded[1], padded[2])
+            self._tensors.forget(codes)
+        return found
+
+    def _codes_of(self, name: str) -> MappedTensor | None:
+        for part in _CODES[self._method]:
+            tensor = self._tensors.get(f"{_full(name)}.{part}")
+            if tensor is not None and (part != "weight" or tensor.format == "I8"):
+                return tensor
+        return None
+
+    def _sizes(self, codes: MappedTensor) -> tuple[int, int]:
+        """Columns and depth of a layer."""
+        rows, columns = codes.shape
+        if self._method == "awq":
+            return 8 * columns, rows
+        if self._method == "gptq":
+            return columns, 8 * rows
+        return rows, columns * (1 if codes.format == "I8" else 8)
+
+    def _groups_of(self, scales: MappedTensor) -> int:
+        return scales.shape[0] if self._is_transposed else scales.shape[-1] if len(scales.shape) == 2 else 1
+
+    def _table(self, name: str) -> torch.Tensor:
+        """Scales ``[columns, groups]``."""
+        tensor = self._tensors.find(name)
+        found = torch.from_numpy(self._tensors.raw(tensor).copy()).view(_SCALES[tensor.format])
+        return found.T if self._is_transposed else found.view(len(found), -1)
+
+    def _zeros(self, place: str) -> torch.Tensor | None:
+        """uint8 ``[columns, groups]``; None where every zero is the middle."""
+        tensor = self._tensors.get(f"{place}.{'qzeros' if self._is_transposed else 'weight_zero_point'}")
+        if tensor is None or tensor.format != "I32":
+            return None
+        nibbles = _nibbles(torch.from_numpy(self._tensors.raw(tensor).copy()))
+        if self._method == "compressed-tensors":  # packed along the columns: [columns / 8, groups, 8]
+            return nibbles.view(tensor.shape[0], tensor.shape[1], 8).permute(0, 2, 1).reshape(-1, tensor.shape[1])
+        if self._method == "awq":
+            return _awq_columns(nibbles)
+        return nibbles.T + 1  # GPTQ files hold one less
+
+    def _unpack(self, raw: npt.NDArray[np.uint8], some: slice, num_bits: int) -> torch.Tensor:
+        """Codes ``[columns, depth]`` of some columns.
+
+        Args:
+            raw: the rows of the file's tensor.
+            some: columns, from a multiple of 16 on.
+            num_bits: of a code.
+        """
+        if self._method == "compressed-tensors":
+            rows = torch.from_numpy(raw[some].copy())
+            return rows if num_bits == 8 else _nibbles(rows)
+        if self._method == "awq":
+            return _awq_columns(_nibbles(torch.from_numpy(raw[:, some.start // 2 : some.stop // 2].copy())))
+        words = torch.from_numpy(raw.reshape(len(raw), -1, 4)[:, some].copy())  # of eight neighbours in the depth
+        return _nibbles(words).permute(1, 0, 2).reshape(words.shape[1], -1)
+
+
+def read_quantization(folder: Path) -> Mapping[str, Any]:
+    """`quantization_config` of a checkpoint's config.json."""
+    found: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())["quantization_config"]
+    return found
+
+
+def _full(name: str) -> str:
+    return name if name == "lm_head" else f"model.{name}"
+
+
+def _nibbles(x: torch.Tensor) -> torch.Tensor:
+    """uint8 ``[..., n]`` -> ``[..., 2 n]``: the lower half of each byte, then the upper one."""
+    return torch.stack([x & 15, x >> 4], dim=-1).flatten(-2)
+
+
+def _awq_columns(nibbles: torch.Tensor) -> torch.Tensor:
+    """``[rows, columns]`` in the order of AWQ files -> ``[columns, rows]``."""
+    return nibbles.view(len(nibbles), -1, 8)[:, :, list(_AWQ_NIBBLES)].flatten(1).T
+
+
+def _pad(x: torch.Tensor, num_rows: int) -> torch.Tensor:
+    return torch.cat([x, x.new_zeros(num_rows, x.shape[1])]) if num_rows else x
+
+
+def _why_not_awq(config: Mapping[str, Any]) -> str | None:
+    found = config.get("bits", config.get("w_bit")), str(config.get("version", "gemm")).lower()
+    if found != (4, "gemm") or not config.get("zero_point", True):
+        return f"{found[0]} bits, version {found[1]}, zero_point {config.get('zero_point', True)}"
+    return None
+
+
+def _why_not_gptq(config: Mapping[str, Any]) -> str | None:
+    found = config.get("bits"), bool(config.get("desc_act")), config.get("checkpoint_format") or "gptq"
+    if found != (4, False, "gptq"):
+        return f"{found[0]} bits, desc_act {found[1]}, checkpoint_format {found[2]}"
+    return None
+
+
+def _why_not_compressed(config: Mapping[str, Any]) -> str | None:
+    form = config.get("format")
+    if form not in ("pack-quantized", "int-quantized"):
+        return f"format {form}"
+    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        return "sparse weights"
+    for group in config.get("config_groups", {}).values():
+        weights = group.get("weights") or {}
+        kind, num_bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
+        is_int8 = form == "int-quantized" and num_bits == 8 and weights.get("symmetric", True)
+        is_int4 = form == "pack-quantized" and num_bits == 4
+        if kind != "int" or not (is_int8 or is_int4) or strategy not in ("group", "channel"):
+            symmetry = "symmetric" if weights.get("symmetric", True) else "asymmetric"
+            return f"format {form}, {symmetry} weights of type {kind}, {num_bits} bits, strategy {strategy}"
+    return None

@@ -1,0 +1,160 @@
+"""Tensors of weight files that are mapped into memory, whose pages are given back when they have been read."""
+
+import ctypes
+import json
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.errors import ModelError
+from engine.kernels.cpu.quantized import QuantizedColumns
+from engine.kernels.cpu.quantized_formats import FORMATS, HALF
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Formats of numbers that are not quantized."""
+
+_BYTES_AT_ONCE = 4 << 20
+"""Of a tensor that are in memory twice, in the file's order and repacked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedTensor:
+    """Where a tensor lies.
+
+    Attributes:
+        file: index of the mapped file.
+        format: as the file names it.
+        shape: rows first.
+    """
+
+    file: int
+    format: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+class MappedTensors:
+    """Tensors by their names in the files that are added."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, MappedTensor] = {}
+        self._maps: list[mmap.mmap] = []
+        self._files: list[Path] = []
+
+    def add(self, file: Path, tensors: dict[str, dict[str, Any]]) -> None:
+        """Maps a file.
+
+        Args:
+            file: of which tensors are read.
+            tensors: format, shape, offset and num_bytes of each.
+        Raises:
+            ModelError: the file cannot be read, or ends before a tensor does.
+        """
+        try:
+            with file.open("rb") as stream:
+                self._maps.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"model {str(file)!r}: cannot be read: {error}") from error
+        self._files.append(file)
+        end = max((tensor["offset"] + tensor["num_bytes"] for tensor in tensors.values()), default=0)
+        if len(self._maps[-1]) < end:
+            raise ModelError(f"model {str(file)!r}: has {len(self._maps[-1])} bytes, its tensors end at {end}")
+        for name, tensor in tensors.items():
+            shape = tuple(tensor["shape"])
+            self._tensors[name] = MappedTensor(file=len(self._maps) - 1, **tensor | {"shape": shape})
+
+    def add_safetensors(self, file: Path) -> None:
+        """Maps a safetensors file.
+
+        Raises:
+            ModelError: its header cannot be read, or see `add`.
+        """
+        try:
+            with file.open("rb") as stream:
+                header_bytes = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(min(header_bytes, file.stat().st_size)))
+            start = 8 + header_bytes
+            tensors = {
+                name: {
+                    "format": given["dtype"],
+                    "shape": given["shape"],
+                    "offset": start + given["data_offsets"][0],
+                    "num_bytes": given["data_offsets"][1] - given["data_offsets"][0],
+                }
+                for name, given in header.items()
+                if name != "__metadata__"
+            }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"model {str(file)!r}: not a readable safetensors file: {error}") from error
+        self.add(file, tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str) -> MappedTensor | None:
+        return self._tensors.get(name)
+
+    def items(self) -> Iterable[tuple[str, MappedTensor]]:
+        return self._tensors.items()
+
+    def find(self, name: str) -> MappedTensor:
+        """Raises `ModelError` where there is no such tensor."""
+        if name not in self._tensors:
+            raise ModelError(f"model {str(self._files[0])!r}: lacks the tensor {name}")
+        return self._tensors[name]
+
+    def raw(self, tensor: MappedTensor) -> npt.NDArray[np.uint8]:
+        """The bytes of each row, in the mapped file."""
+        flat = np.frombuffer(self._maps[tensor.file], np.uint8, tensor.num_bytes, tensor.offset)
+        return flat.reshape(tensor.shape[0], -1)
+
+    def forget(self, tensor: MappedTensor) -> None:
+        """Gives the pages of a tensor back; what is read again comes from the file."""
+        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._maps[tensor.file].madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A tensor that is not quantized, in bfloat16, as one row."""
+        tensor = self.find(name)
+        return torch.from_numpy(self.raw(tensor).copy()).view(PLAIN[tensor.format]).bfloat16().flatten()
+
+    def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
+        """A matrix in one of `FORMATS`, or in one of `PLAIN`, which is kept in bfloat16.
+
+        Args:
+            library: of the kernels.
+            name: of the tensor, whose rows are output columns.
+            order: the row of the file that each column is; None: as they come.
+        """
+        tensor = self.find(name)
+        num_columns = tensor.shape[0]
+        kind = "BF16" if tensor.format in PLAIN else tensor.format
+        raw = self.raw(tensor)
+        depth = tensor.shape[1]
+        found = QuantizedColumns(FORMATS[kind], depth=depth, num_columns=num_columns)
+        rows = np.full(len(found.panels) * HALF, -1, dtype=np.int64)
+        rows[:num_columns] = np.arange(num_columns) if order is None else order
+        num_at_once = max(1, _BYTES_AT_ONCE // (HALF * raw.shape[1]))
+        for first in range(0, len(found.panels), num_at_once):
+            piece = rows[first * HALF : (first + num_at_once) * HALF]
+            if tensor.format == kind:
+                found.fill(library, first, piece, raw)
+            else:
+                found.fill(library, first, *_in_bf16(piece, raw, PLAIN[tensor.format]))
+            self.forget(tensor)
+        return found
+
+
+def _in_bf16(
+    rows: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8], dtype: torch.dtype
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Rows of floats in bfloat16, and their numbers among themselves."""
+    used = torch.from_numpy(raw[np.maximum(rows, 0)]).view(dtype).bfloat16()
+    return np.where(rows < 0, -1, np.arange(len(rows))), used.view(torch.uint8).numpy()

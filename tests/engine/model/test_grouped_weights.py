@@ -1,0 +1,158 @@
+"""Quantized safetensors checkpoints: weights stay in the file's codes, and answers are those of what they stand for."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine import Engine, EngineConfig, Request
+from engine.errors import ModelError
+from tests.engine.kernels.ragged_batches import CPU_FLAGS
+from tests.engine.model.quantized_files import write_shaped
+
+pytestmark = pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU does not multiply bfloat16")
+
+PROMPTS = [[(7 * i) % 490 + 3 for i in range(60)], [4] * 40, [9]]
+
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+WEIGHTS = {"type": "int", "num_bits": 4, "strategy": "group", "symmetric": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+BYTES = {"weights": WEIGHTS | {"num_bits": 8, "strategy": "channel"}, "input_activations": {"num_bits": 8}}
+METHODS: dict[str, tuple[dict[str, Any], int, torch.dtype]] = {
+    "int4": (PACKED | {"config_groups": {"group_0": {"weights": WEIGHTS}}}, 128, torch.bfloat16),
+    "int4 with zeros": (
+        PACKED | {"config_groups": {"group_0": {"weights": WEIGHTS | {"symmetric": False}}}},
+        32,
+        torch.bfloat16,
+    ),
+    "int8": (PACKED | {"format": "int-quantized", "config_groups": {"group_0": BYTES}}, 0, torch.bfloat16),
+    "awq": (AWQ, 128, torch.float16),
+    "gptq": (GPTQ, 32, torch.float16),
+}
+"""The configuration, the weights of a group (0: a column), and the dtype of scales."""
+
+
+def packed(codes: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """``[..., 8 n]`` -> int32 ``[..., n]``: code order[i] of eight in bits 4 i."""
+    eights = codes.long().unflatten(-1, (-1, 8))
+    words = sum(eights[..., place] << (4 * i) for i, place in enumerate(order))
+    assert isinstance(words, torch.Tensor)
+    return torch.where(words >= 2**31, words - 2**32, words).int().contiguous()
+
+
+def quantized(
+    name: str, shape: torch.Size, method: str, generator: torch.Generator
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Random tensors of a linear layer, and the weights that they stand for."""
+    config, group, dtype = METHODS[method]
+    num_columns, depth = shape
+    num_groups = depth // group if group else 1
+    num_bits = 8 if method == "int8" else 4
+    codes = torch.randint(0, 1 << num_bits, (num_columns, depth), generator=generator)
+    scales = (torch.rand(num_columns, num_groups, generator=generator) * 0.03 + 0.005).to(dtype)
+    if num_bits == 8:
+        scales /= 16
+    zeros = torch.full((num_columns, num_groups), 1 << (num_bits - 1))
+    if method not in ("int4", "int8"):
+        zeros = torch.randint(1, 16, (num_columns, num_groups), generator=generator)
+    length = depth // num_groups
+    weights = (codes - zeros.repeat_interleave(length, dim=1)) * scales.float().repeat_interleave(length, dim=1)
+    tensors: dict[str, torch.Tensor]
+    if method == "int8":
+        tensors = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}
+    elif config["quant_method"] == "compressed-tensors":
+        tensors = {"weight_packed": packed(codes), "weight_scale": scales, "weight_shape": torch.tensor(shape)}
+        if method == "int4 with zeros":
+            tensors["weight_zero_point"] = packed(zeros.T).T.contiguous()
+    elif method == "awq":
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        tensors = {"qweight": packed(codes.T, order), "qzeros": packed(zeros.T, order), "scales": scales.T.contiguous()}
+    else:
+        tensors = {
+            "qweight": packed(codes).T.contiguous(),
+            "qzeros": packed(zeros.T - 1),
+            "scales": scales.T.contiguous(),
+        }
+        tensors["g_idx"] = torch.arange(depth).int() // length
+    return {f"{name}.{part}": tensor for part, tensor in tensors.items()}, weights
+
+
+def write(checkpoint: Path, folder: Path, method: str) -> tuple[Path, Path]:
+    """A quantized checkpoint, and one of the same weights in float32; embeddings and output layer are as they were."""
+    found, plain = folder / "quantized", folder / "plain"
+    generator = torch.Generator().manual_seed(5)
+    shutil.copytree(checkpoint, found)
+    shutil.copytree(checkpoint, plain)
+    tensors: dict[str, torch.Tensor] = {}
+    unpacked: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            made, unpacked[name] = quantized(name.removesuffix(".weight"), tensor.shape, method, generator)
+            tensors |= made
+        else:
+            tensors[name] = tensor.bfloat16()
+            unpacked[name] = tensor.bfloat16().float()
+    save_file(tensors, found / "model.safetensors", metadata={"format": "pt"})
+    save_file(unpacked, plain / "model.safetensors", metadata={"format": "pt"})
+    configure(found, METHODS[method][0])
+    return found, plain
+
+
+def configure(folder: Path, quantization: dict[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+def load(checkpoint: Path, **settings: Any) -> Engine:
+    return Engine.load(checkpoint, EngineConfig(**{"device": "cpu", "kv_memory_bytes": 1 << 22} | settings))
+
+
+def answers_of(engine: Engine) -> list[object]:
+    requests = [
+        Request(request_id=str(i), token_ids=prompt, mode="score", labels=((5,), (9, 11), (9, 400, 3)))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    return [answer.label_logprobs for answer in engine.score(requests)]
+
+
+@pytest.mark.parametrize(("method", "family"), [*((method, "llama") for method in METHODS), ("int4", "qwen2")])
+def test_answers_are_those_of_what_the_codes_stand_for(
+    method: str, family: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Equal to the last bit to bfloat16 engines of the unpacked weights."""
+    (tmp_path / "shaped").mkdir()
+    found, plain = write(write_shaped(tiny_checkpoint(family), tmp_path / "shaped"), tmp_path, method)
+    engine = load(found)
+    assert answers_of(engine) == answers_of(load(plain, dtype="bfloat16"))
+    assert engine._model.weight_bytes < 1.1 * (found / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "reason"),
+    [
+        ("awq", {"version": "gemv"}, "awq with 4 bits, version gemv, zero_point True"),
+        ("gptq", {"desc_act": True}, "gptq with 4 bits, desc_act True, checkpoint_format gptq"),
+        ("gptq", {"bits": 3}, "gptq with 3 bits, desc_act False, checkpoint_format gptq"),
+        ("int4", {"format": "float-quantized"}, "compressed-tensors with format float-quantized"),
+        (
+            "int4",
+            {"config_groups": {"group_0": {"weights": WEIGHTS | {"num_bits": 8}}}},
+            "compressed-tensors with format pack-quantized, symmetric weights of type int, 8 bits, strategy group",
+        ),
+    ],
+)
+def test_what_is_not_covered_is_refused_by_name(
+    method: str, change: dict[str, Any], reason: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "other")
+    configure(tmp_path / "other", METHODS[method][0] | change)
+    for dtype in ("auto", "quantized"):
+        with pytest.raises(ModelError) as refused:
+            load(tmp_path / "other", dtype=dtype)
+        assert str(refused.value) == f"model {str(tmp_path / 'other')!r}: dtype 'quantized': {reason}"
