@@ -1,11 +1,14 @@
 """What the engine has to know of a model that transformers' layers compute: its last step, and how far it reaches."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from engine.errors import ModelError
+
+LOGGER = logging.getLogger("batchloom.engine")
 
 _STATE_LAYERS = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "lightning")
 _STATE_KEYS = ("mamba_d_state", "ssm_cfg", "state_size", "linear_num_value_heads", "conv_L_cache", "time_step_rank")
@@ -81,4 +84,11 @@ def longest_sequence(config: Any) -> int:
         for kind in kinds
         if kind.get("rope_type") == "longrope"
     ]
+    if min(first, default=longest) < longest:
+        LOGGER.info(
+            "sequences end at %d tokens, where longrope changes its angles: beyond, an answer would depend on the "
+            "length of its neighbours; config.json says %d",
+            min(first),
+            longest,
+        )
     return min([longest, *first])

@@ -20,7 +20,7 @@ _ANSWERS_FOR_AN_ESTIMATE = 16
 
 
 def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" = None) -> BlockPool:
-    """The block pool that a sharing policy needs, and layers that differ in what they keep."""
+    """The block pool that a sharing policy needs, and layers that differ in what they keep. See `KVLayout`."""
     if layout is not None:
         from engine.scheduling.windowed_pool import WindowedPool
 

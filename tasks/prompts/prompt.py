@@ -114,11 +114,12 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
 
 
 def _takes_system(system: str, codec: TextCodec, variables: Mapping[str, bool]) -> bool:
+    without, _ = render_around("", "", codec, variables)
     try:
         head, _ = render_around("", system, codec, variables)
     except ModelError:
         return False
-    return system in head
+    return head.count(system) > without.count(system)
 
 
 def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[str, bool]) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from engine import EngineConfig
 from engine.errors import CapacityError, ModelError
 from engine.limits import check_kv_budget
+from engine.model.model_shape import ModelShape
 
 BLOCK_BYTES = 8 * 2 * 2 * 2 * 16 * 4
 """Of 8 tokens of the tiny Llama: key and value, two layers, two KV heads of 16 dimensions, float32."""
@@ -39,3 +40,22 @@ def test_a_checkpoint_without_sizes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(ModelError, match="num_attention_heads must be a positive whole number"):
         check_kv_budget(config(1000), tmp_path)
+
+
+def test_sizes_of_other_names_are_found_by_the_architecture_s_class(tmp_path: Path) -> None:
+    """GPT-2 says n_embd, n_head and n_layer; a Gemma 3 says sizes of its text model that differ from the defaults."""
+    values = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "n_layer": 5, "n_positions": 64, "vocab_size": 99}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    block_bytes = 8 * 2 * 5 * 48 * 4
+    check_kv_budget(config(2 * block_bytes, dtype="float32"), tmp_path)
+    with pytest.raises(CapacityError, match=f"one block of 8 tokens needs {block_bytes} bytes"):
+        check_kv_budget(config(2 * block_bytes - 1, dtype="float32"), tmp_path)
+    shape = ModelShape.from_config(values, dtype="float32")
+    assert (shape.num_layers, shape.hidden_size, shape.num_kv_heads, shape.head_dim) == (5, 48, 3, 16)
+    assert shape.num_layer_weights == 5 * 12 * 48 * 48, "four products of the attention, two of four times the width"
+    text = {"num_hidden_layers": 7, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 64}
+    values = {"model_type": "gemma3", "text_config": text | {"model_type": "gemma3_text", "num_attention_heads": 4}}
+    shape = ModelShape.from_config(values, dtype="bfloat16")
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (7, 2, 32)
+    assert shape.layers_by_window == {64: 6, 0: 1}, "five windows, then all, by the class"
+    assert shape.kv_block_bytes(EngineConfig(block_size=8)) == 8 * 2 * 2 * 32 * 2

@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from transformers import PretrainedConfig
 
-from engine import Engine, EngineConfig
+from engine import Engine, EngineConfig, Request
+from engine.errors import RequestError
 from engine.model import stock_attention
 from engine.model.checkpoint import is_plain
 from engine.model.model import Model
 from engine.model.probe import prove
 from engine.model.stock_model import longest_sequence, refuse_known
 from engine.model.tiny_model import make_tiny_model, shrink
-from engine.model.tiny_run import find_difference
+from engine.model.tiny_run import NUM_NEW_TOKENS, find_difference, prompts
 from tests.engine.model.families import FAMILIES, make_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
@@ -96,3 +98,18 @@ def test_sequences_end_where_positions_would_depend_on_the_batch(name: str, long
 def test_the_text_model_in_a_model_of_images_is_computed() -> None:
     """Gemma 3 with its vision tower: its decoder is that of the text model, which is compared."""
     prove(transformers.Gemma3Config(), Engine)
+
+
+def test_longrope_is_computed_up_to_its_first_length_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The longest prompt with its answer reaches the length exactly; one token more is refused with the length."""
+    config = shrink(make_config("phi4-mini"))
+    length = max(map(len, prompts())) + NUM_NEW_TOKENS
+    config.original_max_position_embeddings = config.rope_parameters["original_max_position_embeddings"] = length
+    assert find_difference(config, Engine) is None
+    with caplog.at_level("INFO", logger="batchloom.engine"):
+        model = Model(make_tiny_model(config), device=torch.device("cpu"), owns_weights=False)
+    assert f"sequences end at {length} tokens, where longrope changes its angles" in caplog.text
+    engine = Engine(model, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 24))
+    too_long = Request(request_id="long", token_ids=[5] * length, max_new_tokens=1)
+    with pytest.raises(RequestError, match=f"exceeds the context of {length}"):
+        engine.generate([too_long])
