@@ -1,18 +1,21 @@
 """Workloads over the same documents, planned together and one after the other, in one run:
-    python -m benchmarks.nights --model FOLDER [--documents N] [--rounds N] [--out FILE]
+    python -m benchmarks.nights --model FOLDER [--kept-prefixes] [--documents N] [--rounds N] [--out FILE]
 
 Each of three workloads asks one question about each of N documents of about 400 tokens, with the document first. A
 night file without `after` plans them together; a chain of `after` answers them apart. Rounds alternate between the two,
 every row is answered anew, and the first round of each is not counted. Where an answer is not the same either way,
 there are no figures. Seconds are those of the model's steps; computed tokens are prompt tokens that went through the
 model.
+
+With --kept-prefixes a first night asks the three questions and keeps the documents' KV on disk. Later nights ask a new
+question about the same documents, in turn with what is kept and without; seconds include the reading of files.
 """
 
 import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ QUESTIONS = {
     "angry": "Is the writer angry?",
     "paid": "Is it about money?",
 }
+NEW_QUESTION = {"thanks": "Does the writer say thank you?"}
 WORKLOAD = """
 name = "{name}"
 mode = "score"
@@ -80,13 +84,30 @@ def write_files(folder: Path, model: Path, num_documents: int, kv_mib: int) -> d
     return files
 
 
-def run_night(database: Path, file: Path, *, is_together: bool) -> tuple[dict[str, float], list[Any]]:
+def write_later_files(folder: Path, first: Path) -> dict[str, Path]:
+    """A first night that keeps prefixes, and a night with a new question that uses them and one that does not."""
+    keeping = 'kv_memory = "', 'keep_prefixes = "20GB"\nkv_memory = "'
+    files = {"first": folder / "first.toml"}
+    files["first"].write_text(first.read_text().replace(*keeping))
+    ((name, question),) = NEW_QUESTION.items()
+    (folder / f"{name}.toml").write_text(WORKLOAD.format(name=name, question=question))
+    plain = first.read_text().partition("[[workload]]")[0] + f'[[workload]]\nfile = "{name}.toml"\n'
+    for way, text in (("kept", plain.replace(*keeping)), ("computed", plain)):
+        files[way] = folder / f"{way}.toml"
+        files[way].write_text(text)
+    return files
+
+
+def run_night(
+    database: Path, file: Path, *, is_together: bool, names: Iterable[str] = QUESTIONS
+) -> tuple[dict[str, float], list[Any]]:
     """Answer everything anew; returns the figures and the answers.
 
     Args:
         database: that the file names.
         file: the night.
         is_together: each run has the steps of all.
+        names: of the workloads.
     """
     summaries = night(file=file, full=True)
     run_ids = [summary.run_id for summary in summaries]
@@ -98,7 +119,7 @@ def run_night(database: Path, file: Path, *, is_together: bool) -> tuple[dict[st
             {"runs": counted},
         ).fetchall()[0]
         answers = [connection.execute(f"select doc_id, label from latest_{name} order by all").fetchall()
-                   for name in QUESTIONS]  # fmt: skip
+                   for name in names]  # fmt: skip
     return {"seconds": float(totals[0]), "computed_tokens": float(totals[1])}, answers
 
 
@@ -131,18 +152,56 @@ def measure(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> di
     }
 
 
+def measure_kept(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> dict[str, Any]:
+    """Figures of a new question with kept prefixes and without; raises `WrongAnswerError` where an answer differs.
+
+    Args:
+        model: checkpoint folder.
+        num_documents: of about `DOCUMENT_TOKENS` tokens.
+        num_rounds: that are counted.
+        kv_mib: memory for KV.
+    """
+    found: dict[str, list[dict[str, float]]] = {"kept": [], "computed": []}
+    answers: dict[str, list[Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
+        folder = Path(name)
+        files = write_later_files(folder, write_files(folder, model, num_documents, kv_mib)["together"])
+        first, _ = run_night(folder / "night.duckdb", files["first"], is_together=True)
+        kept_bytes = sum(path.stat().st_size for path in folder.glob("*.runs/prefixes/*.kv"))
+        for _ in range(num_rounds + 1):
+            for way in found:
+                figures, answers[way] = run_night(
+                    folder / "night.duckdb", files[way], is_together=True, names=NEW_QUESTION
+                )
+                found[way].append(figures)
+            if answers["kept"] != answers["computed"]:
+                raise WrongAnswerError("an answer is another one where prefixes are read from disk")
+    ratios = [one["seconds"] / other["seconds"] for one, other in zip(found["computed"], found["kept"], strict=True)]
+    return {
+        "num_documents": num_documents,
+        "kept_bytes": kept_bytes,
+        "first_night_seconds": round(first["seconds"], 2),
+        "computed_tokens": {way: rounds[-1]["computed_tokens"] for way, rounds in found.items()},
+        "model_seconds": {way: [round(one["seconds"], 2) for one in rounds[1:]] for way, rounds in found.items()},
+        "times_as_fast": round(statistics.median(ratios[1:]), 2),
+    }
+
+
 def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder or GGUF file")
-    parser.add_argument("--documents", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3, help="of both ways, beside the first that is not counted")
+    parser.add_argument("--documents", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=2, help="of both ways, beside the first that is not counted")
+    parser.add_argument("--kept-prefixes", action="store_true", help="a new question about documents that come back")
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args(command_line)
     model, machine = unpack_gguf(resolve_checkpoint(arguments.model)), describe_machine()
     try:
         with temporary_server():
-            run = measure(model, arguments.documents, arguments.rounds, arguments.kv_mib)
+            run = (measure_kept if arguments.kept_prefixes else measure)(
+                model, arguments.documents, arguments.rounds, arguments.kv_mib
+            )
     except WrongAnswerError as error:
         print(f"benchmarks.nights: no figures: {error}", file=sys.stderr)
         return 1

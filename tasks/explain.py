@@ -16,10 +16,11 @@ from engine.planning.plan import Plan
 from engine.planning.planner import plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.simulation.simulation import SimulationSummary, find_oversized
-from tasks.forecast.advice import advise, try_settings
+from tasks.forecast.advice import advise, advise_keeping, try_settings
 from tasks.forecast.field_orders import order_fields
 from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy, measure_shape
 from tasks.forecast.hardware import Hardware
+from tasks.forecast.kept_prefixes import forecast_kept
 from tasks.forecast.prediction import predict
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
@@ -82,7 +83,7 @@ def explain(
     with _timed("order fields", seconds):
         row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
         orders = order_fields(found.requests, row_ids, workload.prompt)
-    prediction = None
+    prediction = kept = None
     if rows.num_rows:
         with _timed("simulate", seconds):
             answer = read_answer_length(job.database, workload)
@@ -91,6 +92,7 @@ def explain(
             prediction = _simulate(rows, summary, form, answer, job)
         with _timed("simulate a cache", seconds):
             cache = _as_cached(rows, form, policies[0], answer, job)
+        kept = forecast_kept(rows, job.engine, job.hardware, job.database)
         policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, summary.num_partitions))
     best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
     return Forecast(
@@ -108,7 +110,8 @@ def explain(
         best_saving_ratio=best,
         field_orders=tuple(orders),
         prediction=prediction,
-        advice=advise(policies, best, orders, prediction),
+        kept_prefixes=kept,
+        advice=(*advise(policies, best, orders, prediction), *advise_keeping(kept)),
         seconds=seconds,
     )
 
@@ -168,7 +171,7 @@ def _as_cached(
     rows: Plan, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
 ) -> SharingPolicy:
     """What a cache of blocks finds by itself in the rows as the table has them, with the same KV memory."""
-    config = replace(job.engine, sharing="lru", order="fcfs")
+    config = replace(job.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0)
     kv_bytes = job.hardware.kv_bytes(job.engine)
     run = job.hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
     return _policy("LRU cache of blocks, table order", run.num_prompt_tokens, none.num_processed_tokens)

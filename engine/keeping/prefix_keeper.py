@@ -19,6 +19,7 @@ import torch
 
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_store import PrefixStore
+from engine.keeping.read_rate import measure_read_rate
 from engine.kv.block_copies import BlockCopies
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache import KVCache
@@ -98,7 +99,7 @@ class PrefixKeeper:
         shape = tuple(cache.keys[0].shape[1:])
         self._layout = f"{len(cache.keys)} {shape} {cache.keys[0].dtype}"
         self.about = ""
-        self._bytes_per_second = store.probe_read_rate()
+        self._bytes_per_second = measure_read_rate(store.folder)
         self._seconds, self._num_tokens = 0.0, 0
         self._num_loaded: dict[str, int] = {}
         self._num_written = 0
@@ -108,6 +109,7 @@ class PrefixKeeper:
         self._writer = ThreadPoolExecutor(1, "kept-prefixes-write")
         self._writes: deque[Future[bool]] = deque()
         self._can_write = True
+        self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
 
     def extend(self, groups: Sequence[PrefixGroup]) -> list[PrefixGroup]:
         """The groups; prompts of which more than their group's prefix is on disk have groups of their own."""
@@ -130,9 +132,12 @@ class PrefixKeeper:
         """A callback that measures steps, and calls `on_step`."""
 
         def watch_step(record: StepRecord) -> None:
-            if record.num_prefix_tokens + record.num_suffix_tokens >= FEWEST_PROMPT_TOKENS:
+            num_prompt_tokens = record.num_prefix_tokens + record.num_suffix_tokens
+            if num_prompt_tokens >= (FEWEST_PROMPT_TOKENS if self._num_tokens else 1):
                 self._seconds += record.duration_ms / 1e3
                 self._num_tokens += record.num_tokens
+            while self._computed:
+                self._write(*self._computed.pop())
             if on_step is not None:
                 on_step(record)
 
@@ -160,15 +165,19 @@ class PrefixKeeper:
         node.num_computed = node.num_loaded = first * self._cache.block_size
 
     def save(self, node: KeptNode) -> None:
-        """Keep the blocks of a computed node that are not on disk, where that pays."""
+        """Keep the blocks of a computed node that are not on disk, where that pays.
+
+        The first ones wait in memory for the record of their step, which says what computing takes.
+        """
         first = len(self._store.find(node.keys))
-        num_tokens = (len(node.keys) - first) * self._cache.block_size
-        if node.block_ids.ndim > 1 or not self._can_write or not self._is_worth(num_tokens):
+        is_known = self._num_tokens > 0
+        if node.block_ids.ndim > 1 or (is_known and not self._is_worth(len(node.keys) - first)):
             return
         kv = self._blocks.read_blocks(node.block_ids[first : len(node.keys)])
-        while len(self._writes) >= MOST_WRITES_UNDER_WAY:
-            self._end_write()
-        self._writes.append(self._writer.submit(self._store.write, node.keys[first:], kv))
+        if is_known:
+            self._write(node.keys[first:], kv)
+        else:
+            self._computed.append((node.keys[first:], kv))
 
     def flush(self) -> None:
         """Wait for the disk, and book what was saved since the last time."""
@@ -196,10 +205,16 @@ class PrefixKeeper:
     def _seconds_per_token(self) -> float:
         return self._seconds / self._num_tokens if self._num_tokens else 0.0
 
-    def _is_worth(self, num_tokens: int) -> bool:
-        num_bytes = num_tokens * self._cache.block_bytes // self._cache.block_size
-        read_seconds = num_bytes / self._bytes_per_second + SECONDS_PER_FILE
-        return num_tokens > 0 and num_tokens * self._seconds_per_token > read_seconds
+    def _is_worth(self, num_blocks: int) -> bool:
+        read_seconds = num_blocks * self._cache.block_bytes / self._bytes_per_second + SECONDS_PER_FILE
+        compute_seconds = num_blocks * self._cache.block_size * self._seconds_per_token
+        return self._can_write and num_blocks > 0 and compute_seconds > read_seconds
+
+    def _write(self, keys: Sequence[bytes], kv: torch.Tensor) -> None:
+        if self._is_worth(len(keys)):
+            while len(self._writes) >= MOST_WRITES_UNDER_WAY:
+                self._end_write()
+            self._writes.append(self._writer.submit(self._store.write, keys, kv))
 
     def _extend(self, group: PrefixGroup) -> Iterator[PrefixGroup]:
         block_size, common = self._cache.block_size, group.common

@@ -183,26 +183,6 @@ class PrefixStore:
             with suppress(OSError):
                 self._path(name).unlink(missing_ok=True)
 
-    def probe_read_rate(self, num_bytes: int = 8 << 20) -> float:
-        """Bytes a second that the folder's disk gives, checked by their digest; from the disk where the system allows.
-
-        Raises:
-            OSError: the disk does not take so many bytes.
-        """
-        path = self.folder / f".probe.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-        try:
-            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
-                file.write(np.random.default_rng(0).bytes(num_bytes))
-                file.flush()
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                file.seek(0)
-                started = time.perf_counter()
-                hashlib.file_digest(file, "sha256")
-                return num_bytes / (time.perf_counter() - started)
-        finally:
-            path.unlink(missing_ok=True)
-
     def _map(self, path: Path, name: str) -> torch.Tensor:
         with open(path, "rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

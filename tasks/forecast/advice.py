@@ -1,12 +1,13 @@
 """What would make a run shorter: settings tried on a few partitions, and sentences read off a forecast's numbers."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.simulation.simulation import SimulationSummary
 from tasks.forecast.field_orders import FieldOrder
-from tasks.forecast.forecast import Prediction, SharingPolicy, WhatIf
+from tasks.forecast.forecast import KeptPrefixes, Prediction, SharingPolicy, WhatIf
 
 WHAT_IF_PARTITIONS = 4
 """Partitions on which a changed setting is tried."""
@@ -104,3 +105,21 @@ def advise(
             f"raise --output-reserve or --kv-memory."
         )
     return tuple(said)
+
+
+def advise_keeping(kept: KeptPrefixes | None) -> tuple[str, ...]:
+    """A sentence on KV that later nights could read from disk, where that would save a second, or is asked for."""
+    if kept is None:
+        return ()
+    what = f"{kept.num_bytes / 1e9:,.2f} GB of KV for the {kept.num_tokens:,} tokens that these prompts share"
+    times = f"read in {kept.read_seconds:.2g} s, computed in {kept.compute_seconds:.2g} s at least"
+    saves = kept.compute_seconds - kept.read_seconds
+    if kept.budget_bytes and saves <= 0:
+        return (f"--keep-prefixes keeps nothing of {what}, {times}.",)
+    if kept.budget_bytes:
+        share = min(1.0, kept.budget_bytes / kept.num_bytes)
+        return (f"--keep-prefixes keeps {share:.0%} of {what}, {times}, for later nights over the same documents.",)
+    if saves < 1.0:
+        return ()
+    size = f"{max(1, math.ceil(kept.num_bytes / 1e9))}GB"
+    return (f"--keep-prefixes {size} would keep {what}: a later night over the same documents has them {times}.",)

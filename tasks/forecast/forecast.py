@@ -143,6 +143,25 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPrefixes:
+    """What a later night over the same documents would read instead of computing it; see `EngineConfig`.
+
+    Attributes:
+        num_tokens: of the beginnings that prompts of the plan share.
+        num_bytes: of their KV.
+        compute_seconds: for their linear layers on the device.
+        read_seconds: from the database's disk, as fast as it was now, their digest checked.
+        budget_bytes: that `keep_prefixes` allows; 0: nothing is kept.
+    """
+
+    num_tokens: int
+    num_bytes: int
+    compute_seconds: float
+    read_seconds: float
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What is known of one workload before its model is loaded.
 
@@ -158,6 +177,7 @@ class Forecast:
         best_saving_ratio: what no sharing of beginnings could exceed.
         field_orders: best first; empty where the template has a single field or too many.
         prediction: None where there is nothing to run.
+        kept_prefixes: what keeping KV on disk would bring; None where prompts share nothing.
         advice: what would help, in sentences; empty where nothing found would.
         seconds: that explaining took, by stage.
     """
@@ -177,5 +197,6 @@ class Forecast:
     best_saving_ratio: float = 0.0
     field_orders: tuple[FieldOrder, ...] = ()
     prediction: Prediction | None = None
+    kept_prefixes: KeptPrefixes | None = None
     advice: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from flows.cli import main
 from flows.explain import explain
 from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
+from tasks.forecast.advice import advise_keeping
 from tasks.forecast.field_orders import FieldColumn, compare_field_orders
 from tasks.forecast.forecast import Forecast
 from tasks.storage.artifact import runs_folder
@@ -260,3 +261,23 @@ def test_a_page_says_everything_once(nights: Any) -> None:
         "the best any could reach", "title, body, query_text", "bound by", "KV memory", "48 tokens, the most",
     ):  # fmt: skip
         assert expected in page, expected
+
+
+def test_what_kept_prefixes_would_bring(nights: Any) -> None:
+    keeping = ENGINE.model_copy(update={"keep_prefixes": "1MB"})
+    (plain,) = run_explain(nights, "snippets")
+    (forecast,) = run_explain(nights, "snippets", engine=keeping)
+    for found in (plain.kept_prefixes, forecast.kept_prefixes):
+        assert found is not None
+        assert 0 < found.num_tokens < forecast.num_prompt_tokens
+        assert found.num_bytes == found.num_tokens * 2 * 2 * 2 * 16 * 4
+        assert min(found.compute_seconds, found.read_seconds) > 0
+    assert not any("--keep-prefixes" in sentence for sentence in plain.advice), "a tiny model computes in no time"
+    assert sum("--keep-prefixes keeps nothing of" in sentence for sentence in forecast.advice) == 1
+    slow = dataclasses.replace(forecast.kept_prefixes, compute_seconds=60.0, read_seconds=2.0, num_bytes=4_000_000)
+    (sentence,) = advise_keeping(slow)
+    assert "keeps 25% of 0.00 GB" in sentence
+    (sentence,) = advise_keeping(dataclasses.replace(slow, budget_bytes=0, num_bytes=2_500_000_000))
+    assert sentence.startswith("--keep-prefixes 3GB would keep 2.50 GB of KV")
+    (alone,) = run_explain(nights, "snippets", engine=ENGINE.model_copy(update={"sharing": "none"}))
+    assert alone.kept_prefixes is None

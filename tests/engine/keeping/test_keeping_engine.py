@@ -26,7 +26,6 @@ CONFIG = EngineConfig(
 def cheap_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model computes faster than files are opened."""
     monkeypatch.setattr(prefix_keeper, "SECONDS_PER_FILE", -1.0)
-    monkeypatch.setattr(prefix_keeper, "FEWEST_PROMPT_TOKENS", 1)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,40 @@
+"""What `keep_prefixes` would bring a later night that asks about the same documents."""
+
+from engine.config import EngineConfig
+from engine.keeping.read_rate import measure_read_rate
+from engine.planning.plan import Plan
+from tasks.forecast.forecast import KeptPrefixes
+from tasks.forecast.hardware import Hardware
+from tasks.storage.artifact import runs_folder
+
+
+def forecast_kept(rows: Plan, config: EngineConfig, hardware: Hardware, database: str) -> KeptPrefixes | None:
+    """The shared beginnings of a plan, computed by a device or read from the database's disk.
+
+    None where they share nothing, the engine keeps nothing, or the disk cannot be measured.
+
+    Args:
+        rows: the plan.
+        config: the engine's.
+        hardware: whose rates say what computing takes.
+        database: beside which KV is kept.
+    """
+    if config.sharing in ("lru", "none") or config.disaggregation != "none" or hardware.shape.kept_windows:
+        return None
+    shared = [len(group.prefix) for group in rows.groups() if len(group.prefix) >= config.block_size]
+    num_tokens = sum(shared) - rows.num_common_block_tokens(config.block_size)
+    if num_tokens <= 0:
+        return None
+    try:
+        bytes_per_second = measure_read_rate(runs_folder(database))
+    except OSError:
+        return None
+    num_bytes = num_tokens * hardware.shape.kv_bytes_per_token
+    num_flops = 2 * hardware.shape.num_layer_weights * num_tokens
+    return KeptPrefixes(
+        num_tokens=num_tokens,
+        num_bytes=num_bytes,
+        compute_seconds=num_flops / hardware.device.flops_per_second(hardware.dtype),
+        read_seconds=num_bytes / bytes_per_second,
+        budget_bytes=config.keep_prefixes_bytes,
+    )
