@@ -15,6 +15,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
+from engine.kernels.cpu.native import draw_tokens
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.cpu.native_layers import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer, PackedLayers
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
@@ -173,10 +174,8 @@ class Int8Backend(AttentionShape):
         )
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """See `AttentionBackend.draw_tokens`; no row is sorted."""
-        logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
-        self.library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
-        return out
+        """See `AttentionBackend.draw_tokens`."""
+        return draw_tokens(self.library, logits, settings)
 
     def attend(
         self,

@@ -65,13 +65,6 @@ class NativeBackend(NativeKernels):
         packed = self.pack(weight, bias)
         return None if packed is None else PackedOutputLayer(self, packed)
 
-    def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """See `AttentionBackend.draw_tokens`; no row is sorted."""
-        logits = logits.contiguous()
-        out = torch.empty(len(logits), dtype=torch.int64)
-        self.draw(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
-        return out
-
 
 class PackedOutputLayer:
     """An output layer (`engine.kernels.decoder_layer.OutputLayer`) with packed weights."""

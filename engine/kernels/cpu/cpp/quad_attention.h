@@ -36,15 +36,17 @@ struct alignas(64) QuadWorkspace {
   int8_t q[ROWS * MAX_DIM];
   float factor[ROWS];                             // of a row's scores, with log2(e) in it
   int32_t offset[ROWS];                           // -128 times the sum of a row of q
-  int32_t sums[ROWS * SUB + 16];                  // scores of a piece, before their scales
-  float scores[ROWS * (CHUNK + MARGIN)];          // in units of `factor`
-  float value_scales[CHUNK + MARGIN];
+  int32_t sums[ROWS * SUB + 16];                  // of a piece that begins within its sub-block
+  int32_t chunk_sums[ROWS * (CHUNK + MARGIN)];    // queries times keys of a chunk
+  float scores[ROWS * CHUNK];                     // the same times the scales of keys, in units of `factor`
+  float key_scales[CHUNK + MARGIN], value_scales[CHUNK + MARGIN];
   float largest_scale[CHUNK + MARGIN];            // of values up to each token
   uint8_t weights[2][MARGIN + ROWS * CHUNK + MARGIN];  // high and low bytes
   uint8_t piece_weights[MAX_PIECES][2][ROWS * SUB];
   int32_t products[2][ROWS * 16];
   float out[ROWS * MAX_DIM];
   float top[ROWS], sum[ROWS];
+  Lanes exponentials[ROWS];                       // sums of a row's, lane by lane
   float chunk_top[ROWS], chunk_sum[ROWS], chunk_scale[ROWS];
   float rescale[ROWS], share[ROWS];               // factors of `out` and of a chunk's products
 };
@@ -101,29 +103,30 @@ struct QuadAttend {
       const auto seen_by = [&](int r) {
         return int(std::max<int64_t>(0, std::min<int64_t>(count, visible + (causal ? r / group : 0) - first)));
       };
-      find_value_scales(w, pieces, num_pieces, seen_by(0), count);
+      find_scales(w, pieces, num_pieces, seen_by(0), count);
+      // Pass by pass, so that rows do not wait for each other's reductions.
+      for (int r = 0; r < num_rows; r++) scale_row(w, r, seen_by(r));
       for (int r = 0; r < num_rows; r++) weigh_row(w, r, seen_by(r));
+      for (int r = 0; r < num_rows; r++) w.chunk_sum[r] = sum_lanes(w.exponentials[r]);
       merge_sums(w);
       add_values(w, pieces, num_pieces, num_rows);
     }
   }
 
-  // scores[r][at ...] = q[r] . keys of a piece, times their scales.
+  // chunk_sums[r][at ...] = q[r] . keys of a piece. What is beyond the piece is overwritten, or not looked at.
   void score(QuadWorkspace& w, const Piece& piece, int num_rows) const {
+    int32_t* const to = w.chunk_sums + piece.at;
+    int32_t* const sums = piece.first ? w.sums : to;
+    const int stride = piece.first ? SUB : CHUNK + MARGIN;
 #ifdef HAS_AMX
     if (use_tiles)
-      score_tiles(w, piece.keys, num_rows > 16);
+      score_tiles(w.q, piece.keys, sums, stride, num_rows > 16);
     else
 #endif
-      score_vectors(w, piece.keys, num_rows);
-    const bf16* key_scales = scales(piece.keys) + piece.first;
-    for (int i = 0; i < piece.count; i += 16) {  // what is beyond the piece is overwritten, or not looked at
-      const Lanes factors = load_scales(key_scales + i, piece.first + i);
-      for (int r = 0; r < num_rows; r++) {
-        const Ints sums = load_ints(w.sums + r * SUB + piece.first + i);
-        store_lanes(w.scores + r * (CHUNK + MARGIN) + piece.at + i, to_lanes(sums) * factors);
-      }
-    }
+      score_vectors(w, piece.keys, sums, stride, num_rows);
+    for (int r = 0; piece.first && r < num_rows; r++)
+      for (int i = 0; i < piece.count; i += 16)
+        store_ints(to + r * (CHUNK + MARGIN) + i, load_ints(sums + r * SUB + piece.first + i));
   }
 
   // 16 scales of a sub-block from token `first` on; those beyond its end are zero.
@@ -136,7 +139,7 @@ struct QuadAttend {
 
 #ifdef HAS_AMX
   // Tile registers: 0 to 3 sums, 4 queries, 5 keys.
-  void score_tiles(QuadWorkspace& w, const int8_t* keys, bool both) const {
+  void score_tiles(const int8_t* q, const int8_t* keys, int32_t* sums, int stride, bool both) const {
     _tile_zero(0);
     _tile_zero(1);
     if (both) {
@@ -144,31 +147,31 @@ struct QuadAttend {
       _tile_zero(3);
     }
     for (int d = 0; d < dim; d += 64) {
-      _tile_loadd(4, w.q + d, dim);
+      _tile_loadd(4, q + d, dim);
       _tile_loadd(5, keys + d * 16, 64);
       _tile_dpbssd(0, 4, 5);
       if (both) {
-        _tile_loadd(4, w.q + 16 * dim + d, dim);
+        _tile_loadd(4, q + 16 * dim + d, dim);
         _tile_dpbssd(2, 4, 5);
       }
       _tile_loadd(5, keys + 16 * dim + d * 16, 64);
       if (both) {
         _tile_dpbssd(3, 4, 5);
-        _tile_loadd(4, w.q + d, dim);
+        _tile_loadd(4, q + d, dim);
       }
       _tile_dpbssd(1, 4, 5);
     }
-    _tile_stored(0, w.sums, SUB * 4);
-    _tile_stored(1, w.sums + 16, SUB * 4);
+    _tile_stored(0, sums, stride * 4);
+    _tile_stored(1, sums + 16, stride * 4);
     if (both) {
-      _tile_stored(2, w.sums + 16 * SUB, SUB * 4);
-      _tile_stored(3, w.sums + 16 * SUB + 16, SUB * 4);
+      _tile_stored(2, sums + 16 * stride, stride * 4);
+      _tile_stored(3, sums + 16 * stride + 16, stride * 4);
     }
   }
 #endif
 
   // Keys are made unsigned on the way, which w.offset takes back.
-  void score_vectors(QuadWorkspace& w, const int8_t* keys, int num_rows) const {
+  void score_vectors(QuadWorkspace& w, const int8_t* keys, int32_t* to, int stride, int num_rows) const {
     const int size = dim;
     for (int half = 0; half < 2; half++) {
       by_quad_rows(num_rows, [=, &w](auto rows, int first) {
@@ -178,18 +181,19 @@ struct QuadAttend {
           const Ints lanes = load_ints(keys + (half * size + d) * 16) ^ int32_t(0x80808080);
           sums.add(w.q + first * size + d, size, lanes);
         }
-        sums.store(w.sums + first * SUB + half * 16, SUB);
+        sums.store(to + first * stride + half * 16, stride);
       });
     }
   }
 
-  // Scales of values, and the largest of them up to each token that is the last of some row.
-  void find_value_scales(QuadWorkspace& w, const Piece* pieces, int num_pieces, int first_seen, int count) const {
+  // Scales of keys and values, and the largest of values up to each token that is the last of some row.
+  void find_scales(QuadWorkspace& w, const Piece* pieces, int num_pieces, int first_seen, int count) const {
     for (int i = 0; i < num_pieces; i++) {
       const Piece& piece = pieces[i];
       for (int j = 0; j < piece.count; j += 16) {
-        const Lanes found = load_scales(scales(piece.values) + piece.first + j, piece.first + j);
-        store_lanes(w.value_scales + piece.at + j, found);
+        const int first = piece.first + j;
+        store_lanes(w.key_scales + piece.at + j, load_scales(scales(piece.keys) + first, first));
+        store_lanes(w.value_scales + piece.at + j, load_scales(scales(piece.values) + first, first));
       }
     }
     store_lanes(w.value_scales + count, Lanes{});
@@ -205,30 +209,43 @@ struct QuadAttend {
       w.largest_scale[token] = most = w.value_scales[token] > most ? w.value_scales[token] : most;
   }
 
-  // The weights of a row's first `seen` tokens of a chunk, relative to the largest score; zeros from there on.
-  static __attribute__((noinline)) void weigh_row(QuadWorkspace& w, int row, int seen) {
-    float* __restrict__ scores = w.scores + row * (CHUNK + MARGIN);
-    const float* __restrict__ value_scales = w.value_scales;
-    uint8_t* __restrict__ high = w.weights[0] + MARGIN + row * CHUNK;
-    uint8_t* __restrict__ low = w.weights[1] + MARGIN + row * CHUNK;
-    const int width = (seen + 15) / 16 * 16;
-    for (int j = seen; j < width; j++) scores[j] = -1e30f;
-    for (int j = width; j < CHUNK; j += 16) store_bytes(high + j, Bits{}), store_bytes(low + j, Bits{});
-    w.chunk_top[row] = -1e30f, w.chunk_sum[row] = 0, w.chunk_scale[row] = 0;
-    if (seen == 0) return;
-    Lanes most = load_lanes(scores);
-    for (int j = 16; j < width; j += 16) most = larger(most, load_lanes(scores + j));
-    const float factor = w.factor[row], top = largest_lane(most) * factor, largest_scale = w.largest_scale[seen - 1];
-    const float inverse = largest_scale > 0 ? WEIGHT_ONE / largest_scale : 0.0f;
-    Lanes sums = {};
-    for (int j = 0; j < width; j += 16) {
-      const Lanes weight = exp2_lanes(load_lanes(scores + j) * factor - top);
-      sums += weight;
-      const Lanes rounded = weight * (load_lanes(value_scales + j) * inverse) + 8388608.0f;  // 2^23: low bits are whole
-      store_bytes(high + j, Bits(rounded) >> 8);
-      store_bytes(low + j, Bits(rounded));
+  // The scores of a row's first `seen` tokens of a chunk, up to a multiple of 16, and the largest of them.
+  static void scale_row(QuadWorkspace& w, int row, int seen) {
+    const int32_t* sums = w.chunk_sums + row * (CHUNK + MARGIN);
+    float* scores = w.scores + row * CHUNK;
+    Lanes most = Lanes{} - 1e30f;
+    for (int j = 0; j < seen; j += 16) {
+      Lanes found = to_lanes(load_ints(sums + j)) * load_lanes(w.key_scales + j);
+      if (j + 16 > seen) {
+        const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        found = lanes < seen - j ? found : Lanes{} - 1e30f;
+      }
+      most = larger(most, found);
+      store_lanes(scores + j, found);
     }
-    w.chunk_top[row] = top, w.chunk_sum[row] = sum_lanes(sums), w.chunk_scale[row] = largest_scale / WEIGHT_ONE;
+    w.chunk_top[row] = seen ? largest_lane(most) * w.factor[row] : -1e30f;
+  }
+
+  // The weights of the same tokens, relative to the largest score; zeros from there on.
+  static void weigh_row(QuadWorkspace& w, int row, int seen) {
+    const float* scores = w.scores + row * CHUNK;
+    uint8_t* high = w.weights[0] + MARGIN + row * CHUNK;
+    uint8_t* low = w.weights[1] + MARGIN + row * CHUNK;
+    const float largest_scale = seen ? w.largest_scale[seen - 1] : 0.0f;
+    const Lanes factor = Lanes{} + w.factor[row], top = Lanes{} - w.chunk_top[row];
+    const Lanes inverse = Lanes{} + (largest_scale > 0 ? WEIGHT_ONE / largest_scale : 0.0f);
+    Lanes sums = {};
+    int j = 0;
+    for (; j < seen; j += 16) {
+      const Lanes weight = exp2_lanes(fused(load_lanes(scores + j), factor, top));
+      sums += weight;
+      const Lanes scaled = load_lanes(w.value_scales + j) * inverse;
+      const Bits rounded = Bits(fused(weight, scaled, Lanes{} + 8388608.0f));  // 2^23: low bits are whole
+      store_bytes(high + j, rounded >> 8);
+      store_bytes(low + j, rounded);
+    }
+    for (; j < CHUNK; j += 16) store_bytes(high + j, Bits{}), store_bytes(low + j, Bits{});
+    w.exponentials[row] = sums, w.chunk_scale[row] = largest_scale / WEIGHT_ONE;
   }
 
   // Brings each row's maximum and sum to the new maximum. A row that sees nothing of the chunk stays as it is.
@@ -368,7 +385,7 @@ inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, in
     const float largest = largest_lane(most), inverse = inverse_scale(largest);
     int32_t sum = 0;
     for (int d = 0; d < a.dim; d += 16) store_bytes(w.q + r * a.dim + d, to_bytes(load_lanes(from + d), inverse) ^ 128);
-    for (int d = 0; d < a.dim; d++) sum += w.q[r * a.dim + d];
+    for (int d = 0; !a.use_tiles && d < a.dim; d++) sum += w.q[r * a.dim + d];
     w.factor[r] = byte_scale(largest) * a.scale;
     w.offset[r] = -128 * sum;
     w.top[r] = -1e30f, w.sum[r] = 0;

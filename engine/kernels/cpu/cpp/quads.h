@@ -28,11 +28,12 @@ inline Ints load_ints(const void* from) {
 inline void store_ints(void* to, Ints ints) { std::memcpy(to, &ints, sizeof ints); }
 inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
 
-inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even
-  const Bits bits = Bits(lanes), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-#if !defined(NO_VECTORS) && defined(__AVX512F__)
-  _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(__m512i(rounded)));
+inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even; below 2^-126 to zero
+#ifdef HAS_AVX512
+  _mm256_storeu_si256((__m256i*)to, __m256i(_mm512_cvtneps_pbh(__m512(lanes))));
 #else
+  const Bits bits = Bits(lanes), is_normal = Bits((bits & 0x7f800000) != 0) | 0x80000000;
+  const Bits rounded = ((bits & is_normal) + 0x7fff + ((bits >> 16) & 1)) >> 16;
   typedef uint16_t Halves __attribute__((vector_size(32)));
   const Halves halves = __builtin_convertvector(rounded, Halves);
   std::memcpy(to, &halves, sizeof halves);
