@@ -3,7 +3,7 @@
 Orders come as lines of JSON on standard input. For each, the child's process id goes to standard output, then, when it
 has ended, its exit status (minus the number of the signal that killed it). Keys of an order:
 
-    arguments   of the nightly command line; or
+    arguments   of the nightly command line; of batchloom's own, where they begin with the name of a command; or
     infer       partition and job, for the task alone
     output      file for what the child writes to standard output and error
     calls       file that gets a line for each fsync or replace: number, name, inode of what is safe from then on
@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
-from flows.cli import main
+from flows.cli import batchloom, main
 from flows.nightly import nightly
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
@@ -86,7 +86,9 @@ def work(order: dict[str, Any]) -> int:
         job |= {"engine": EngineConfig(**job["engine"]), "failures": FailurePolicy(**job["failures"])}
         infer.fn(partition, InferJob(**job))
         return 0
-    return main(nightly, order["arguments"])
+    if order["arguments"][0].startswith("--"):
+        return main(nightly, order["arguments"])
+    return batchloom(order["arguments"])
 
 
 def serve(model: Path) -> None:

@@ -371,3 +371,124 @@ def test_a_database_that_may_not_grow_is_named_and_the_next_night_goes_on(nights
     assert [len(rows) for rows in read_rows(nights.path)] in WHOLE
     assert forker.run(arguments=command) == 0, forker.said
     assert [len(rows) for rows in read_rows(nights.path)] == [12, 6]
+
+
+NIGHT = """
+database = "{database}"
+[models.small]
+path = "{small}"
+dtype = "float32"
+kv_memory = "8MiB"
+max_num_batched_tokens = 128
+num_threads = 1
+[models.large]
+path = "{large}"
+dtype = "float32"
+kv_memory = "8MiB"
+max_num_batched_tokens = 128
+num_threads = 1
+[planning]
+partition_tokens = 400
+[failures]
+retries = 0
+[[workload]]
+file = "snippets"
+model = "large"
+after = "ranking"
+[[workload]]
+file = "ranking"
+model = "small"
+cascade = {{ to = "large", below = {below} }}
+"""
+
+BY_MODEL = "select query_id, doc_id, round(score, 3), status, model from latest_rankings order by all"
+
+
+@pytest.fixture
+def write_cascade(nights: Any, tiny_checkpoint: Any, tmp_path: Path) -> Any:
+    """Write a night file in which about half of the ranked rows go on to the large model."""
+
+    def write(database: Path, below: float) -> list[str]:
+        models = {"small": nights.model, "large": tiny_checkpoint("qwen2")}
+        file = tmp_path / f"{database.parent.name}.toml"
+        file.write_text(NIGHT.format(database=database, below=repr(below), **models))
+        return ["nightly", str(file)]
+
+    return write
+
+
+def read_cascade(database: Path) -> list[list[tuple[Any, ...]]]:
+    """What an analyst sees, and how often each model has answered a row."""
+    often = "select max(num) from (select count(*) as num from rankings group by query_id, doc_id, model)"
+    with duckdb.connect(str(database), read_only=True) as connection:
+        return [connection.execute(query).fetchall() for query in (BY_MODEL, ANSWERS, often)]
+
+
+def find_median(database: Path) -> float:
+    with duckdb.connect(str(database), read_only=True) as connection:
+        query = "select median(exp(list_max(label_logprobs))) from rankings where status = 'ok'"
+        return float((connection.execute(query).fetchone() or (0,))[0])
+
+
+@pytest.mark.slow
+def test_a_cascade_killed_at_any_moment_is_ended_by_the_next_night(
+    nights: Any, forker: Forker, write_cascade: Any, tmp_path: Path
+) -> None:
+    calls, random_ = tmp_path / "calls", random.Random(SEED)
+    undisturbed = tmp_path / "whole" / "team.duckdb"
+    undisturbed.parent.mkdir()
+    shutil.copyfile(nights.path, undisturbed)
+    assert forker.run(arguments=write_cascade(undisturbed, 0.000001)) == 0, forker.said
+    below = find_median(undisturbed)
+    shutil.rmtree(undisturbed.parent)
+    undisturbed.parent.mkdir()
+    shutil.copyfile(nights.path, undisturbed)
+    assert forker.run(arguments=write_cascade(undisturbed, below), calls=str(calls)) == 0, forker.said
+    expected, num_calls = read_cascade(undisturbed), len(calls.read_text().splitlines())
+    assert [len(rows) for rows in expected] == [6, 12, 1]
+    assert len({model for *_, model in expected[0]}) == 2
+    assert expected[2] == [(1,)]
+    for point in range(max(3, NUM_POINTS // 3)):
+        kind, where = ("before", "after")[point % 2], (point + random_.random()) / max(3, NUM_POINTS // 3)
+        database = tmp_path / f"{point}" / "team.duckdb"
+        database.parent.mkdir()
+        shutil.copyfile(nights.path, database)
+        order = {"arguments": write_cascade(database, below), "calls": str(calls)}
+        assert forker.run(**order, kill=(1 + int(where * num_calls), kind)) == -signal.SIGKILL, forker.said
+        if random_.random() < 0.5:
+            lose_what_was_not_synced(database, calls)
+        assert forker.run(arguments=order["arguments"]) == 0, forker.said
+        assert read_cascade(database) == expected, f"point {point}: {kind} {where:.3f}\n{forker.said}"
+
+
+@pytest.mark.slow
+def test_a_row_that_kills_both_models_is_an_error_row_of_a_cascade(
+    nights: Any, forker: Forker, write_cascade: Any
+) -> None:
+    """Found by the small model in a process of its own; the large one, which gets it next, has one from the start."""
+    nights.sql("insert into queries values ('q-poison', 'What is ~?')")
+    nights.sql("insert into ranking_candidates values ('q-poison', 'd0')")
+    (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
+    command = write_cascade(nights.path, 0.000001)
+    assert forker.run(arguments=command, poison=poison) == -signal.SIGKILL, forker.said
+    assert forker.run(arguments=command, poison=poison) == 0, forker.said
+    rankings, snippets, often = read_cascade(nights.path)
+    assert [row[:2] for row in rankings if row[3] == "error"] == [("q-poison", "d0")]
+    assert (len(rankings), len(snippets), often) == (7, 12, [(1,)])
+
+
+def test_a_cascade_on_a_full_disk_goes_on_when_there_is_room(
+    nights: Any, forker: Forker, write_cascade: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "disk"
+    with small_disk(folder, nights.path.stat().st_size + 300_000):
+        database = folder / "team.duckdb"
+        shutil.copyfile(nights.path, database)
+        command = write_cascade(database, 1.0)
+        assert forker.run(arguments=command) == 1, forker.said
+        assert "No space left on device" in forker.said
+        subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
+        assert forker.run(arguments=command) == 0, forker.said
+        rankings, snippets, often = read_cascade(database)
+    assert (len(rankings), len(snippets), often) == (6, 12, [(1,)])
+    assert {Path(model).name.startswith("tiny-qwen2") for *_, model in rankings} == {True}
