@@ -53,7 +53,7 @@ class StepRunner:
             kv_shape=model.kv_shape,
             block_size=config.block_size,
             device=model.device,
-            has_layers=model.has_plain_layers,
+            has_layers=model.has_own_layers,
         )
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"

@@ -17,8 +17,8 @@ DECODER_LAYER = (
     "gate_up",
     "down",
 )
-"""The operations of a layer, in order. Nothing else says the order: Python implementations call their methods of these
-names, and cpp/layer.h is given the operations' numbers.
+"""The operations of a layer, in order; `branched_layer` has those of other families. Python implementations call their
+methods of these names, and cpp/layer.h is given the operations' numbers.
 
 attention_norm, mlp_norm: RMSNorm of the residual stream.
 qkv: query, key and value heads in one product.
@@ -63,6 +63,24 @@ class LayerWeights:
     scale: float
     window: int = 0
     all_reduce: Callable[[torch.Tensor], None] | None = None
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """In order; all layers of a model have the same."""
+        return DECODER_LAYER
+
+
+@dataclass(frozen=True, slots=True)
+class TabledWork:
+    """A step's work where layers have several block tables.
+
+    Args:
+        works: from the attention backend's `prepare`, one for each table.
+        tables: of each layer, its table.
+    """
+
+    works: Sequence[Any]
+    tables: Sequence[int]
 
 
 class DecoderLayers(Protocol):

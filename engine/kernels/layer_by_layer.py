@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from engine.kernels.decoder_layer import DECODER_LAYER
+from engine.kernels.decoder_layer import TabledWork
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,18 +33,27 @@ class LayerState:
     query: torch.Tensor = field(init=False)
     attended: torch.Tensor = field(init=False)
     gated: torch.Tensor = field(init=False)
+    branch: torch.Tensor = field(init=False)
+
+
+class LayerInPython(Protocol):
+    """Has a method for each of its operations, which takes the `LayerState`."""
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """See `LayerWeights.operations`."""
 
 
 class LayerByLayer:
     """`DecoderLayers` of layers in Python, computed one after the other.
 
     Args:
-        layers: objects with a method for each operation of `DECODER_LAYER`, which takes the `LayerState`. They are
-            taken one after the other, so that the caller can free the weights of each before the next is made.
+        layers: they are taken one after the other, so that the caller can free the weights of each before the next is
+            made.
     """
 
-    def __init__(self, layers: Iterable[object]) -> None:
-        self._layers = [[getattr(layer, name) for name in DECODER_LAYER] for layer in layers]
+    def __init__(self, layers: Iterable[LayerInPython]) -> None:
+        self._layers = [[getattr(layer, name) for name in layer.operations] for layer in layers]
 
     def __call__(
         self,
@@ -63,7 +72,7 @@ class LayerByLayer:
                 hidden=hidden,
                 addend=addend,
                 caches=(k_caches[index], v_caches[index]),
-                work=work,
+                work=work.works[work.tables[index]] if isinstance(work, TabledWork) else work,
                 rotation=(cos, sin),
                 output_rows=output_rows if is_last else None,
                 is_last=is_last,

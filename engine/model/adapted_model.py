@@ -11,7 +11,6 @@ from torch import nn
 from engine.kernels.decoder_layer import LayerWeights
 from engine.model.adapter import Adapter
 from engine.model.attention import AttentionBackend
-from engine.model.layers import ReplacedLayers, read_weights
 from engine.model.lora import Base, Lora, Update, merge, restore
 from engine.model.model import Model
 
@@ -58,7 +57,7 @@ class AdaptedModel(Model):
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
         super().use_layers_of(backend)
-        if not self._has_replaced_layers:
+        if not self.has_replaced_layers:
             self._merge_stock_layers()
         if not self.keeps_base:
             self._language_model = None  # frees what the backend's output layer has a copy of
@@ -75,10 +74,10 @@ class AdaptedModel(Model):
         """
         assert self.keeps_base, "the base is not there any more"
         self._updates = self._find_updates(adapter)
-        if self._has_replaced_layers:
+        if self.has_replaced_layers:
             layers = backend.make_layers(self._take_layers())
             assert layers is not None, "the backend has had layers"
-            self._base.layers = nn.ModuleList([ReplacedLayers(layers)])
+            self._base.layers = nn.ModuleList([self._join_layers(layers)])
         else:
             restore(self._replaced_weights)
             self._merge_stock_layers()
@@ -100,5 +99,5 @@ class AdaptedModel(Model):
             if self._owns_weights:
                 self._layers[index] = nn.Identity()
             replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
-            yield read_weights(layer, index)
+            yield self._read_layer(layer, index)
             restore(replaced)

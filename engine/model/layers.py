@@ -83,7 +83,7 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
     has_head_norms = hasattr(attention, "q_norm")
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight,
-        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=join_linears(attention.q_proj, attention.k_proj, attention.v_proj),
         output=(attention.o_proj.weight, attention.o_proj.bias),
         mlp_norm=layer.post_attention_layernorm.weight,
         gate=mlp.gate_proj.weight,
@@ -93,19 +93,19 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
         k_norm=attention.k_norm.weight if has_head_norms else None,
         epsilon=float(layer.input_layernorm.variance_epsilon),
         scale=float(attention.scaling),
-        window=window_of(_sliding_window(attention), attention.config),
+        window=window_of(sliding_window_of(attention), attention.config),
         all_reduce=getattr(attention.o_proj, "all_reduce", None),
     )
 
 
-def _sliding_window(attention: Any) -> int | None:
+def sliding_window_of(attention: Any) -> int | None:
     """Of a layer's attention: its own where layers differ (qwen2, qwen3), else the model's (mistral)."""
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window  # type: ignore[no-any-return]
     return getattr(attention.config, "sliding_window", None)
 
 
-def _joined(*linears: nn.Linear) -> Linear:
+def join_linears(*linears: nn.Linear) -> Linear:
     """Weights and biases of linear layers on the same input, as one layer's."""
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
     return torch.cat([linear.weight for linear in linears]), bias

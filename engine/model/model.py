@@ -16,7 +16,7 @@ from engine.config import Compile
 from engine.device.placement import give_back_freed_memory
 from engine.device.transfers import fill_in, to_device
 from engine.kernels.cpu.native_build import find_compiler
-from engine.kernels.decoder_layer import LayerWeights, OutputLayer, mask_logits
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, OutputLayer, mask_logits
 from engine.kernels.draw import draw_tokens
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend, AttentionStep
@@ -41,7 +41,7 @@ class Model:
         shard: which rank's share of the model this is; None where it is whole.
         settings: of the text model, as config.json has them.
         max_positions: longest sequence that the checkpoint's positions allow.
-        has_plain_layers: whether the backends' own layers compute what the model's do.
+        has_plain_layers, has_own_layers: whether layers of all backends, or of this device's, can compute the model.
         has_output_layer: whether the checkpoint has one; else it can be pooled alone.
         weight_bytes, eos_token_ids: of all parameters; tokens that end an answer.
     """
@@ -69,15 +69,21 @@ class Model:
         self.has_plain_layers = is_plain(self.settings)
         self.max_positions = int(config.max_position_embeddings)
         self._finish_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._read_layer: Callable[[Any, int], LayerWeights] = read_weights
+        self._join_layers: Callable[[DecoderLayers], nn.Module] = ReplacedLayers
         if not self.has_plain_layers:
+            from engine.model.branched_family import find_family
             from engine.model.stock_model import find_logit_rule, longest_sequence
 
             self.max_positions, self._finish_logits = longest_sequence(config), find_logit_rule(config)
+            if family := find_family(language_model, device, self.kv_shape.dtype):
+                self._read_layer, self._join_layers = family.read_weights, family.join_layers
+        self.has_own_layers = self.has_plain_layers or self._join_layers is not ReplacedLayers
         self.weight_bytes = sum(parameter.nbytes for parameter in language_model.parameters())
         self.eos_token_ids = _eos_token_ids(language_model)
         self.is_compiled = False
         self.has_output_layer = True
-        self._has_replaced_layers = False
+        self.has_replaced_layers = False
         self._owns_weights = owns_weights
         language_model.set_attn_implementation(ATTENTION_NAME)
 
@@ -96,10 +102,8 @@ class Model:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
             dtype: of weights, KV and computation; int8 is made of bfloat16 weights by `use_layers_of`.
             device: where the weights go.
-            prove: refuses an architecture that is not computed exactly; called before weights are read, where the
-                backends' own layers do not compute the model.
-        Raises:
-            ModelError: not readable, or refused by prove.
+            prove: refuses an architecture that is not computed exactly; called before weights, unless it is plain.
+        Raises `ModelError` where it is not readable, or refused by prove.
         """
         kv_dtype, dtype = dtype, torch.bfloat16 if dtype == torch.int8 else dtype
         if isinstance(model, transformers.PreTrainedModel):
@@ -132,14 +136,13 @@ class Model:
         # A caller's model keeps its own layers: the copy shares everything but the list of them.
         self._base = copy.copy(self._base)
         self._base._modules = dict(self._base._modules)
-        self._base.layers = nn.ModuleList([ReplacedLayers(layers)])
-        self._has_replaced_layers = True
+        self._base.layers = nn.ModuleList([self._join_layers(layers)])
+        self.has_replaced_layers = True
         assert isinstance(self._output_layer, TorchOutputLayer), "the output layer is replaced once"
         head, embedding = self._output_layer.linear, self._base.embed_tokens
-        output_layer = backend.make_output_layer(head.weight, head.bias)
-        if output_layer is not None:
+        if (output_layer := backend.make_output_layer(head.weight, head.bias)) is not None:
             self._output_layer = output_layer
-            if self._owns_weights and head.weight is embedding.weight:
+            if self._owns_weights and head.weight is embedding.weight and type(embedding) is nn.Embedding:
                 self._base.embed_tokens = TiedEmbedding(output_layer)
         give_back_freed_memory()
         torch.cuda.empty_cache()  # of the weights that were copied; does nothing on the CPU
@@ -150,7 +153,7 @@ class Model:
         for index, layer in enumerate(layers):
             if self._owns_weights:
                 layers[index] = nn.Identity()
-            yield read_weights(layer, index)
+            yield self._read_layer(layer, index)
 
     def should_compile(self, setting: Compile, num_tokens: int) -> bool:
         """Whether a run is long enough to pay for torch.compile.
@@ -161,8 +164,9 @@ class Model:
         """
         if setting != "auto":
             return setting == "always"
-        is_long = num_tokens >= TOKENS_THAT_PAY_FOR_COMPILING
-        return is_long and self.dtype != torch.float32 and find_compiler() is not None
+        return (
+            num_tokens >= TOKENS_THAT_PAY_FOR_COMPILING and self.dtype != torch.float32 and find_compiler() is not None
+        )
 
     def compile_layers(self) -> None:
         """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
@@ -170,7 +174,7 @@ class Model:
         All layers share the code, for any number of rows: one compilation of some ten seconds. Layers of the backend
         have nothing left to fuse.
         """
-        if not (self.is_compiled or self._has_replaced_layers):
+        if not (self.is_compiled or self.has_replaced_layers):
             for layer in self._base.layers:
                 layer.compile(dynamic=True)
             self.is_compiled = True
@@ -236,7 +240,7 @@ class Model:
             LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
             self._decompile_layers()
             hidden = self._base(**inputs).last_hidden_state
-        if self._has_replaced_layers or step.output_rows is None:
+        if self.has_replaced_layers or step.output_rows is None:
             return hidden[0]
         return hidden[0].index_select(0, step.output_rows)
 
@@ -290,10 +294,7 @@ def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KV
 
 
 def _eos_token_ids(language_model: transformers.PreTrainedModel) -> frozenset[int]:
-    generation = getattr(language_model, "generation_config", None)
-    eos = getattr(generation, "eos_token_id", None)
+    eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
     if eos is None:
         eos = language_model.config.eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
+    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)

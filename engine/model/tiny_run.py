@@ -130,7 +130,7 @@ def _compare(
             groups = plan_prefix_groups([request.token_ids for request in requests])
             answers = {answer.request_id: answer for answer in made.run_plan(requests, groups, on_step=on_step)}
         missing = set(range(config.num_hidden_layers)) - layers
-        if missing and not ours.has_plain_layers:
+        if missing and not ours.has_replaced_layers:
             raise ModelError(f"layer {min(missing)} does not use transformers' attention interface")
         error, has_other_tokens = 0.0, False
         for i, (token_ids, logprobs) in enumerate(expected):

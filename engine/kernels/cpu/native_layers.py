@@ -14,6 +14,7 @@ from engine.kernels.decoder_layer import (
     DECODER_LAYER,
     DecoderLayers,
     LayerWeights,
+    TabledWork,
     columns_in_float64,
 )
 
@@ -52,11 +53,11 @@ class NativeBackend(NativeKernels):
         for layer in remaining:
             found = _pack(self, layer)
             if found is None:
-                from engine.kernels.cpu.unpacked_layer import UnpackedLayer  # most nights compute in bf16
+                from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # most nights compute in bf16
                 from engine.kernels.layer_by_layer import LayerByLayer
 
                 assert not packed, "layers of different shapes"
-                return LayerByLayer(UnpackedLayer(self, each) for each in chain([layer], remaining))
+                return LayerByLayer(make_unpacked_layer(self, each) for each in chain([layer], remaining))
             packed.append(found)
         return PackedLayers(self, self.compute_layers, packed)
 
@@ -91,28 +92,33 @@ class PackedOutputLayer:
 _NUMBERED = (
     *("attention_norm", "qkv", "rotate_and_write_kv", "attend", "select_rows"),
     *("output", "mlp_norm", "gate_up", "down"),
+    *("attention_input", "norm_heads", "output_branch", "add_attention", "mlp_input", "gate_up_apart", "activate"),
+    *("down_branch", "add_mlp"),
 )
 """The operations by their numbers in cpp/layer.h."""
 
-_OPERATIONS = (_I32 * len(DECODER_LAYER))(*map(_NUMBERED.index, DECODER_LAYER))
-
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
+BRANCH_NORMS = ("post_attention_norm", "post_mlp_norm", "apart_q_norm", "apart_k_norm")
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 LAYER_SIZES: tuple[tuple[str, Any], ...] = (
     *((name, _I64) for name in ("hidden_size", "intermediate_size")),
     *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
     *((name, _FLOAT) for name in ("epsilon", "scale")),
+    *((name, _POINTER) for name in BRANCH_NORMS),
+    *((name, _I32) for name in ("rotation", "table", "has_wide_norms")),
+    *((name, _FLOAT) for name in ("norm_offset", "softcap", "multiplier")),
 )
 """Fields of a layer's weights in cpp/layer.h; each product's are those of its format."""
 
 _STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state")
-_SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales")
+_SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales", "branch", "gate_up")
 
 
 class PackedLayer(ctypes.Structure):
     """`LayerWeights` as cpp/layer.h has them; gate and up are one product."""
 
     tensors: tuple[torch.Tensor | None, ...]  # what the addresses point into
+    operations: tuple[str, ...] = DECODER_LAYER
     hidden_size: int
     intermediate_size: int
 
@@ -143,7 +149,10 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PairLayer | None:
     if not kernels.has_products:
         return None
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
-    gate_up = kernels.pack_gated(layer.gate, layer.up)
+    is_branched = type(layer) is not LayerWeights
+    if is_branched:
+        from engine.kernels.cpu.branched_layers import complete, pack_gate_up  # few models have such layers
+    gate_up = pack_gate_up(kernels, layer) if is_branched else kernels.pack_gated(layer.gate, layer.up)
     if qkv is None or output is None or gate_up is None or down is None:
         return None
     products = (qkv, output, gate_up, down)
@@ -158,6 +167,9 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PairLayer | None:
         *(layer.epsilon, layer.scale),
     )
     packed.tensors = tensors
+    packed.operations = layer.operations
+    if is_branched:
+        complete(packed, layer)
     return packed
 
 
@@ -179,6 +191,8 @@ class PackedLayers:
     ) -> None:
         self._compute = compute
         self._layers = layers  # keeps their tensors
+        operations = layers[0].operations
+        self._operations = (_I32 * len(operations))(*map(_NUMBERED.index, operations))
         self._weights = (type(layers[0]) * len(layers))(*layers)
         q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
         # Columns of _SCRATCH in bf16: two bytes each, a float32 scale takes two.
@@ -190,6 +204,8 @@ class PackedLayers:
         )
         if num_byte_columns:
             self._columns += (num_byte_columns // 2, 2)
+        if operations != DECODER_LAYER:
+            self._columns += (0, 0, layers[0].hidden_size, 2 * layers[0].intermediate_size)
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
     def __call__(
@@ -197,7 +213,7 @@ class PackedLayers:
         hidden: torch.Tensor,
         k_caches: Sequence[torch.Tensor],
         v_caches: Sequence[torch.Tensor],
-        work: NativeWork,
+        work: NativeWork | TabledWork,
         cos: torch.Tensor,
         sin: torch.Tensor,
         output_rows: torch.Tensor | None = None,
@@ -209,20 +225,28 @@ class PackedLayers:
         sizes = [num_tile_rows * columns for columns in self._columns]
         if self._scratch.numel() < sum(sizes):
             self._scratch = torch.empty(sum(sizes), dtype=torch.bfloat16)
-        step = _LayerStep(
-            *(cos.data_ptr(), sin.data_ptr()),
-            *(array.ctypes.data for array in (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks)),
-            work.own_seen.ctypes.data,
-            *(work.state.data_ptr(), num_rows, len(work.shared), len(work.own)),
-            *(part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)),
-        )
+        works = (work,) if isinstance(work, NativeWork) else work.works
+        if not isinstance(work, NativeWork):
+            for layer, table in zip(self._weights, work.tables, strict=True):
+                layer.table = table
+        scratch = [part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)]
+        steps = (_LayerStep * len(works))()
+        for index, each in enumerate(works):
+            steps[index] = _LayerStep(cos.data_ptr(), sin.data_ptr(), *_list_work(each, num_rows), *scratch)
         num_output_rows = 0 if output_rows is None else len(output_rows)
         self._compute(
-            *(self._weights, len(self._layers), _OPERATIONS, len(_OPERATIONS), ctypes.byref(step), hidden.data_ptr()),
+            *(self._weights, len(self._layers), self._operations, len(self._operations), steps, hidden.data_ptr()),
             *(_addresses(k_caches), _addresses(v_caches)),
             *(None if output_rows is None else output_rows.data_ptr(), num_output_rows),
         )
         return hidden if output_rows is None else hidden[:num_output_rows]
+
+
+def _list_work(work: NativeWork, num_rows: int) -> tuple[int, ...]:
+    """Fields of `_LayerStep`, from slots to num_own."""
+    arrays = (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks, work.own_seen)
+    addresses = (array.ctypes.data for array in arrays)
+    return (*addresses, work.state.data_ptr(), num_rows, len(work.shared), len(work.own))
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes.c_void_p]":

@@ -27,6 +27,8 @@ class GpuLayer:
         gate, up = self._gate_up.chunk(2)  # in place of the separate weights, which can then be freed
         self._weights = replace(weights, gate=gate, up=up)
 
+        self.operations = weights.operations
+
     def attention_norm(self, s: LayerState) -> None:
         w = self._weights
         s.hidden, s.normed = add_rms_norm(s.hidden, w.attention_norm, w.epsilon, addend=s.addend)

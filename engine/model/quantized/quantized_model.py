@@ -145,7 +145,7 @@ class QuantizedModel(Model):
         base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding))
         base.norm.weight = nn.Parameter(weights.vector("norm"), requires_grad=False)
         base.layers = nn.ModuleList([ReplacedLayers(make_quantized_layers(backend, library, layers))])
-        self._has_replaced_layers = True
+        self.has_replaced_layers = True
         products = [product for layer in layers for product in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         self.weight_bytes = sum(weight.num_bytes for weight in {*products, embedding, head})
 

@@ -21,7 +21,7 @@ labels = ((5,), (6, 7))
 def answers(attention):
     engine = Engine.load(sys.argv[1], EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22,
                                                    max_num_batched_tokens=64, block_size=16, attention=attention))
-    assert engine._model._has_replaced_layers == (attention != "torch")
+    assert engine._model.has_replaced_layers == (attention != "torch")
     generated = engine.generate([Request(request_id=str(i), token_ids=p, max_new_tokens=4)
                                  for i, p in enumerate(prompts)])
     scored = engine.score([Request(request_id=str(i), token_ids=p, mode="score", labels=labels)
@@ -45,7 +45,7 @@ settings = dict(dtype="float32", device="cpu", kv_memory_bytes=1 << 22, max_num_
 expected = Engine.load(sys.argv[1], EngineConfig(attention="torch", **settings)).generate(requests)
 config = EngineConfig(attention="fused", tensor_parallel_size=2, **settings)
 with two_ranks(Path(sys.argv[1]), config) as (engine, meeting):
-    assert engine._model._has_replaced_layers
+    assert engine._model.has_replaced_layers
     found = engine.generate(requests)
 assert [a.token_ids for a in found] == [a.token_ids for a in expected], found
 assert meeting.num_sums[0] and meeting.num_sums[0] % 4 == 0

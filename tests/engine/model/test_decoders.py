@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from engine import Engine, EngineConfig, Request
 from engine.errors import RequestError
 from engine.model import stock_attention
+from engine.model.branched_family import find_family
 from engine.model.checkpoint import is_plain
 from engine.model.model import Model
 from engine.model.probe import prove
@@ -41,22 +42,29 @@ def row(name: str, config: PretrainedConfig, tiny: PretrainedConfig, calls: list
     """The family's line of the table."""
     longest = config.max_position_embeddings
     windows = {(call.get("sliding_window") or longest) < longest for call in calls}
+    is_capped = any(call.get("softcap") for call in calls)
+    model = make_tiny_model(tiny)
+    family = find_family(model, torch.device("cpu"), torch.float32)
     if is_plain(config.to_dict()):
         windows = {(getattr(config, "sliding_window", None) or longest) < longest}
+    elif family is not None:
+        assert not calls, "all of them are computed by batchloom's layers"
+        weights = [family.read_weights(layer, index) for index, layer in enumerate(model.get_decoder().layers)]
+        windows, is_capped = {found.window > 0 for found in weights}, any(found.softcap for found in weights)
     attention = " and ".join(
         kind for kind, is_there in (("window", True in windows), ("full", False in windows)) if is_there
     )
     attention += "".join(
         f", {kind}"
         for kind, is_there in (
-            ("soft cap", any(call.get("softcap") for call in calls)),
+            ("soft cap", is_capped),
             ("sinks", any(call.get("s_aux") is not None for call in calls)),
         )
         if is_there
     )
-    modules = [type(module).__name__ for module in make_tiny_model(tiny).modules()]
+    modules = [type(module).__name__ for module in model.modules()]
     feed_forward = "experts" if any("Experts" in module for module in modules) else "dense"
-    layers = "batchloom" if is_plain(config.to_dict()) else "transformers"
+    layers = "batchloom" if is_plain(config.to_dict()) else "transformers" if family is None else "batchloom on CPUs"
     return f"| {name} | `{config.model_type}` | {attention} | {feed_forward} | {layers} |"
 
 

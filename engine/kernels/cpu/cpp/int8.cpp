@@ -11,6 +11,7 @@ struct QuadFormat {
   typedef float Norm;
   typedef int8_t KV;
   typedef QuadWeights Weights;
+  static constexpr bool has_branches = false;
 
   static ByteRows rows(const LayerStep& s) { return {s.bytes, s.scales}; }
 

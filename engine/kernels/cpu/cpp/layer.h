@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "branches.h"
 #include "number.h"
 #include "work_items.h"
 
 // A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Products as the format's Weights, norms as its
-// Norm, absent ones null.
+// Norm, absent ones null. From post_attention_norm on they are of families with branches, and else 0.
 template <typename Format>
 struct LayerWeights {
   const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
@@ -16,13 +17,19 @@ struct LayerWeights {
   int64_t hidden_size, intermediate_size;
   int32_t num_q_heads, num_kv_heads, dim, block_size, window;
   float epsilon, scale;
+  const typename Format::Norm *post_attention_norm, *post_mlp_norm, *apart_q_norm, *apart_k_norm;
+  int32_t rotation;  // which of the step's
+  int32_t table;     // which of the steps has this layer's block table
+  int32_t has_wide_norms;  // of heads: all heads together
+  float norm_offset, softcap, multiplier;
 };
 
 // What the layers of a step have in common; engine/kernels/cpu/native_layers.py has the same fields. From `normed` on it is
 // scratch for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size]; in int8 bytes of rows
-// that are multiplied, [rows, the largest padded depth], and their scales [rows].
+// that are multiplied, [rows, the largest padded depth], and their scales [rows]; of families with branches [rows,
+// hidden_size] and [rows, 2 intermediate_size].
 struct LayerStep {
-  const float *cos, *sin;
+  const float *cos, *sin;  // of each rotation [num_rows, dim]
   const int64_t *slots, *shared, *own;
   const int32_t *prefix_blocks, *own_blocks, *own_seen;
   float* state;
@@ -30,12 +37,14 @@ struct LayerStep {
   bf16 *normed, *qkv, *attended, *gated;
   uint8_t* bytes;
   float* scales;
+  bf16 *branch, *gate_up;
 };
 
 // The operations of a layer; engine/kernels/cpu/native_layers.py has the same numbers. The caller passes their order.
 enum class Operation : int32_t {
   attention_norm = 0, qkv = 1, rotate_and_write_kv = 2, attend = 3, select_rows = 4, output = 5, mlp_norm = 6, gate_up = 7,
-  down = 8
+  down = 8, attention_input = 9, norm_heads = 10, output_branch = 11, add_attention = 12, mlp_input = 13, gate_up_apart = 14,
+  activate = 15, down_branch = 16, add_mlp = 17
 };
 
 namespace {
@@ -51,6 +60,49 @@ struct LayerRows {
   int64_t num_rows;
 };
 
+// What families have besides: the product of attention or feed-forward on a branch of its own, which is normed or multiplied
+// before it is added; rows that are not normed, or whose norm has an offset; norms of all heads together; another gate.
+template <typename Format>
+void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep& s, const LayerRows& rows, bf16* hidden) {
+  const int64_t q_size = int64_t(w.num_q_heads) * w.dim, kv_size = int64_t(w.num_kv_heads) * w.dim;
+  switch (operation) {
+    case Operation::attention_input:
+      norm_rows(hidden, w.attention_norm, s.normed, s.num_rows, w.hidden_size, w.epsilon, w.norm_offset);
+      break;
+    case Operation::norm_heads:
+      norm_heads(s.qkv, w.apart_q_norm, s.num_rows, q_size + 2 * kv_size, q_size, w.has_wide_norms ? q_size : w.dim,
+                 w.epsilon, w.norm_offset);
+      norm_heads(s.qkv + q_size, w.apart_k_norm, s.num_rows, q_size + 2 * kv_size, kv_size,
+                 w.has_wide_norms ? kv_size : w.dim, w.epsilon, w.norm_offset);
+      break;
+    case Operation::output_branch:
+      Format::project_rows(s, rows.attended, w.output, nullptr, s.branch, rows.num_rows, w.hidden_size, q_size);
+      break;
+    case Operation::add_attention:
+      add_branch(rows.residual, s.branch, w.post_attention_norm, hidden, rows.num_rows, w.hidden_size, w.epsilon,
+                 w.norm_offset, w.multiplier);
+      break;
+    case Operation::mlp_input:
+      norm_rows(hidden, w.mlp_norm, s.normed, rows.num_rows, w.hidden_size, w.epsilon, w.norm_offset);
+      break;
+    case Operation::gate_up_apart:
+      Format::project_normed(s, w.gate_up, s.gate_up, rows.num_rows, 2 * w.intermediate_size, w.hidden_size, false);
+      break;
+    case Operation::activate:
+      gate_by_gelu(s.gate_up, s.gated, rows.num_rows, w.intermediate_size);
+      break;
+    case Operation::down_branch:
+      Format::project_rows(s, s.gated, w.down, nullptr, s.branch, rows.num_rows, w.hidden_size, w.intermediate_size);
+      break;
+    case Operation::add_mlp:
+      add_branch(hidden, s.branch, w.post_mlp_norm, hidden, rows.num_rows, w.hidden_size, w.epsilon, w.norm_offset,
+                 w.multiplier);
+      break;
+    default:
+      break;
+  }
+}
+
 // hidden: [num_rows, hidden_size], in and out. Without output_rows all rows leave the layer, else those, as its first ones.
 // Format: how rows, weights and KV are kept; `norm` leaves rows for `project_normed`, `project_rows` takes any.
 template <typename Format>
@@ -65,12 +117,12 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep& s,
       Format::project_normed(s, w.qkv, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
       break;
     case Operation::rotate_and_write_kv:
-      rotate_and_store(s.qkv, s.cos, s.sin, w.q_norm, w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows,
+      rotate_and_store(s.qkv, s.cos + w.rotation * s.num_rows * w.dim, s.sin + w.rotation * s.num_rows * w.dim, w.q_norm, w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows,
                        w.num_q_heads, w.num_kv_heads, w.dim, w.block_size);
       break;
     case Operation::attend:
       attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale,
-             AttentionRule{0, w.window, nullptr}, s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks,
+             AttentionRule{w.softcap, w.window, nullptr}, s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks,
              s.own_seen, s.state);
       break;
     case Operation::select_rows:
@@ -93,10 +145,12 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep& s,
     case Operation::down:
       Format::project_rows(s, s.gated, w.down, hidden, hidden, rows.num_rows, w.hidden_size, w.intermediate_size);
       break;
+    default:
+      if constexpr (Format::has_branches) run_branch<Format>(operation, w, s, rows, hidden);
   }
 }
 
-// Keys and values: one address a layer. With `output_rows`, only those rows leave the last layer.
+// step: the first of as many as there are block tables. Keys and values: one address a layer. With `output_rows`, only those rows leave the last layer.
 template <typename Format>
 void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
                     int64_t num_operations, const LayerStep& step, bf16* hidden, typename Format::KV* const* keys,
@@ -104,7 +158,7 @@ void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, con
   for (int64_t i = 0; i < num_layers; i++) {
     LayerRows rows{};
     for (int64_t j = 0; j < num_operations; j++)
-      run(operations[j], weights[i], step, rows, hidden, keys[i], values[i], i == num_layers - 1 ? output_rows : nullptr,
+      run(operations[j], weights[i], (&step)[weights[i].table], rows, hidden, keys[i], values[i], i == num_layers - 1 ? output_rows : nullptr,
           num_output_rows);
   }
 }

@@ -12,6 +12,7 @@
 struct PairFormat {
   typedef bf16 Norm;
   typedef bf16 KV;
+  static constexpr bool has_branches = true;
   // As pair_product.h says.
   struct Weights {
     const bf16 *panels, *bias;

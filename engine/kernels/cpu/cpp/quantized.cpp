@@ -12,6 +12,7 @@ struct QuantizedFormat {
   typedef bf16 Norm;
   typedef bf16 KV;
   typedef QuantizedWeights Weights;
+  static constexpr bool has_branches = false;
 
   static void norm(const LayerStep& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
     rms_norm(x, weight, s.normed, num_rows, size, epsilon);

@@ -1,0 +1,87 @@
+"""Rotations of layers that differ in them: other angles by kind of layer, none, or of a part of each head."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.kernels.decoder_layer import DecoderLayers, TabledWork
+from engine.model.attention import AttentionStep
+
+
+class RotatedLayers(nn.Module):
+    """All decoder layers of a transformers model as one, with the rotations that layers differ in.
+
+    Args:
+        layers: the backend's; what they take as ``cos`` and ``sin`` are all rotations one after the other.
+        rotary: the model's rotary embedding.
+        rotations: kind of layer that `rotary` tells apart, empty where it does not; None: heads stay as they are.
+        head_dim: of query and key heads.
+    """
+
+    def __init__(
+        self, layers: DecoderLayers, rotary: nn.Module, rotations: tuple[str | None, ...], head_dim: int
+    ) -> None:
+        super().__init__()
+        self._layers = layers
+        self._rotary = rotary
+        self._rotations = rotations
+        self._head_dim = head_dim
+
+    def forward(
+        self, hidden_states: torch.Tensor, *, position_ids: torch.Tensor, attention_step: AttentionStep, **_: Any
+    ) -> torch.Tensor:
+        """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
+
+        Args:
+            hidden_states: ``[1, T, hidden]``.
+            position_ids: int64 ``[1, T]``.
+            attention_step: the step's work, KV cache and output rows; the cache is written.
+        """
+        shape = (len(self._rotations), hidden_states.shape[1], self._head_dim)
+        cos, sin = torch.ones(shape), torch.zeros(shape)
+        for index, kind in enumerate(self._rotations):
+            if kind is not None:
+                angles = angles_of(self._rotary, kind, hidden_states, position_ids)
+                half = angles[0].shape[-1] // 2
+                for to, values in zip((cos[index], sin[index]), angles, strict=True):
+                    to[:, :half] = values[0, :, :half]
+                    to[:, self._head_dim // 2 :][:, :half] = values[0, :, half:]
+        cache = attention_step.cache
+        work = TabledWork(attention_step.works, cache.tables)
+        hidden = self._layers(
+            *(hidden_states[0].contiguous(), cache.keys, cache.values, work),
+            *(cos.flatten(0, 1), sin.flatten(0, 1), attention_step.output_rows),
+        )
+        return hidden.unsqueeze(0)
+
+
+def order_of_dims(head_dim: int, num_rotated: int, is_interleaved: bool) -> torch.Tensor | None:
+    """Which dimension of a head goes where, so that those rotated together lie half a head apart; None: as they are.
+
+    Args:
+        head_dim: of a head.
+        num_rotated: the first so many are rotated, the others stay.
+        is_interleaved: see `Layout`.
+    Returns:
+        int64 ``[head_dim]``, the old place of each.
+    """
+    if num_rotated == head_dim and not is_interleaved:
+        return None
+    first = torch.arange(num_rotated // 2) * (2 if is_interleaved else 1)
+    second = first + (1 if is_interleaved else num_rotated // 2)
+    left, right = torch.arange(num_rotated, head_dim).chunk(2) if num_rotated < head_dim else (first[:0], first[:0])
+    return torch.cat([first, left, second, right])
+
+
+def angles_of(rotary: Any, kind: str, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, ``[1, T, number of rotated dimensions]`` each.
+
+    Args:
+        rotary: the model's rotary embedding.
+        kind: of layer, see `RotatedLayers`.
+        x: on the device of the result.
+        positions: int64 ``[1, T]``.
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = rotary(x, positions, kind) if kind else rotary(x, positions)
+    return found

@@ -1,0 +1,110 @@
+"""Families beside Llama's in batchloom's own layers in bfloat16, against transformers in float32."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine import Engine, EngineConfig, Request
+from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
+from engine.model.branched_family import LAYOUTS, find_family
+from engine.model.rotated_layers import order_of_dims
+from engine.model.tiny_model import VOCAB_SIZE, make_tiny_model, shrink
+from tests.engine.model.families import FAMILIES, make_config
+
+CPU = torch.device("cpu")
+NAMES = [name for name in FAMILIES if make_config(name).model_type in LAYOUTS]
+SHARED = [(7 * i) % 150 + 3 for i in range(50)]
+PROMPTS = [*([*SHARED, 20 + number, 30 + number] for number in range(3)), [4] * 70, [9]]
+LABELS = tuple((token,) for token in range(VOCAB_SIZE))
+
+
+def test_every_layout_is_tested() -> None:
+    assert {make_config(name).model_type for name in NAMES} == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_layers_are_as_near_as_rounding_allows(name: str) -> None:
+    """Layers in one call of C++, with shared prefixes and in chunks; transformers' own bfloat16 sets the bound."""
+    model = make_tiny_model(shrink(make_config(name))).bfloat16()
+    wide = make_tiny_model(model.config).bfloat16().float()
+    expected = [_logprobs(wide, prompt) for prompt in PROMPTS]
+    stock = max(
+        float((_logprobs(model, prompt) - logprobs).abs().max())
+        for prompt, logprobs in zip(PROMPTS, expected, strict=True)
+    )
+    config = EngineConfig(dtype="bfloat16", device="cpu", kv_memory_bytes=1 << 24, max_num_batched_tokens=64)
+    engine = Engine.load(model, config)
+    assert engine._model.has_replaced_layers
+    backend = engine._runner.attention
+    assert isinstance(backend, NativeBackend)
+    if backend.has_products:
+        assert isinstance(engine._model._base.layers[0]._layers, PackedLayers)
+    asked = [Request(request_id=str(i), token_ids=p, mode="score", labels=LABELS) for i, p in enumerate(PROMPTS)]
+    for completion, logprobs in zip(engine.score(asked), expected, strict=True):
+        error = torch.tensor(completion.label_logprobs, dtype=torch.float64) - logprobs
+        assert error.abs().max() < 1.5 * stock
+
+
+@torch.inference_mode()
+def _logprobs(model: transformers.PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, -1]
+    return logits.double().log_softmax(-1)
+
+
+def operations(name: str, **changes: Any) -> tuple[str, ...]:
+    model = make_tiny_model(shrink(make_config(name)))
+    family = find_family(model, CPU, torch.float32)
+    assert family is not None
+    return family.read_weights(model.get_decoder().layers[0], 0).operations
+
+
+def test_a_layer_does_what_its_weights_say() -> None:
+    usual = ("attention_norm", "qkv", "rotate_and_write_kv", "attend", "select_rows")
+    dense = ("mlp_norm", "gate_up", "down")
+    assert operations("smollm3") == operations("phi4-mini") == (*usual, "output", *dense)
+    assert operations("granite") == (
+        *(*usual, "output_branch", "add_attention"),
+        *("mlp_norm", "gate_up", "down_branch", "add_mlp"),
+    )
+    assert operations("gemma3_text") == (
+        *("attention_input", "qkv", "norm_heads", *usual[2:], "output_branch", "add_attention"),
+        *("mlp_input", "gate_up_apart", "activate", "down_branch", "add_mlp"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("class_name", "changes"),
+    [
+        ("Granite", {"mlp_bias": True}),
+        ("SmolLM3", {"hidden_act": "relu"}),
+        ("Starcoder2", {"hidden_size": 768, "num_attention_heads": 12}),
+        ("Cohere", {}),
+    ],
+)
+def test_what_is_not_covered_stays_with_transformers(class_name: str, changes: dict[str, Any]) -> None:
+    model = make_tiny_model(shrink(getattr(transformers, f"{class_name}Config")(**changes)))
+    assert find_family(model, CPU, torch.float32) is None
+
+
+def test_no_other_device_or_format_is_covered() -> None:
+    model = make_tiny_model(shrink(make_config("smollm3")))
+    assert find_family(model, torch.device("cuda"), torch.bfloat16) is None
+    assert find_family(model, CPU, torch.int8) is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "rotated", "is_interleaved", "order"),
+    [
+        (8, 8, False, None),
+        (8, 8, True, [0, 2, 4, 6, 1, 3, 5, 7]),
+        (8, 4, False, [0, 1, 4, 5, 2, 3, 6, 7]),
+        (8, 4, True, [0, 2, 4, 5, 1, 3, 6, 7]),
+    ],
+)
+def test_dimensions_rotated_together_are_half_a_head_apart(
+    dims: int, rotated: int, is_interleaved: bool, order: list[int] | None
+) -> None:
+    found = order_of_dims(dims, rotated, is_interleaved)
+    assert (None if found is None else found.tolist()) == order
