@@ -228,5 +228,5 @@ def test_damaged_and_changed_files_are_named(tiny_llama: Path, tmp_path: Path) -
 
 def test_a_second_process_for_prompts_has_no_adapters(tiny_llama: Path, tmp_path: Path) -> None:
     adapter = save_adapter(tiny_llama, tmp_path)
-    with pytest.raises(ConfigError, match="disaggregation 'processes' computes prompts without adapters"):
+    with pytest.raises(ConfigError, match="disaggregation 'processes' computes without adapters"):
         load(tiny_llama, adapter, disaggregation="processes")
