@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "head_dim": 16, "max_position_embeddings": 4096, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
 MODELS: dict[str, transformers.PretrainedConfig] = {
-    "mistral": transformers.MistralConfig(**SIZES, num_hidden_layers=24, sliding_window=40),
+    "mistral": transformers.MistralConfig(**SIZES, num_hidden_layers=2, sliding_window=40),
     "gemma2": transformers.Gemma2Config(**SIZES, num_hidden_layers=4, sliding_window=24),
     "gemma3": transformers.Gemma3TextConfig(**SIZES, num_hidden_layers=7, sliding_window=50, sliding_window_pattern=3),
     "gpt_oss": transformers.GptOssConfig(
@@ -162,9 +162,10 @@ def test_a_simulated_run_costs_what_the_real_one_computes(name: str, monkeypatch
     assert [asdict(step.record) | {"duration_ms": 0} for step in steps] == [
         asdict(record) | {"duration_ms": 0} for record in records
     ]
-    # The engine's own layers leave out of the last layer what nobody reads: at most three quarters of one in 24.
-    most_error = 0.035 if name == "mistral" else 0.02
-    assert [recorder.count_flops(work) for work in recorder.works] == pytest.approx(real.flops, rel=most_error)
+    # The engine's own layers leave out what nobody reads of the last one: its output, gate, up and down products.
+    tail = 2 * (64 * 64 + 3 * 64 * 96) if engine._model.has_replaced_layers else 0
+    flops = [recorder.count_flops(w) - tail * (w.num_rows - w.num_output_rows) for w in recorder.works]
+    assert flops == pytest.approx(real.flops, rel=0.02)
     weights = [recorder.count_bytes(work) for work in recorder.works]
     kv = [(work.num_kv_tokens_read + work.num_rows) * shape.kv_bytes_per_token for work in recorder.works]
     assert kv == pytest.approx(real.kv_bytes, rel=0.02)
