@@ -30,7 +30,8 @@ from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.planning.plan import Plan, PrefixGroup, SharingStats
-from engine.planning.planner import plan_prefix_groups, plan_prompts
+from engine.planning.planner import plan_prompts
+from engine.planning.prefix_groups import plan_prefix_groups
 
 SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS, VOCAB_SIZE = 7, 1100, 400, 32_000
 BLOCK_SIZE = 16

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.execution.step_record import StepRecord
     from engine.grammar import Grammar, Vocabulary
     from engine.planning.plan import PrefixGroup
-    from engine.planning.planner import plan_prefix_groups
+    from engine.planning.prefix_groups import plan_prefix_groups
     from engine.request import Completion, Request
     from engine.thinking import Thinking
 
@@ -39,7 +39,7 @@ _MODULES = {
     "StepRecord": "engine.execution.step_record",
     "Thinking": "engine.thinking",
     "Vocabulary": "engine.grammar",
-    "plan_prefix_groups": "engine.planning.planner",
+    "plan_prefix_groups": "engine.planning.prefix_groups",
 }
 
 

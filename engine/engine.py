@@ -21,7 +21,7 @@ from engine.model.adapter import Adapter
 from engine.model.checkpoint import load_model, read_config
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Completion, Mode, Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace

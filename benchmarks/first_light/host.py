@@ -11,7 +11,7 @@ from engine.execution.output import TokenSampler
 from engine.execution.step_record import StepMetrics
 from engine.kernels.triton.tuned import TunedAttention
 from engine.kernels.triton.work_list import build_work_list
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.sharing import schedule_groups

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.model.model_shape import ModelShape
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Request
 from engine.simulation.device import DEVICES, Roofline, predicted_kv_bytes
 from engine.simulation.simulation import SimulatedStep, SimulationSummary, simulate_plan, summarize_steps

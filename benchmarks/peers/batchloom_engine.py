@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.step_record import StepRecord
 from engine.grammar import Grammar, Vocabulary
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Completion, Request
 
 

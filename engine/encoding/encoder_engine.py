@@ -17,7 +17,7 @@ from engine.execution.step_record import StepRecord
 from engine.model.adapter import Adapter
 from engine.model.checkpoint import resolve_checkpoint
 from engine.planning.plan import PrefixGroup
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 from engine.pooling.pooled_rows import Vector, pooled_answer
 from engine.pooling.sentence_files import read_json
 from engine.request import POOLED_MODES, Completion, Mode, Request

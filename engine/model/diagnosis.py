@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from engine.model.model import Model
 from engine.model.tiny_model import decoder_layers, make_tiny_model
 from engine.model.tiny_run import MOST_ERROR, Difference, MakeEngine, as_request, find_difference, policies, prompts
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 
 _SWITCH = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias", "norm", "temperature", "gate", "attn")
 """What the names of switches contain."""

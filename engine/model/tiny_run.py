@@ -17,7 +17,7 @@ from engine.model import stock_attention
 from engine.model.model import Model, kv_shape_of
 from engine.model.tiny_model import VOCAB_SIZE, make_tiny_model
 from engine.planning.plan import PrefixGroup
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Completion, Request
 
 NUM_NEW_TOKENS = 6

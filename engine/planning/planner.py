@@ -4,17 +4,13 @@ Sorted prompts share beginnings with their neighbours only, so each range is pla
 ranges have in common is computed in both, so a cut is made where neighbours have the least in common.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from engine.errors import RequestError
 from engine.planning.choose_prefixes import PlanMethod, choose_prefixes
-from engine.planning.plan import Plan, PrefixGroup, SharingStats
+from engine.planning.plan import Plan, SharingStats
 from engine.planning.prefix_tree import IndexArray, TokenArray, build_prefix_tree, common_prefix_len
 
 RANGE_TOKENS = 32_000_000
@@ -26,26 +22,8 @@ ROW_TOKENS = 64
 WINDOW_SHARE = 0.25
 """Of a range, at its end: where its cut is looked for."""
 
-Prompt = Sequence[int] | npt.NDArray[np.integer[Any]]
 Row = tuple[int, int, TokenArray]
 """Row id, priority and prompt."""
-
-
-def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exact") -> list[PrefixGroup]:
-    """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
-
-    Args:
-        sequences: token ids; prefixes and suffixes are views of those that are int32 arrays.
-        method: "exact" or "paper"; see `engine.planning.choose_prefixes`.
-    Returns:
-        groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
-        exactly one group. A prompt that shares nothing worth a prefix has a group of its own with an empty prefix.
-    Raises:
-        RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
-        ConfigError: the method is unknown.
-    """
-    prompts = [_token_array(sequence, index) for index, sequence in enumerate(sequences)]
-    return plan_prompts(prompts, method=method)[0].groups()
 
 
 def plan_prompts(
@@ -55,7 +33,7 @@ def plan_prompts(
     row_id: IndexArray | None = None,
     priority: IndexArray | None = None,
 ) -> tuple[Plan, SharingStats]:
-    """As `plan_prefix_groups`, in columns, and the tokens that the plan saves.
+    """A plan in columns, as `engine.planning.prefix_groups.plan_prefix_groups` says, and the tokens that it saves.
 
     Args:
         prompts: contiguous int32 arrays ``[num_tokens]``, none of them empty; this is not checked.
@@ -136,25 +114,6 @@ def _leading_tokens(plan: Plan, row: int) -> tuple[TokenArray, int]:
     """The prompt of a group's first row, and how many of its tokens are `PrefixGroup.leading_tokens`."""
     prompt = plan.prompts[row]
     return prompt, int(plan.num_prefix_tokens[row]) or len(prompt) - 1
-
-
-def _token_array(sequence: Prompt, index: int) -> TokenArray:
-    """One prompt as contiguous int32; a view where it is that already."""
-    try:
-        if isinstance(sequence, np.ndarray):
-            if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
-                raise TypeError(f"got an array of {sequence.dtype} with shape {sequence.shape}")
-            tokens = np.ascontiguousarray(sequence, dtype=np.int32)
-            if sequence.dtype != np.int32 and not np.array_equal(tokens, sequence):
-                raise OverflowError(f"got values from {sequence.min()} to {sequence.max()}")
-        else:
-            # struct refuses what is not an integer or does not fit, at half the cost of numpy's conversion.
-            tokens = np.frombuffer(struct.pack(f"{len(sequence)}i", *sequence), dtype=np.int32)
-    except (TypeError, ValueError, OverflowError, struct.error) as error:
-        raise RequestError(f"sequence {index}: token ids must be integers that fit int32: {error}") from error
-    if len(tokens) == 0:
-        raise RequestError(f"sequence {index}: the prompt must hold at least one token, got none")
-    return tokens
 
 
 def _group_common_lens(leaf_common_lens: IndexArray, first_leaves: IndexArray, leading_lens: IndexArray) -> IndexArray:

@@ -2,13 +2,12 @@
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import attrgetter
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission
-from engine.scheduling.policies.batching import admission_window_tokens
 from engine.scheduling.policies.order import order_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import ScheduledGroup, Sequence
@@ -31,13 +30,14 @@ class RequestQueues:
         mixes_phases: whether a step may hold both prompts and decode tokens.
     """
 
+    mixes_phases = True
+
     def __init__(
         self, groups: Iterable[ScheduledGroup], *, pool: BlockPool, config: EngineConfig, admission: Admission
     ) -> None:
         self._pool = pool
         self._config = config
         self._admission = admission
-        self.mixes_phases = config.batching == "continuous" and config.prefill == "chunked"
         self._max_running = math.inf if config.max_running_requests == "memory" else config.max_running_requests
         self._waiting_groups = deque(order_groups(groups, config.order))
         self._prefixes: dict[PrefixNode, list[Sequence]] = {}
@@ -56,15 +56,7 @@ class RequestQueues:
         return self.num_running < self._max_running
 
     def add_prompts(self, step: Step) -> None:
-        """Adds prompts to a step, and starts requests as memory allows."""
-        if self.mixes_phases:
-            self._add_prefills(step)
-        else:
-            self._start_batch()
-            self._add_batch_prefills(step)
-
-    def _add_prefills(self, step: Step) -> None:
-        """Continues prompts, then starts requests and prefixes as long as the step has room."""
+        """Adds prompts to a step: continues those begun, then starts requests and prefixes while it has room."""
         for sequence in self._prefilling:
             step.add_suffix(sequence)
         # An incomplete prefix fills the step, so no other prefix takes the memory that its requests wait for.
@@ -73,34 +65,6 @@ class RequestQueues:
                 return
             group = self._waiting_groups.popleft()
             self._start_prefix(group.node, group.sequences)
-
-    def _start_batch(self) -> None:
-        """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
-        most_tokens, is_idle = self._config.step_tokens, self.num_running == 0
-        window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
-        window = self._admit_window(window)
-        while window > 0 and self._waiting_groups and self.has_free_place:
-            if not self._admission.fits_group(self._waiting_groups[0]):
-                return
-            group = self._waiting_groups.popleft()
-            window -= self._start_prefix(group.node, ())
-            self._admit(group.sequences[0])
-            window -= group.sequences[0].num_uncomputed
-            self._ready.extend(group.sequences[1:])
-            window = self._admit_window(window)
-
-    def _add_batch_prefills(self, step: Step) -> None:
-        """Prompts that have memory, in pieces or whole; requests before the prefixes that others wait for."""
-        if self._config.prefill == "chunked":
-            for sequence in self._ready_prompts():
-                step.add_suffix(sequence)
-            for node in self._prefixes:
-                step.add_chain(node)
-        else:
-            from engine.scheduling.whole_prompts import add_packed  # most runs cut prompts
-
-            tops = dict.fromkeys(node.next_to_compute() for node in self._prefixes)
-            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
 
     def release_computed_prefixes(self) -> None:
         """Makes the requests of prefixes that are complete now ready."""
@@ -182,23 +146,6 @@ class RequestQueues:
                 if not self._admit_ready(step):
                     return False
         return True
-
-    def _admit_window(self, window: float) -> float:
-        """Starts waiting requests while the window has tokens left; returns the rest, 0 where memory ran out."""
-        while window > 0 and self._ready:
-            if not self._can_admit(self._ready[0]):
-                return 0
-            sequence = self._ready.popleft()
-            self._admit(sequence)
-            window -= sequence.num_uncomputed
-        return window
-
-    def _ready_prompts(self) -> Iterator[Sequence]:
-        for sequence in self._prefilling:
-            if sequence.is_ready and sequence.num_uncomputed:
-                if self._admission.cache is not None and not sequence.has_started:
-                    self._admission.cache.reuse(sequence)  # blocks computed since it was admitted
-                yield sequence
 
     def _can_admit(self, sequence: Sequence) -> bool:
         return self.has_free_place and self._admission.fits(sequence)

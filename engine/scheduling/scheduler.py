@@ -48,7 +48,10 @@ class Scheduler:
         self._lookup = lookup
         self._reserve = OutputReserve(config.output_reserve)
         self._admission = Admission(pool, config.block_size, self._reserve, swap)
-        self._queues = RequestQueues(groups, pool=pool, config=config, admission=self._admission)
+        queues = RequestQueues
+        if config.batching != "continuous" or config.prefill != "chunked":
+            from engine.scheduling.batch_queues import BatchQueues as queues  # most runs mix prompts and decode tokens
+        self._queues: RequestQueues = queues(groups, pool=pool, config=config, admission=self._admission)
 
     @property
     def num_unfinished(self) -> int:

@@ -11,8 +11,9 @@ from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Completion
-from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel, is_out_of_memory
+from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
 from tasks.partitions.joint import JointWork, ask_jointly
+from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm

@@ -1,6 +1,5 @@
 """The engine of this process: loaded once, kept between partitions and workloads, one at a time."""
 
-import gc
 import logging
 import os
 import threading
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.errors import BatchloomError, CapacityError
+from engine.errors import CapacityError
 from engine.model.adapter import Adapter
+from tasks.partitions.out_of_memory import free_memory, is_out_of_memory
 from tasks.prompts.text_codec import TextCodec
 
 if TYPE_CHECKING:
@@ -146,27 +146,6 @@ def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
         return replace(config, max_num_batched_tokens=tokens, memory_fraction=fraction)
     kv_bytes = max(min(kv_bytes, LEAST_KV_BYTES), kv_bytes >> num_halvings)
     return replace(config, max_num_batched_tokens=tokens, kv_memory_bytes=kv_bytes)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory of device or host ran out, as opposed to a budget that is too small by its own arithmetic."""
-    import torch
-
-    if isinstance(error, BatchloomError):
-        return False
-    # On the host, torch raises a plain RuntimeError.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
-
-
-def free_memory() -> None:
-    """Give back what dropped models held; call it outside of the exception's handler, which holds its frames."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def exchange_adapter(model: LoadedModel, adapter: Adapter | None) -> LoadedModel | None:

@@ -1,4 +1,4 @@
-"""The CPU kernels of cpp/, called on torch tensors: attention, norms, rotation, SwiGLU and bf16 products.
+"""The CPU kernels of cpp/, called on torch tensors: bf16 products, and draws of tokens.
 
 Without a C++ compiler `engine.kernels.cpu.torch_attention` computes everything.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native_build import ELEMENT_TYPES, KERNELS, load_library
-from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
+from engine.kernels.cpu.native_build import ELEMENT_TYPES, load_library
+from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,104 +56,17 @@ class NativeKernels(AttentionShape):
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         super().__init__(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
         self.dtype = dtype
-        library, suffix = load_library(folder), ELEMENT_TYPES[dtype]
-        self._attend, self._rms_norm, self._rotate_and_store, self._swiglu = (
-            getattr(library, f"{name}_{suffix}") for name in KERNELS
-        )
+        library = load_library(folder)
         self._project, self._largest_column = library.project_bf16, library.largest_column_bf16
-        self._library = library
+        self.library = library
         self.compute_layers = library.compute_layers_bf16
         self.has_products = dtype == torch.bfloat16 and bool(library.has_products())
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: NativeWork,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `AttentionBackend.attend`.
-
-        Query rows may be strided; where heads do not lie together, they are copied. The caches are laid out as
-        cpp/attention.h says.
-        """
-        if query.stride()[1:] != (self.head_dim, 1):
-            query = query.contiguous()
-        out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
-        sinks = None if sinks is None else sinks.float().contiguous()
-        self._attend(
-            *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scale),
-            *(softcap, window, None if sinks is None else sinks.data_ptr()),
-            *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
-            *(array.ctypes.data for array in (work.prefix_blocks, work.own_blocks, work.own_seen)),
-            work.state.data_ptr(),
-        )
-        return out.view(-1, self.num_q_heads, self.head_dim)
-
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
-    ) -> None:
-        """See `AttentionBackend.write_kv`."""
-        qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1).flatten(1)
-        cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
-        self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
 
     def copy_rows(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """``[T, n]``, int64 ``[R]`` -> ``[R, n]``: some rows, or all, as `project` takes them."""
         if rows is None:
             return self._rows(*x.shape).copy_(x)
         return torch.index_select(x, 0, rows, out=self._rows(len(rows), x.shape[1]))
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
-
-        Args:
-            x: ``[T, n]``.
-            weight: ``[n]``.
-            epsilon: added to the mean square.
-        """
-        out = self._rows(*x.shape)
-        self._rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
-        return out
-
-    def rotate_and_write_kv(
-        self,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: NativeWork,
-        *,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        epsilon: float = 0.0,
-    ) -> None:
-        """Norms (where norms are given) and rotates query and key heads in place, and writes the step's KV.
-
-        Args:
-            qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``, contiguous.
-            cos, sin: float32 ``[T, head_dim]``, contiguous.
-            q_norm, k_norm: ``[head_dim]``.
-        """
-        norms = (0 if norm is None else norm.data_ptr() for norm in (q_norm, k_norm))
-        self._rotate_and_store(
-            *(qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), *norms, epsilon, work.slots.ctypes.data),
-            *(k_cache.data_ptr(), v_cache.data_ptr(), qkv.shape[0]),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
-        )
-
-    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """``[T, 2 n]``, gate beside up -> ``[T, n]``: silu(gate) * up."""
-        out = self._rows(gate_up.shape[0], gate_up.shape[1] // 2)
-        self._swiglu(gate_up.data_ptr(), out.data_ptr(), *out.shape)
-        return out
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight | None:
         """``[n, depth]`` weights of a linear layer for `project`; None where only torch multiplies them."""
@@ -209,7 +122,7 @@ class NativeKernels(AttentionShape):
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
         """See `AttentionBackend.draw_tokens`."""
-        return draw_tokens(self._library, logits, settings)
+        return draw_tokens(self.library, logits, settings)
 
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
         """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""

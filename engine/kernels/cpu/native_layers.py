@@ -9,6 +9,7 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels, PackedWeight
+from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 from engine.kernels.decoder_layer import (
     DECODER_LAYER,
@@ -21,7 +22,7 @@ from engine.kernels.decoder_layer import (
 _POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-class NativeBackend(NativeKernels):
+class NativeBackend(NativeOperations):
     """The CPU kernels as an `engine.model.attention.AttentionBackend`.
 
     Args:

@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import gelu, linear
 
 from engine.kernels.branched_layer import BranchedWeights
-from engine.kernels.cpu.native import NativeKernels
+from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.layer_by_layer import LayerState
 
@@ -12,7 +12,7 @@ from engine.kernels.layer_by_layer import LayerState
 class UnpackedLayer:
     """One layer of `LayerByLayer`; what is between the products is the kernels'."""
 
-    def __init__(self, kernels: NativeKernels, weights: LayerWeights) -> None:
+    def __init__(self, kernels: NativeOperations, weights: LayerWeights) -> None:
         self._kernels = kernels
         self._weights = weights
         self._gate_up = torch.cat([weights.gate, weights.up])
@@ -60,7 +60,7 @@ class UnpackedLayer:
 class UnpackedBranchedLayer(UnpackedLayer):
     """The same with the operations of `BranchedWeights`."""
 
-    def __init__(self, kernels: NativeKernels, weights: BranchedWeights) -> None:
+    def __init__(self, kernels: NativeOperations, weights: BranchedWeights) -> None:
         super().__init__(kernels, weights)
         self._branched = weights
 
@@ -122,7 +122,7 @@ class UnpackedBranchedLayer(UnpackedLayer):
         return (wide * factor * (weight.float() + self._branched.norm_offset)).to(x.dtype)
 
 
-def make_unpacked_layer(kernels: NativeKernels, weights: LayerWeights) -> UnpackedLayer:
+def make_unpacked_layer(kernels: NativeOperations, weights: LayerWeights) -> UnpackedLayer:
     """The layer of these weights."""
     if isinstance(weights, BranchedWeights):
         return UnpackedBranchedLayer(kernels, weights)

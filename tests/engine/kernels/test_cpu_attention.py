@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import NativeBuildError, load_library
+from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.torch_attention import CpuAttention
 from engine.kernels.decoder_layer import mask_logits
 from tests.engine.kernels.ragged_batches import BATCHES, BLOCK_SIZE, CPU_FLAGS, NATIVE_BATCHES, NO_RULE, Layout
@@ -164,7 +164,7 @@ def check_native(
     num_q_heads, num_kv_heads = heads
     block_ids = torch.randperm(NUM_NATIVE_BLOCKS, generator=generator).tolist()
     layout = Layout(NATIVE_BATCHES[name], block_ids, NATIVE_BLOCK_SIZE)
-    kernels = NativeKernels(
+    kernels = NativeOperations(
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -193,7 +193,7 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
     """Against float64, in both formats; where this CPU does not multiply bf16, products are torch's."""
     generator = torch.Generator().manual_seed(num_rows)
     for dtype, most_error in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
-        kernels = NativeKernels(
+        kernels = NativeOperations(
             num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
         )
         x, gate, up, weight, residual = (
@@ -226,7 +226,7 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
 @pytest.mark.parametrize("num_rows", [33, 300])
 def test_deep_products(num_rows: int, units: str, folders: dict[str, Path]) -> None:
     """Tiles take the depth in pieces of 4 KB a row: here three, one smaller than the others."""
-    kernels = NativeKernels(
+    kernels = NativeOperations(
         num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.bfloat16, block_size=32, folder=folders[units]
     )
     generator = torch.Generator().manual_seed(num_rows)
@@ -243,7 +243,7 @@ def test_deep_products(num_rows: int, units: str, folders: dict[str, Path]) -> N
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("num_rows", [0, 1, 12, 33, 300])
 def test_the_largest_column_is_found_without_the_product(num_rows: int, units: str, folders: dict[str, Path]) -> None:
-    kernels = NativeKernels(
+    kernels = NativeOperations(
         num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.bfloat16, block_size=32, folder=folders[units]
     )
     generator = torch.Generator().manual_seed(num_rows)
@@ -284,7 +284,7 @@ def test_the_largest_column_is_found_without_the_product(num_rows: int, units: s
 def test_head_norms_and_rotation_are_those_of_transformers(folders: dict[str, Path]) -> None:
     from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-    kernels = NativeKernels(
+    kernels = NativeOperations(
         num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32, block_size=32, folder=folders["best"]
     )
     generator = torch.Generator().manual_seed(1)
@@ -316,7 +316,7 @@ def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pyte
         load_library.cache_clear()
         monkeypatch.setenv("CXX", compiler)
         with pytest.raises(NativeBuildError, match=reason):
-            NativeKernels(
+            NativeOperations(
                 num_q_heads=1, num_kv_heads=1, head_dim=32, dtype=torch.float32, block_size=32, folder=tmp_path
             )
     load_library.cache_clear()
@@ -335,4 +335,4 @@ def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pyte
 def test_what_native_kernels_do_not_cover_is_refused(change: dict[str, object], reason: str, tmp_path: Path) -> None:
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 32, "dtype": torch.float32, "block_size": 32}
     with pytest.raises(ValueError, match=reason):
-        NativeKernels(**(shape | change), folder=tmp_path)
+        NativeOperations(**(shape | change), folder=tmp_path)

@@ -6,7 +6,7 @@ from itertools import groupby, takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 
 Prompt = tuple[int, ...]
 

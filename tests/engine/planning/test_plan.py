@@ -10,7 +10,8 @@ import pytest
 from engine.errors import ConfigError, RequestError
 from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import PrefixGroup, SharingStats
-from engine.planning.planner import plan_prefix_groups, plan_prompts
+from engine.planning.planner import plan_prompts
+from engine.planning.prefix_groups import plan_prefix_groups
 from tests.engine.planning.groups import measure_sharing
 
 both_methods = pytest.mark.parametrize("method", ["exact", "paper"])

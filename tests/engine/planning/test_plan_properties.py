@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import PrefixGroup
-from engine.planning.planner import plan_prefix_groups, plan_prompts
+from engine.planning.planner import plan_prompts
+from engine.planning.prefix_groups import plan_prefix_groups
 from tests.engine.planning.groups import measure_sharing
 
 Prompt = list[int]

@@ -17,10 +17,11 @@ from engine.execution.step_record import StepRecord
 from engine.kv.kv_cache import KVShape
 from engine.model.shard import Shard
 from engine.model.sharded_model import ShardedModel, divide_config
-from engine.planning.planner import plan_prefix_groups
+from engine.planning.prefix_groups import plan_prefix_groups
 from engine.several_processes import check_gpus
 from engine.tensor_parallel.ranks import RankFailure, RankMemoryFailure, Ranks, rank_devices
-from tasks.partitions.engine_host import EngineHost, is_out_of_memory
+from tasks.partitions.engine_host import EngineHost
+from tasks.partitions.out_of_memory import is_out_of_memory
 from tests.engine.answers import assert_alike
 from tests.engine.tensor_parallel.thread_ranks import two_ranks
 

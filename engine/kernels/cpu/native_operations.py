@@ -1,0 +1,102 @@
+"""The CPU kernels one operation at a time: attention, norms, rotation, SwiGLU, for layers not computed in one call."""
+
+from collections.abc import Callable
+
+import torch
+
+from engine.kernels.cpu.native import NativeKernels
+from engine.kernels.cpu.native_build import ELEMENT_TYPES
+from engine.kernels.cpu.native_work import NativeWork
+
+
+class NativeOperations(NativeKernels):
+    """The operations of a layer between its products; see `NativeKernels`."""
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        """Of `engine.kernels.cpu.native_build.KERNELS`, for this element type."""
+        found: Callable[..., None] = getattr(self.library, f"{name}_{ELEMENT_TYPES[self.dtype]}")
+        return found
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: NativeWork,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`.
+
+        Query rows may be strided; where heads do not lie together, they are copied. The caches are laid out as
+        cpp/attention.h says.
+        """
+        if query.stride()[1:] != (self.head_dim, 1):
+            query = query.contiguous()
+        out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
+        sinks = None if sinks is None else sinks.float().contiguous()
+        self.kernel("attend")(
+            *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scale),
+            *(softcap, window, None if sinks is None else sinks.data_ptr()),
+            *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
+            *(array.ctypes.data for array in (work.prefix_blocks, work.own_blocks, work.own_seen)),
+            work.state.data_ptr(),
+        )
+        return out.view(-1, self.num_q_heads, self.head_dim)
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
+    ) -> None:
+        """See `AttentionBackend.write_kv`."""
+        qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1).flatten(1)
+        cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
+        self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
+
+        Args:
+            x: ``[T, n]``.
+            weight: ``[n]``.
+            epsilon: added to the mean square.
+        """
+        out = self._rows(*x.shape)
+        self.kernel("rms_norm")(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
+        return out
+
+    def rotate_and_write_kv(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: NativeWork,
+        *,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        """Norms (where norms are given) and rotates query and key heads in place, and writes the step's KV.
+
+        Args:
+            qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``, contiguous.
+            cos, sin: float32 ``[T, head_dim]``, contiguous.
+            q_norm, k_norm: ``[head_dim]``.
+        """
+        norms = (0 if norm is None else norm.data_ptr() for norm in (q_norm, k_norm))
+        self.kernel("rotate_and_store")(
+            *(qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), *norms, epsilon, work.slots.ctypes.data),
+            *(k_cache.data_ptr(), v_cache.data_ptr(), qkv.shape[0]),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
+        )
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``[T, 2 n]``, gate beside up -> ``[T, n]``: silu(gate) * up."""
+        out = self._rows(gate_up.shape[0], gate_up.shape[1] // 2)
+        self.kernel("swiglu")(gate_up.data_ptr(), out.data_ptr(), *out.shape)
+        return out

@@ -1,0 +1,52 @@
+"""Prompts as lists of token ids to prefix groups, for who has no tables."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import RequestError
+from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.plan import PrefixGroup
+from engine.planning.planner import plan_prompts
+from engine.planning.prefix_tree import TokenArray
+
+Prompt = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exact") -> list[PrefixGroup]:
+    """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
+
+    Args:
+        sequences: token ids; prefixes and suffixes are views of those that are int32 arrays.
+        method: "exact" or "paper"; see `engine.planning.choose_prefixes`.
+    Returns:
+        groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
+        exactly one group. A prompt that shares nothing worth a prefix has a group of its own with an empty prefix.
+    Raises:
+        RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
+        ConfigError: the method is unknown.
+    """
+    prompts = [_token_array(sequence, index) for index, sequence in enumerate(sequences)]
+    return plan_prompts(prompts, method=method)[0].groups()
+
+
+def _token_array(sequence: Prompt, index: int) -> TokenArray:
+    """One prompt as contiguous int32; a view where it is that already."""
+    try:
+        if isinstance(sequence, np.ndarray):
+            if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
+                raise TypeError(f"got an array of {sequence.dtype} with shape {sequence.shape}")
+            tokens = np.ascontiguousarray(sequence, dtype=np.int32)
+            if sequence.dtype != np.int32 and not np.array_equal(tokens, sequence):
+                raise OverflowError(f"got values from {sequence.min()} to {sequence.max()}")
+        else:
+            # struct refuses what is not an integer or does not fit, at half the cost of numpy's conversion.
+            tokens = np.frombuffer(struct.pack(f"{len(sequence)}i", *sequence), dtype=np.int32)
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise RequestError(f"sequence {index}: token ids must be integers that fit int32: {error}") from error
+    if len(tokens) == 0:
+        raise RequestError(f"sequence {index}: the prompt must hold at least one token, got none")
+    return tokens

@@ -1,0 +1,64 @@
+"""The queues of a run whose steps hold either prompts or decode tokens: requests start as batches."""
+
+from collections.abc import Iterator
+
+from engine.scheduling.policies.batching import admission_window_tokens
+from engine.scheduling.request_queues import RequestQueues
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
+
+
+class BatchQueues(RequestQueues):
+    """As `RequestQueues`; what starts together is one batch, whose prompts may be computed whole."""
+
+    mixes_phases = False
+
+    def add_prompts(self, step: Step) -> None:
+        """See `RequestQueues.add_prompts`."""
+        self._start_batch()
+        self._add_batch_prefills(step)
+
+    def _start_batch(self) -> None:
+        """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
+        most_tokens, is_idle = self._config.step_tokens, self.num_running == 0
+        window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
+        window = self._admit_window(window)
+        while window > 0 and self._waiting_groups and self.has_free_place:
+            if not self._admission.fits_group(self._waiting_groups[0]):
+                return
+            group = self._waiting_groups.popleft()
+            window -= self._start_prefix(group.node, ())
+            self._admit(group.sequences[0])
+            window -= group.sequences[0].num_uncomputed
+            self._ready.extend(group.sequences[1:])
+            window = self._admit_window(window)
+
+    def _add_batch_prefills(self, step: Step) -> None:
+        """Prompts that have memory, in pieces or whole; requests before the prefixes that others wait for."""
+        if self._config.prefill == "chunked":
+            for sequence in self._ready_prompts():
+                step.add_suffix(sequence)
+            for node in self._prefixes:
+                step.add_chain(node)
+        else:
+            from engine.scheduling.whole_prompts import add_packed  # most runs cut prompts
+
+            tops = dict.fromkeys(node.next_to_compute() for node in self._prefixes)
+            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
+
+    def _admit_window(self, window: float) -> float:
+        """Starts waiting requests while the window has tokens left; returns the rest, 0 where memory ran out."""
+        while window > 0 and self._ready:
+            if not self._can_admit(self._ready[0]):
+                return 0
+            sequence = self._ready.popleft()
+            self._admit(sequence)
+            window -= sequence.num_uncomputed
+        return window
+
+    def _ready_prompts(self) -> Iterator[Sequence]:
+        for sequence in self._prefilling:
+            if sequence.is_ready and sequence.num_uncomputed:
+                if self._admission.cache is not None and not sequence.has_started:
+                    self._admission.cache.reuse(sequence)  # blocks computed since it was admitted
+                yield sequence
