@@ -48,7 +48,7 @@ class EngineConfig:
         int, Field(ge=1, description="tokens in one block of KV; native attention takes multiples of 32")
     ] = 32
     max_num_batched_tokens: Annotated[
-        int | Literal["auto"],
+        Annotated[int, Field(ge=1)] | Literal["auto"],
         Field(
             description="most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU "
             "2,048, on a GPU 8,192 or more where its memory allows"
