@@ -17,7 +17,7 @@ from engine.execution.output import Decoder, TokenSampler, complete, make_sample
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
 from engine.limits import EngineLimits
-from engine.model.adapter import Adapter
+from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import load_model, read_config
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
@@ -115,7 +115,7 @@ class Engine:
         Raises:
             ModelError: with the reason.
         """
-        from engine.model.probe import prove  # most models need none
+        from engine.model.proof.probe import prove  # most models need none
 
         prove(read_config(model) if isinstance(model, Path) else model, cls)
 

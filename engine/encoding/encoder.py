@@ -21,7 +21,7 @@ from engine.device.transfers import to_device
 from engine.encoding.families import ENCODERS, first_position
 from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
-from engine.model.adapter import Adapter
+from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import no_progress_bars
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool
@@ -190,7 +190,7 @@ class Encoder:
         except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
             raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
         if adapter is not None:
-            from engine.model.lora import Lora, merge  # most encoders have no adapter
+            from engine.model.adapters.lora import Lora, merge  # most encoders have no adapter
 
             with torch.inference_mode():
                 merge(model, Lora.read(adapter).find_targets(model))

@@ -14,7 +14,7 @@ from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
 from engine.errors import ConfigError, ModelError, RequestError
 from engine.execution.step_record import StepRecord
-from engine.model.adapter import Adapter
+from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import resolve_checkpoint
 from engine.planning.plan import PrefixGroup
 from engine.planning.prefix_groups import plan_prefix_groups

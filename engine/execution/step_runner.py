@@ -20,7 +20,7 @@ from engine.scheduling.step import Answered, Step
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
-    from engine.model.adapter import Adapter
+    from engine.model.adapters.adapter import Adapter
     from engine.scheduling.prompt_lookup import PromptLookup
 
 CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
@@ -96,7 +96,7 @@ class StepRunner:
 
     def use_adapter(self, adapter: "Adapter | None") -> None:
         """See `AdaptedModel.use_adapter`."""
-        from engine.model.adapted_model import AdaptedModel  # most models have no adapter
+        from engine.model.adapters.adapted_model import AdaptedModel  # most models have no adapter
 
         assert isinstance(self.model, AdaptedModel), "loaded with keeps_base"
         self.model.use_adapter(adapter, self.attention)

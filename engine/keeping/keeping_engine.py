@@ -14,7 +14,7 @@ from engine.execution.output import Decoder
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
-from engine.model.adapter import Adapter
+from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup

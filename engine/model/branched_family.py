@@ -1,7 +1,7 @@
 """Families whose layers batchloom's CPU kernels compute beside Llama's: what their modules are called, what differs.
 
 Where a layer has anything else, transformers' own layers compute the model. The proof at the door compares what is read
-here with transformers in float32 (`engine.model.probe`).
+here with transformers in float32 (`engine.model.proof.probe`).
 """
 
 import inspect

@@ -226,7 +226,7 @@ def load_model(
     dtype = find_dtype(config.dtype, device)
     if not is_adapted:
         return Model.load(model, dtype=dtype, device=device, **how)
-    from engine.model.adapted_model import AdaptedModel  # most engines have no adapter
+    from engine.model.adapters.adapted_model import AdaptedModel  # most engines have no adapter
 
     return AdaptedModel.load_with(adapter, model, dtype=dtype, device=device, keeps_base=keeps_base, **how)
 

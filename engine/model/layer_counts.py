@@ -50,7 +50,7 @@ def count_layer_weights(config: "PretrainedConfig", num_experts: int) -> tuple[i
     import torch
     from transformers import AutoModelForCausalLM
 
-    from engine.model.tiny_model import decoder_layers
+    from engine.model.proof.tiny_model import decoder_layers
 
     try:
         with torch.device("meta"):

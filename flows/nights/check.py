@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.device.placement import check_device
 from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
-from engine.model.adapter import check_adapter
+from engine.model.adapters.adapter import check_adapter
 from engine.model.hub import resolve_head
 from flows.nights.night_file import NightPlan, load_night
 from flows.workload_run import prove_architecture

@@ -139,7 +139,7 @@ class Comparison:
         if not self._answer_types:
             raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
         for name in MACROS:
-            self.execute(f"evaluate/macro_{name}")
+            self.execute(f"evaluate/macros/{name}")
 
     def create_tables(self) -> None:
         """Make the tables and views of evaluations where they are not there."""

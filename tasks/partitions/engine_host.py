@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError
-from engine.model.adapter import Adapter
+from engine.model.adapters.adapter import Adapter
 from tasks.partitions.out_of_memory import free_memory, is_out_of_memory
 from tasks.prompts.text_codec import TextCodec
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, Str
 from pydantic.dataclasses import dataclass
 
 from engine.errors import ModelError, WorkloadError
-from engine.model.adapter import Adapter, check_adapter
+from engine.model.adapters.adapter import Adapter, check_adapter
 from tasks.answers.kind import AnswerKind
 from tasks.answers.toml_value import RESERVED_COLUMNS, Name, Output, Text, Texts, must, refuse_if
 

@@ -9,8 +9,8 @@ import transformers
 from engine import Engine, EngineConfig, Request
 from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
 from engine.model.branched_family import LAYOUTS, find_family
+from engine.model.proof.tiny_model import VOCAB_SIZE, make_tiny_model, shrink
 from engine.model.rotated_layers import order_of_dims
-from engine.model.tiny_model import VOCAB_SIZE, make_tiny_model, shrink
 from tests.engine.model.families import FAMILIES, make_config
 
 CPU = torch.device("cpu")

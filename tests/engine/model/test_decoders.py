@@ -15,10 +15,10 @@ from engine.model import stock_attention
 from engine.model.branched_family import find_family
 from engine.model.checkpoint import is_plain
 from engine.model.model import Model
-from engine.model.probe import prove
+from engine.model.proof.probe import prove
+from engine.model.proof.tiny_model import make_tiny_model, shrink
+from engine.model.proof.tiny_run import NUM_NEW_TOKENS, find_difference, prompts
 from engine.model.stock_model import longest_sequence, refuse_known
-from engine.model.tiny_model import make_tiny_model, shrink
-from engine.model.tiny_run import NUM_NEW_TOKENS, find_difference, prompts
 from tests.engine.model.families import FAMILIES, make_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

@@ -14,7 +14,7 @@ from engine import Engine, EngineConfig, Request, plan_prefix_groups
 from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 from engine.model.model import Model
-from engine.model.tiny_model import make_tiny_model, shrink
+from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.scheduler import Scheduler

@@ -15,7 +15,7 @@ from engine import Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
 from engine.kernels.attention_batch import AttentionBatch
 from engine.model.model import Model
 from engine.model.model_shape import ModelShape
-from engine.model.tiny_model import make_tiny_model
+from engine.model.proof.tiny_model import make_tiny_model
 from engine.simulation.device import DEVICES, Roofline, StepWork
 from engine.simulation.simulation import simulate_plan
 

@@ -144,7 +144,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(5)
     with duckdb.connect() as connection:
         for name in ("wilson_low", "wilson_high", "weight_of"):
-            connection.execute(statement(f"evaluate/macro_{name}"))
+            connection.execute(statement(f"evaluate/macros/{name}"))
         hits = rng.binomial(30, 0.8, 400)
         shares = connection.execute(
             "select wilson_low(x, 30), wilson_high(x, 30) from (select unnest(?::bigint[]) as x)", [hits.tolist()]

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
-from engine.model import attention, probe, stock_attention
-from engine.model.probe import prove
+from engine.model import attention, stock_attention
+from engine.model.proof import probe
+from engine.model.proof.probe import prove
 
 SIZES = {
     "vocab_size": 160,

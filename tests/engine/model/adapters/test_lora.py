@@ -15,8 +15,8 @@ from transformers import AutoModel, PreTrainedModel
 from engine import Engine, EngineConfig, Request
 from engine.encoding.encoder_engine import EncoderEngine
 from engine.errors import ConfigError, ModelError
-from engine.model.adapter import Adapter, check_adapter
-from engine.model.tiny_model import make_tiny_model, shrink
+from engine.model.adapters.adapter import Adapter, check_adapter
+from engine.model.proof.tiny_model import make_tiny_model, shrink
 from tests.adapters import merged_by_peft, save_adapter
 from tests.tiny_encoders import save_encoder, save_modules
 

@@ -15,7 +15,7 @@ from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.model import stock_attention
 from engine.model.model import Model, kv_shape_of
-from engine.model.tiny_model import VOCAB_SIZE, make_tiny_model
+from engine.model.proof.tiny_model import VOCAB_SIZE, make_tiny_model
 from engine.planning.plan import PrefixGroup
 from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Completion, Request

@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from engine.errors import ModelError
 from engine.model.checkpoint import cache_folder
-from engine.model.diagnosis import explain
+from engine.model.proof.diagnosis import explain
+from engine.model.proof.tiny_model import shrink
+from engine.model.proof.tiny_run import MakeEngine, find_difference
 from engine.model.stock_model import refuse_known
-from engine.model.tiny_model import shrink
-from engine.model.tiny_run import MakeEngine, find_difference
 
 LOGGER = logging.getLogger("batchloom.engine")
 

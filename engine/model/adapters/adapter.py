@@ -110,6 +110,6 @@ def check_adapter(adapter: Adapter, checkpoint: Path) -> None:
     Raises:
         ModelError: a target does not exist, or a factor has another shape; names the adapter and the target.
     """
-    from engine.model.lora import Lora, empty_model
+    from engine.model.adapters.lora import Lora, empty_model
 
     Lora.read(adapter).find_targets(empty_model(checkpoint))

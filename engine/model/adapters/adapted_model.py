@@ -9,9 +9,9 @@ import transformers
 from torch import nn
 
 from engine.kernels.decoder_layer import LayerWeights
-from engine.model.adapter import Adapter
+from engine.model.adapters.adapter import Adapter
+from engine.model.adapters.lora import Base, Lora, Update, merge, restore
 from engine.model.attention import AttentionBackend
-from engine.model.lora import Base, Lora, Update, merge, restore
 from engine.model.model import Model
 
 

@@ -9,8 +9,16 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from engine.model.model import Model
-from engine.model.tiny_model import decoder_layers, make_tiny_model
-from engine.model.tiny_run import MOST_ERROR, Difference, MakeEngine, as_request, find_difference, policies, prompts
+from engine.model.proof.tiny_model import decoder_layers, make_tiny_model
+from engine.model.proof.tiny_run import (
+    MOST_ERROR,
+    Difference,
+    MakeEngine,
+    as_request,
+    find_difference,
+    policies,
+    prompts,
+)
 from engine.planning.prefix_groups import plan_prefix_groups
 
 _SWITCH = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias", "norm", "temperature", "gate", "attn")

@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, their weights, and models that exchange them."""

@@ -1,0 +1,1 @@
+"""Whether an architecture is computed as transformers does: a tiny model of its kind, run both ways."""
