@@ -86,7 +86,7 @@ def _digest(tiny: PretrainedConfig) -> str:
 
 def _versions() -> dict[str, str]:
     """Of torch and transformers, and a digest of the engine's own source."""
-    root, source = Path(__file__).parents[1], hashlib.sha256()
+    root, source = Path(__file__).parents[2], hashlib.sha256()
     for file in sorted(path for kind in ("*.py", "*.h", "*.cpp") for path in root.rglob(kind)):
         source.update(file.read_bytes())
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers")} | {

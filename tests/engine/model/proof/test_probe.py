@@ -30,8 +30,9 @@ SIZES = {
 LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
 
 
-def gemma2(**switches: Any) -> PretrainedConfig:
-    return transformers.Gemma2Config(**SIZES, layer_types=LAYERS, sliding_window=100, **switches)
+def vault_gemma(**switches: Any) -> PretrainedConfig:
+    """A family with windows and a soft cap that transformers' own layers compute."""
+    return transformers.VaultGemmaConfig(**SIZES, layer_types=LAYERS, sliding_window=100, **switches)
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +55,15 @@ def without(monkeypatch: pytest.MonkeyPatch, keyword: str) -> None:
 def test_a_forgotten_window_is_found_with_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "sliding_window")
     reason = "log-probabilities differ by up to .*; layer 1 is the first that differs"
-    with pytest.raises(ModelError, match=f"architecture 'gemma2' is not computed as transformers does: .*{reason}"):
-        prove(gemma2(), Engine)
+    with pytest.raises(ModelError, match=f"architecture 'vaultgemma' is not computed as transformers does: .*{reason}"):
+        prove(vault_gemma(), Engine)
 
 
 def test_a_forgotten_soft_cap_is_found_with_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "softcap")
     switch = r"layer 0 is the first that differs, and it does not with attn_logit_softcapping=None in place of 2\.0"
     with pytest.raises(ModelError, match=switch):
-        prove(gemma2(attn_logit_softcapping=2.0), Engine)
+        prove(vault_gemma(attn_logit_softcapping=2.0), Engine)
 
 
 def test_forgotten_sinks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,31 +84,31 @@ def test_what_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(attention.NativeBackend, "prepare", prepare)
     with pytest.raises(ModelError, match=r"with whole prompts, .* it depends on the rest of the batch"):
-        prove(gemma2(), Engine)
+        prove(vault_gemma(), Engine)
 
 
 def test_what_is_alike_is_remembered_by_its_switches(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, empty_cache: Path
 ) -> None:
     with caplog.at_level(logging.INFO, logger="batchloom.engine"):
-        prove(gemma2(), Engine)
+        prove(vault_gemma(), Engine)
     assert (
-        "architecture 'gemma2' is new here: a tiny model of it is compared with transformers, once" in caplog.messages
+        "architecture 'vaultgemma' is new here: a tiny model of it is compared with transformers, once" in caplog.messages
     )
-    assert len(list((empty_cache / "proven").glob("gemma2-*.json"))) == 1
+    assert len(list((empty_cache / "proven").glob("vaultgemma-*.json"))) == 1
 
     def compare(*_: Any) -> None:
         raise AssertionError("compared")
 
     monkeypatch.setattr(probe, "find_difference", compare)
-    prove(gemma2(), Engine)
+    prove(vault_gemma(), Engine)
     larger = SIZES | {"intermediate_size": 200, "vocab_size": 999}
-    prove(transformers.Gemma2Config(**larger, layer_types=LAYERS, sliding_window=80), Engine)
+    prove(transformers.VaultGemmaConfig(**larger, layer_types=LAYERS, sliding_window=80), Engine)
     with pytest.raises(AssertionError, match="compared"):
-        prove(gemma2(attn_logit_softcapping=3.0), Engine)
+        prove(vault_gemma(attn_logit_softcapping=3.0), Engine)
     monkeypatch.setattr(probe, "_versions", lambda: {"transformers": "6.0"})
     with pytest.raises(AssertionError, match="compared"):
-        prove(gemma2(), Engine)
+        prove(vault_gemma(), Engine)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_what_cannot_be_computed_is_refused_with_its_reason(kind: str, reason: s
 def gemma_checkpoint(tmp_path: Path, tiny_checkpoint: Callable[[str], Path]) -> Path:
     folder = tmp_path / "gemma"
     with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(gemma2())
+        model = AutoModelForCausalLM.from_config(vault_gemma())
     model.save_pretrained(folder)
     return folder
 
@@ -152,5 +153,5 @@ def test_an_engine_loads_what_is_proven_and_says_whose_layers_compute(
 def test_an_engine_refuses_before_weights_are_read(gemma_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "sliding_window")
     next(gemma_checkpoint.glob("*.safetensors")).write_bytes(b"damaged")
-    with pytest.raises(ModelError, match="architecture 'gemma2' is not computed as transformers does"):
+    with pytest.raises(ModelError, match="architecture 'vaultgemma' is not computed as transformers does"):
         Engine.load(gemma_checkpoint, EngineConfig(dtype="float32", device="cpu"))
