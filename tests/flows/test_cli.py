@@ -177,7 +177,7 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert batchloom([]) == 0
     listed = capsys.readouterr().out
     assert batchloom(["weekly"]) == 2
-    known = "nightly, explain, evaluate, calibrate, compare, check, report, demo"
+    known = "nightly, explain, evaluate, calibrate, compare, check, advise, report, demo"
     assert capsys.readouterr().err == f"batchloom: no command 'weekly'; there are {known}\n"
     for name in COMMANDS:
         assert f"  {name} " in listed

@@ -166,8 +166,9 @@ def _noting_layers(layers: set[int]) -> Iterator[None]:
         layers.add(int(module.layer_idx))  # type: ignore[arg-type]
         return stock_attention.attend(module, *tensors, **keywords)
 
+    registered = AttentionInterface()[stock_attention.ATTENTION_NAME]
     AttentionInterface.register(stock_attention.ATTENTION_NAME, attend)
     try:
         yield
     finally:
-        AttentionInterface.register(stock_attention.ATTENTION_NAME, stock_attention.attend)
+        AttentionInterface.register(stock_attention.ATTENTION_NAME, registered)

@@ -111,5 +111,5 @@ def test_a_wrong_adapter_is_found_before_any_work(nights: Any, folder: Path, tin
 def test_a_file_that_names_no_adapter_says_so(adapter: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "about.sql").write_text(SQL)
     (tmp_path / "w.toml").write_text(WORKLOAD.format(name="w", adapter=f"adapter = {adapter}"))
-    with pytest.raises(BatchloomError, match=f"w.toml: adapter.*{reason}"):
+    with pytest.raises(BatchloomError, match=f"w.toml: line 6: adapter.*{reason}"):
         load_workload(tmp_path / "w.toml")

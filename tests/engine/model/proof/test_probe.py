@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
@@ -50,6 +50,7 @@ def without(monkeypatch: pytest.MonkeyPatch, keyword: str) -> None:
         return original(*tensors, **keywords | {keyword: None})
 
     monkeypatch.setattr(stock_attention, "attend", attend)
+    monkeypatch.setitem(AttentionInterface._global_mapping, stock_attention.ATTENTION_NAME, attend)
 
 
 def test_a_forgotten_window_is_found_with_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +93,8 @@ def test_what_is_alike_is_remembered_by_its_switches(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="batchloom.engine"):
         prove(vault_gemma(), Engine)
-    assert (
-        "architecture 'vaultgemma' is new here: a tiny model of it is compared with transformers, once" in caplog.messages
-    )
+    is_new = "architecture 'vaultgemma' is new here: a tiny model of it is compared with transformers, once"
+    assert is_new in caplog.messages
     assert len(list((empty_cache / "proven").glob("vaultgemma-*.json"))) == 1
 
     def compare(*_: Any) -> None:
