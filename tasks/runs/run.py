@@ -235,14 +235,17 @@ def list_unfinished_runs(database: str | Path) -> list[Run]:
 def sweep_runs(database: str | Path) -> None:
     """Delete what killed processes left undeleted; call it inside `hold_database`.
 
-    That is the folder of a run that had no manifest yet, and the work of a run that is in the database.
+    That is the folder of a run that had no manifest yet, and of a run that is in the database its work and what was
+    half written, such as its page.
     """
     for folder in runs_folder(database).iterdir():
         if RUN_ID.fullmatch(folder.name) is None:
             continue
         if not (folder / "manifest.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
-        elif any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange")):
+        elif any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange")) or [
+            *folder.glob(".*.tmp")
+        ]:
             run = _try_load(database, folder)
             if run is not None and run.is_written:
                 _drop_work(folder)
