@@ -241,11 +241,10 @@ def sweep_runs(database: str | Path) -> None:
     for folder in runs_folder(database).iterdir():
         if RUN_ID.fullmatch(folder.name) is None:
             continue
+        is_work_left = any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange"))
         if not (folder / "manifest.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
-        elif any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange")) or [
-            *folder.glob(".*.tmp")
-        ]:
+        elif is_work_left or any(folder.glob(".*.tmp")):
             run = _try_load(database, folder)
             if run is not None and run.is_written:
                 _drop_work(folder)
