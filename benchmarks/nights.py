@@ -15,7 +15,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,38 @@ def run_night(
     return {"seconds": float(totals[0]), "computed_tokens": float(totals[1])}, answers
 
 
+def compare_ways(
+    database: Path, files: Mapping[str, Path], num_rounds: int, wrong: str, **night: Any
+) -> dict[str, Any]:
+    """Figures of two nights that take turns, after a round that is not counted.
+
+    Args:
+        database: that the files name.
+        files: by way; the first is the one that should be faster.
+        num_rounds: that are counted.
+        wrong: what it means where their answers differ.
+        night: as `run_night` takes it, for both alike.
+    Raises:
+        WrongAnswerError: an answer differs.
+    """
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in files}
+    answers: dict[str, list[Any]] = {}
+    for _ in range(num_rounds + 1):
+        for way, file in files.items():
+            figures, answers[way] = run_night(database, file, is_together=way != "apart", **night)
+            found[way].append(figures)
+        first, second = answers.values()
+        if first != second:
+            raise WrongAnswerError(wrong)
+    fast, slow = found.values()
+    ratios = [slower["seconds"] / faster["seconds"] for faster, slower in zip(fast, slow, strict=True)]
+    return {
+        "computed_tokens": {way: rounds[-1]["computed_tokens"] for way, rounds in found.items()},
+        "model_seconds": {way: [round(one["seconds"], 2) for one in rounds[1:]] for way, rounds in found.items()},
+        "times_as_fast": round(statistics.median(ratios[1:]), 2),
+    }
+
+
 def measure(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> dict[str, Any]:
     """Figures of both ways; raises `WrongAnswerError` where an answer differs.
 
@@ -132,24 +164,11 @@ def measure(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> di
         num_rounds: that are counted.
         kv_mib: memory for KV.
     """
-    found: dict[str, list[dict[str, float]]] = {"together": [], "apart": []}
-    answers: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
         files = write_files(Path(name), model, num_documents, kv_mib)
-        for _ in range(num_rounds + 1):
-            for way, file in files.items():
-                figures, answers[way] = run_night(Path(name) / "night.duckdb", file, is_together=way == "together")
-                found[way].append(figures)
-            if answers["together"] != answers["apart"]:
-                raise WrongAnswerError("an answer is another one where workloads are planned together")
-    ratios = [apart["seconds"] / both["seconds"] for both, apart in zip(found["together"], found["apart"], strict=True)]
-    return {
-        "num_documents": num_documents,
-        "num_workloads": len(QUESTIONS),
-        "computed_tokens": {way: rounds[-1]["computed_tokens"] for way, rounds in found.items()},
-        "model_seconds": {way: [round(one["seconds"], 2) for one in rounds[1:]] for way, rounds in found.items()},
-        "times_as_fast": round(statistics.median(ratios[1:]), 2),
-    }
+        wrong = "an answer is another one where workloads are planned together"
+        found = compare_ways(Path(name) / "night.duckdb", files, num_rounds, wrong)
+    return {"num_documents": num_documents, "num_workloads": len(QUESTIONS), **found}
 
 
 def measure_kept(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> dict[str, Any]:
@@ -161,29 +180,18 @@ def measure_kept(model: Path, num_documents: int, num_rounds: int, kv_mib: int) 
         num_rounds: that are counted.
         kv_mib: memory for KV.
     """
-    found: dict[str, list[dict[str, float]]] = {"kept": [], "computed": []}
-    answers: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
         folder = Path(name)
         files = write_later_files(folder, write_files(folder, model, num_documents, kv_mib)["together"])
-        first, _ = run_night(folder / "night.duckdb", files["first"], is_together=True)
+        first, _ = run_night(folder / "night.duckdb", files.pop("first"), is_together=True)
         kept_bytes = sum(path.stat().st_size for path in folder.glob("*.runs/prefixes/*.kv"))
-        for _ in range(num_rounds + 1):
-            for way in found:
-                figures, answers[way] = run_night(
-                    folder / "night.duckdb", files[way], is_together=True, names=NEW_QUESTION
-                )
-                found[way].append(figures)
-            if answers["kept"] != answers["computed"]:
-                raise WrongAnswerError("an answer is another one where prefixes are read from disk")
-    ratios = [one["seconds"] / other["seconds"] for one, other in zip(found["computed"], found["kept"], strict=True)]
+        wrong = "an answer is another one where prefixes are read from disk"
+        found = compare_ways(folder / "night.duckdb", files, num_rounds, wrong, names=NEW_QUESTION)
     return {
         "num_documents": num_documents,
         "kept_bytes": kept_bytes,
         "first_night_seconds": round(first["seconds"], 2),
-        "computed_tokens": {way: rounds[-1]["computed_tokens"] for way, rounds in found.items()},
-        "model_seconds": {way: [round(one["seconds"], 2) for one in rounds[1:]] for way, rounds in found.items()},
-        "times_as_fast": round(statistics.median(ratios[1:]), 2),
+        **found,
     }
 
 
