@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, TypeVar
 
 import torch
@@ -79,7 +80,7 @@ def measure(case: Case, run: GpuRun, ceilings: Ceilings) -> dict[str, Any]:
         "name": case.name,
         "us": found | {name: took.us for name, took in timed.items()},
         "not_captured": {name: took.not_captured for name, took in timed.items() if took.not_captured},
-        "speedup_of_fused": {name: round(took.us / fused_us, 3) for name, took in timed.items()},
+        "speedup_of_fused": {name: took.us / fused_us for name, took in timed.items()},
         "relay_equation_10": round(equation_10(case.num_members, case.prefix_len, case.own_len), 3),
         "share_of_bandwidth": round(step.num_bytes / fused_us / 1e3 / ceilings.memory_gb_s, 3),
         "share_of_matrix_rate": round(step.num_flops / fused_us / 1e6 / ceilings.matrix_tflops, 3),
@@ -92,8 +93,8 @@ def summary(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = sorted({name for case in cases for name in case["speedup_of_fused"]} - {"fused"})
     means = {}
     for name in names:
-        logs = [math.log(case["speedup_of_fused"][name]) for case in cases if name in case["speedup_of_fused"]]
-        means[f"geometric mean over {name}"] = round(math.exp(sum(logs) / len(logs)), 3)
+        mean = geometric_mean(case["speedup_of_fused"][name] for case in cases if name in case["speedup_of_fused"])
+        means[f"geometric mean over {name}"] = float(f"{mean:.3g}")
     means["worst over paged"] = min(case["speedup_of_fused"]["paged"] for case in cases)
     return means
 

@@ -1,6 +1,5 @@
 """What the stages' files say of each goal: met, missed, or not measured."""
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ def goals(folder: Path) -> Iterator[Goal]:
     cases = [case for name, case in read_parts(folder, "attention").items() if name != "ceilings"]
     shared = [case for case in cases if case["num_members"] > 1]
     over_relay = [case["speedup_of_fused"]["relay"] for case in shared]
-    mean = math.exp(statistics.fmean(map(math.log, over_relay))) if over_relay else None
+    mean = statistics.geometric_mean(over_relay) if over_relay else None
     yield Goal(name="fused over relay, geometric mean of the grid", found=mean, bound=1.3)
     over_paged = min((case["speedup_of_fused"]["paged"] for case in cases), default=None)
     yield Goal(name="fused over paged, worst case", found=over_paged, bound=0.97)

@@ -168,6 +168,18 @@ def test_another_s_failure_is_its_result_and_ours_ends_the_run(
     assert document["summary"]["worst over paged"] == 1
 
 
+def test_a_kernel_thousands_of_times_as_fast_as_ours_has_a_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter takes milliseconds for what SDPA computes in microseconds."""
+    times = {"fused": 300_000.0, "paged": 300_000.0, "sdpa": 60.0}
+    found = [(name, DeviceTime(us=us, not_captured="no GPU")) for name, us in times.items()]
+    monkeypatch.setattr(attention, "gated", lambda *_: found)
+    file = tmp_path / "attention.json"
+    attention.measure_all([SMALL], HERE, file, seconds=60)
+    assert json.loads(file.read_text())["summary"]["geometric mean over sdpa"] == pytest.approx(0.0002)
+
+
 def test_a_run_fills_in_what_the_file_lacks(
     offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
