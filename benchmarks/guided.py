@@ -30,6 +30,7 @@ from benchmarks.peers.protocol import Work
 from benchmarks.typed import MAX_NEW_TOKENS, SCHEMA, judge, make_prompts
 from engine.kernels import cdiv
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
 from flows.demo import find_demo_model
 from tasks.prompts.text_codec import TextCodec
 
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vllm", type=Path, help="the interpreter that has vLLM, where it is not in .peers")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    folder, machine = resolve_checkpoint(options.model or str(find_demo_model())), describe_machine()
+    folder = unpack_gguf(resolve_checkpoint(options.model or find_demo_model()))
+    machine = describe_machine()
     codec = TextCodec.load(folder)
     prompts = make_prompts(codec, options.rows * (options.rounds + 1))
     peers = {peer.name: peer for peer in PEERS}
