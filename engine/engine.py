@@ -124,6 +124,11 @@ class Engine:
         self._runner.use_adapter(adapter)
 
     @property
+    def adapter(self) -> Adapter | None:
+        """In the weights; None: the base alone."""
+        return self._model.adapter
+
+    @property
     def max_model_len(self) -> int:
         """Longest prompt plus answer, in tokens."""
         limit = self.config.max_model_len

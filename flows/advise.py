@@ -14,6 +14,7 @@ from rich.table import Table
 
 from engine.errors import BatchloomError, ConfigError
 from engine.planning.choose_prefixes import PlanMethod
+from flows.cli import EXIT_FAILED
 from flows.nights.night_file import load_night
 from flows.settings import find_attachments
 from tasks.database.connection import connect
@@ -22,8 +23,6 @@ from tasks.layouts.settle import LayoutJob
 from tasks.nights.graph import plan_waves
 from tasks.tokenize import read_max_model_len
 from tasks.workloads.workload import Workload, load_workload
-
-EXIT_FAILED = 1
 
 
 def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Workload]]]:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import BatchloomError
+from flows.cli import EXIT_FAILED
 from tasks.report import report, write_report
 from tasks.storage.artifact import ArtifactRef
 
 LOGGER = logging.getLogger("batchloom")
-
-EXIT_FAILED = 1
 
 
 def report_run(database: Path, run_id: str, plan: ArtifactRef | None) -> None:

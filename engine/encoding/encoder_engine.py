@@ -51,10 +51,14 @@ class EncoderEngine:
         encoder: loaded.
         config: how to compute; what concerns KV memory, decoding and sharing says nothing here.
         max_positions: longest text that the checkpoint's positions allow, in tokens.
+        adapter: in the weights; None: the base alone.
     """
 
-    def __init__(self, encoder: Encoder, config: EngineConfig, max_positions: int) -> None:
+    def __init__(
+        self, encoder: Encoder, config: EngineConfig, max_positions: int, adapter: Adapter | None = None
+    ) -> None:
         self.config = config
+        self.adapter = adapter
         self._encoder = encoder
         self._max_positions = max_positions
 
@@ -80,7 +84,7 @@ class EncoderEngine:
         use_device(device)
         use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
-        return cls(encoder, config, read_max_positions(folder))
+        return cls(encoder, config, read_max_positions(folder), adapter)
 
     is_usable = True
     """See `Engine.is_usable`."""

@@ -4,9 +4,6 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-import transformers
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -14,14 +11,10 @@ from engine.execution.output import Decoder
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
-from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.request import Completion, Request
-
-if TYPE_CHECKING:
-    from engine.model.shard import Shard
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -34,7 +27,6 @@ class KeepingEngine(Engine):
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         super().__init__(model, config, checkpoint)
-        self._adapter: Adapter | None = None
         self._keeper: PrefixKeeper | None = None
         if checkpoint is None:
             LOGGER.warning("no prefixes are kept: a loaded model has no digest")
@@ -47,26 +39,6 @@ class KeepingEngine(Engine):
         except (OSError, sqlite3.Error) as error:
             LOGGER.warning("no prefixes are kept: %s: %s", config.prefix_folder, error)
 
-    @classmethod
-    def load(
-        cls,
-        model: str | Path | transformers.PreTrainedModel,
-        config: EngineConfig | None = None,
-        *,
-        adapter: Adapter | None = None,
-        keeps_base: bool = False,
-        shard: "Shard | None" = None,
-    ) -> Self:
-        """See `Engine.load`."""
-        engine = super().load(model, config, adapter=adapter, keeps_base=keeps_base, shard=shard)
-        engine._adapter = adapter
-        return engine
-
-    def use_adapter(self, adapter: Adapter | None) -> None:
-        """See `Engine.use_adapter`; KV of the adapter before is not found."""
-        super().use_adapter(adapter)
-        self._adapter = adapter
-
     def run_plan(
         self,
         requests: Sequence[Request],
@@ -75,11 +47,12 @@ class KeepingEngine(Engine):
         decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> Iterator[Completion]:
-        """See `Engine.run_plan`. Prefixes are on disk when the last completion is taken."""
+        """See `Engine.run_plan`. Prefixes are on disk when the last completion is taken; KV of another adapter is not
+        found."""
         if self._keeper is None:
             yield from super().run_plan(requests, groups, decode=decode, on_step=on_step)
             return
-        adapter = "" if self._adapter is None else self._adapter.digest
+        adapter = "" if self.adapter is None else self.adapter.digest
         self._keeper.about = f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}"
         groups = self._keeper.extend(groups)
         yield from super().run_plan(requests, groups, decode=decode, on_step=self._keeper.watch(on_step))

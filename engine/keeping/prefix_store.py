@@ -99,15 +99,13 @@ class PrefixStore:
 
     def find(self, keys: Sequence[bytes]) -> list[BlockPlace]:
         """Where the leading blocks are, up to the first that is not kept."""
-        marks = ",".join("?" * len(keys))
-        with self._lock:
-            rows = self._index.execute(f"select key, name, place from blocks where key in ({marks})", keys).fetchall()
-        places = {bytes(key): BlockPlace(name, place) for key, name, place in rows}
         found = []
-        for key in keys:
-            if key not in places:
-                break
-            found.append(places[key])
+        with self._lock:
+            for key in keys:
+                row = self._index.execute("select name, place from blocks where key = ?", [key]).fetchone()
+                if row is None:
+                    break
+                found.append(BlockPlace(*row))
         return found
 
     def read(self, name: str) -> torch.Tensor | None:

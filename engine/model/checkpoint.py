@@ -248,3 +248,11 @@ def is_plain(config: Mapping[str, Any]) -> bool:
         and not config.get("mlp_bias")
         and (rope.get("rope_type") or rope.get("type")) not in ("dynamic", "longrope")
     )
+
+
+def find_eos_token_ids(language_model: "transformers.PreTrainedModel") -> frozenset[int]:
+    """Tokens that end an answer: of its generation config, else of its config."""
+    eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
+    if eos is None:
+        eos = language_model.config.eos_token_id
+    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)

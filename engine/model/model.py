@@ -20,12 +20,13 @@ from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, OutputLaye
 from engine.kernels.draw import draw_tokens
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionBackend, AttentionStep
-from engine.model.checkpoint import is_plain, load_weights, read_config, resolve_checkpoint
+from engine.model.checkpoint import find_eos_token_ids, is_plain, load_weights, read_config, resolve_checkpoint
 from engine.model.layers import ReplacedLayers, TiedEmbedding, TorchOutputLayer, read_weights
 from engine.model.stock_attention import ATTENTION_NAME
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
+    from engine.model.adapters.adapter import Adapter
     from engine.model.shard import Shard
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -38,6 +39,7 @@ class Model:
     """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
 
     Attributes:
+        adapter: in the weights; None: the base alone.
         shard: which rank's share of the model this is; None where it is whole.
         settings: of the text model, as config.json has them.
         max_positions: longest sequence that the checkpoint's positions allow.
@@ -59,6 +61,7 @@ class Model:
         self._base = language_model.get_decoder()
         self._output_layer: OutputLayer = TorchOutputLayer(language_model.get_output_embeddings())
         self._draw_tokens = draw_tokens
+        self.adapter: Adapter | None = None
         self.shard: Shard | None = None
         self.device = device
         self.dtype: torch.dtype = language_model.dtype
@@ -80,7 +83,7 @@ class Model:
                 self._read_layer, self._join_layers = family.read_weights, family.join_layers
         self.has_own_layers = self.has_plain_layers or self._join_layers is not ReplacedLayers
         self.weight_bytes = sum(parameter.nbytes for parameter in language_model.parameters())
-        self.eos_token_ids = _eos_token_ids(language_model)
+        self.eos_token_ids = find_eos_token_ids(language_model)
         self.is_compiled = False
         self.has_output_layer = True
         self.has_replaced_layers = False
@@ -291,10 +294,3 @@ def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KV
         dtype=dtype,
         windows=windows,
     )
-
-
-def _eos_token_ids(language_model: transformers.PreTrainedModel) -> frozenset[int]:
-    eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
-    if eos is None:
-        eos = language_model.config.eos_token_id
-    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)

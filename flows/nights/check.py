@@ -11,6 +11,7 @@ from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
 from engine.model.adapters.adapter import check_adapter
 from engine.model.hub import resolve_head
+from flows.cli import EXIT_FAILED
 from flows.nights.night_file import NightPlan, load_night
 from flows.workload_run import prove_architecture
 from tasks.nights.check_steps import find_query_problems
@@ -18,8 +19,6 @@ from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.tokenize import read_max_model_len
 from tasks.workloads.workload import Workload
-
-EXIT_FAILED = 1
 
 
 def find_problems(plan: NightPlan) -> list[str]:

@@ -39,7 +39,6 @@ class LoadedModel:
 
     engine: "Engine | EncoderEngine"
     codec: TextCodec
-    adapter: Adapter | None = None
 
 
 class EngineHost:
@@ -83,9 +82,10 @@ class EngineHost:
             key = (checkpoint, model_digest, config)
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
-            if self._model is not None and self._model.adapter != adapter:
+            if self._model is not None and self._model.engine.adapter != adapter:
                 loaded, self._model = self._model, None
-                self._model = exchange_adapter(loaded, adapter) if keeps_base else None
+                if keeps_base and exchange_adapter(loaded.engine, adapter):
+                    self._model = loaded
                 del loaded
             if self._model is not None and not self._model.engine.is_usable:
                 self._model = None
@@ -116,7 +116,7 @@ class EngineHost:
         while True:
             engine = _load_engine(checkpoint, lower(config, self._num_halvings), may_encode, adapter, keeps_base)
             if engine is not None:
-                return LoadedModel(engine=engine, codec=codec, adapter=adapter)
+                return LoadedModel(engine=engine, codec=codec)
             free_memory()
             if not self._halve(config):
                 lowest = lower(config, self._num_halvings)
@@ -148,8 +148,8 @@ def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
     return replace(config, max_num_batched_tokens=tokens, kv_memory_bytes=kv_bytes)
 
 
-def exchange_adapter(model: LoadedModel, adapter: Adapter | None) -> LoadedModel | None:
-    """The loaded model with another adapter; None where it has to be loaded anew: an encoder, or memory ran out.
+def exchange_adapter(engine: "Engine | EncoderEngine", adapter: Adapter | None) -> bool:
+    """Give an engine another adapter; False where it has to be loaded anew: an encoder, or memory ran out.
 
     Raises:
         ModelError: the adapter cannot be read, or is none of this model.
@@ -157,13 +157,13 @@ def exchange_adapter(model: LoadedModel, adapter: Adapter | None) -> LoadedModel
     from engine.engine import Engine
 
     try:
-        if isinstance(model.engine, Engine):
-            model.engine.use_adapter(adapter)
-            return replace(model, adapter=adapter)
+        if isinstance(engine, Engine):
+            engine.use_adapter(adapter)
+            return True
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    return None
+    return False
 
 
 def _load_engine(

@@ -51,7 +51,7 @@ class AdaptedModel(Model):
         assert isinstance(made, cls), "load makes the class that it is called of"
         made.keeps_base = keeps_base
         made._owns_weights = made._owns_weights and not keeps_base
-        made._updates = made._find_updates(adapter)
+        made._choose(adapter)
         return made
 
     @torch.inference_mode()
@@ -73,7 +73,7 @@ class AdaptedModel(Model):
             ModelError: the adapter cannot be read, or is none of this model; the one in use stays.
         """
         assert self.keeps_base, "the base is not there any more"
-        self._updates = self._find_updates(adapter)
+        self._choose(adapter)
         if self.has_replaced_layers:
             layers = backend.make_layers(self._take_layers())
             assert layers is not None, "the backend has had layers"
@@ -82,9 +82,10 @@ class AdaptedModel(Model):
             restore(self._replaced_weights)
             self._merge_stock_layers()
 
-    def _find_updates(self, adapter: Adapter | None) -> dict[str, Update]:
+    def _choose(self, adapter: Adapter | None) -> None:
         assert self._language_model is not None, "an adapter is chosen before the base is dropped"
-        return {} if adapter is None else Lora.read(adapter).find_targets(self._language_model)
+        self._updates = {} if adapter is None else Lora.read(adapter).find_targets(self._language_model)
+        self.adapter = adapter
 
     def _merge_stock_layers(self) -> None:
         assert self._language_model is not None, "merged while the base is there"
