@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][48]|[13579][26]|[2468]0)00)"
+DAY = (
+    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    rf"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+"""A regular expression for the days of the calendar, from 0001-01-01 on."""
+
 JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's ``json.dumps`` writes it: models have seen most of it, and there is only one way to write a key."""
 
@@ -144,14 +152,36 @@ def json_source(schema: Mapping[str, Any] | str) -> str:
     """llguidance's form of a JSON schema.
 
     Raises:
-        GrammarError: it is not JSON.
+        GrammarError: it is not JSON, or nested too deeply.
     """
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema if isinstance(schema, str) else json.dumps(schema), overrides=JSON_OPTIONS
-        )
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+        return LLMatcher.grammar_from_json_schema(json.dumps(_with_calendar(schema)), overrides=JSON_OPTIONS)
     except ValueError as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+    except RecursionError as error:
+        raise GrammarError("the JSON schema is nested too deeply") from error
+
+
+def _with_calendar(schema: Any, *, is_names: bool = False) -> Any:
+    """The schema with dates that the calendar has; llguidance's formats allow 29 February and a year 0000.
+
+    Args:
+        is_names: the keys are names of the user's, not keywords.
+    """
+    if isinstance(schema, list):
+        return [_with_calendar(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    held = {
+        key: value
+        if key in ("const", "enum", "default", "examples") and not is_names
+        else _with_calendar(value, is_names=not is_names and key in ("properties", "$defs", "definitions"))
+        for key, value in schema.items()
+    }
+    if not is_names and held.get("format") in ("date", "date-time"):
+        held["allOf"] = [*held.get("allOf", ()), {"pattern": f"^{DAY}"}]
+    return held
 
 
 def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> None:

@@ -58,6 +58,8 @@ def _read_schema(name: str, info: ValidationInfo) -> str:
         raise ValueError(f"names {name!r}, and {path} cannot be read: {error}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"names {name!r}, which is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"names {name!r}, which is nested too deeply") from error
     refuse_if(not isinstance(schema, dict), f"names {name!r}, which is not a JSON object")
     text = json.dumps(schema, ensure_ascii=False)
     try:

@@ -194,6 +194,32 @@ def test_forced_tokens_take_no_steps_of_their_own(tiny_llama: Path, vocabulary: 
     assert max(step.num_tokens for step in small_steps) == 2
 
 
+@pytest.mark.parametrize("name", ["day", "properties", "enum"])
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("2024-02-29", True),
+        ("2025-02-28", True),
+        ("2025-02-29", False),
+        ("1900-02-29", False),
+        ("2000-02-29", True),
+        ("2025-04-31", False),
+        ("0000-01-01", False),
+    ],
+)
+def test_dates_of_a_schema_are_in_the_calendar(
+    tiny_llama: Path, vocabulary: Vocabulary, name: str, text: str, is_allowed: bool
+) -> None:
+    """Whatever the property's name, and whatever data of the same form the schema holds."""
+    data = {"format": "date"}
+    day = {"type": ["string", "null"], "format": "date", "examples": [data]}
+    schema = {"type": "object", "properties": {name: day, "kind": {"const": data}}, "required": [name, "kind"]}
+    answer = json.dumps({name: text, "kind": data})
+    matcher = Grammar.from_json_schema(schema, vocabulary).new_matcher()
+    token_ids = AutoTokenizer.from_pretrained(tiny_llama).encode(answer, add_special_tokens=False)
+    assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) is is_allowed
+
+
 def test_forced_text_has_the_tokens_of_the_models_own_tokenizer(tiny_llama: Path, vocabulary: Vocabulary) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
     text = "Answer the question with words from the text: once upon a time, 12 nights."
@@ -228,6 +254,7 @@ def test_bfloat16_is_held_to_the_grammar_too(tiny_llama: Path, workload: list[Re
         (lambda v: Grammar.from_json_schema({"type": "string", "enum": []}, v), "(?i)unsatisfiable"),
         (lambda v: Grammar.from_json_schema({"not": {}}, v), "not"),
         (lambda v: Grammar.from_json_schema("{", v), "not JSON"),
+        (lambda v: Grammar.from_json_schema('{"not": ' * 5000, v), "nested too deeply"),
         (lambda v: Grammar.from_lark("start: other", v), "other"),
     ],
 )
