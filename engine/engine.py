@@ -220,7 +220,7 @@ class Engine:
             pool=pool,
             config=self._config,
             swap=swap,
-            lookup=self._runner.make_lookup(),
+            lookup=self._runner.make_lookup(sampler),
         )
         if self._model.should_compile(self.config.compile, sum(group.num_tokens for group in groups)):
             self._model.compile_layers()

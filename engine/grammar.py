@@ -8,8 +8,10 @@ are left to the model, with every token allowed that begins with them.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Sequences
+from copy import copy
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -272,6 +274,26 @@ class Constraint:
             taken.append(self.forced[0])
             self.accept(self.forced[0])
         return taken
+
+    def count_allowed(self, token_ids: Sequences[int]) -> int:
+        """How many of the tokens, from the first on, the answer may go on with; none that ends it."""
+        ends = self.vocabulary.eos_token_ids
+        return max(0, self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)]))
+
+    def goes_on(self, token_ids: Sequences[int]) -> Iterator["Constraint"]:
+        """Copies that have come further: by the first of the tokens, by two, and so on up to one that is not chosen.
+
+        Args:
+            token_ids: that the answer may go on with.
+        """
+        later = self
+        for token_id in token_ids:
+            if later.forced and later.forced[0] != token_id:
+                return
+            later = copy(later)
+            later._matcher, later._accepted = later._matcher.deep_copy(), [*later._accepted]
+            later.accept(token_id)
+            yield later
 
     def restart(self) -> None:
         """Goes on with states of its own, where those of all answers together have exceeded llguidance's limits."""

@@ -43,16 +43,29 @@ class ConstrainedSampler(TokenSampler):
         self._prepared: tuple[Step, Future[Masks] | None] | None = None
 
     def prepare(self, step: Step) -> None:
-        rows = [
-            (row, None if self._is_thinking(sequence) else self._constraint(sequence))
-            for row, (sequence, place) in enumerate(step.sampled)
-            if self._is_held(sequence) and not sequence.is_answered and place >= sequence.num_known
-        ]
+        rows: list[tuple[int, Constraint | None, list[int]]] = []
+        for row, (sequence, place) in enumerate(step.sampled):
+            if self._is_held(sequence) and not sequence.is_answered and place == sequence.num_known:
+                constraint = None if self._is_thinking(sequence) else self._constraint(sequence)
+                rows.append((row, constraint, sequence.own_token_ids[place : place + sequence.num_guesses].tolist()))
         masks = self._thread.submit(self._make_masks, rows, len(step.sampled)) if rows else None
         self._prepared = step, masks
 
     def needs_tokens(self, step: Step) -> bool:
         return any(self._is_held(sequence) for sequence, _ in step.sampled)
+
+    def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
+        """See `TokenSampler.count_allowed`; no token that ends thoughts is among these, or that ends an answer."""
+        request, token_list = sequence.request, token_ids.tolist()
+        if self._is_thinking(sequence):
+            assert request.thinking is not None
+            for index, token in enumerate(token_list):
+                num_thoughts = sequence.num_output_tokens + index + 1
+                if token in self._model.eos_token_ids or request.thinking.follow(token, num_thoughts) is not None:
+                    return index
+        elif request.grammar is not None:
+            return self._constraint(sequence).count_allowed(token_list)
+        return len(token_list)
 
     def _masks(self, step: Step) -> torch.Tensor | None:
         if self._prepared is None or self._prepared[0] is not step:
@@ -76,11 +89,20 @@ class ConstrainedSampler(TokenSampler):
             self._constraints[sequence] = sequence.request.grammar.start(sequence.request.opening)
         return self._constraints[sequence]
 
-    def _make_masks(self, held: Sequences[tuple[int, Constraint | None]], num_rows: int) -> Masks:
-        """Rows that are not held, and those whose grammar has failed, allow every token; None is for thoughts."""
+    def _make_masks(self, held: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
+        """Rows that are not held, and those whose grammar has failed, allow every token; None is for thoughts.
+
+        Args:
+            held: for each answer its first row, how far it has come, and the guesses that its further rows follow.
+            num_rows: of the masks.
+        """
         masks = np.full((num_rows, cdiv(self._model.vocab_size, 32)), _ALL, dtype=np.int32)
-        masks[[row for row, constraint in held if constraint is None]] = self._thinking_mask
-        rows = [(row, constraint) for row, constraint in held if constraint is not None]
+        rows: list[tuple[int, Constraint]] = []
+        for first, constraint, guesses in held:
+            if constraint is None:
+                masks[first : first + 1 + len(guesses)] = self._thinking_mask
+            else:
+                rows += enumerate((constraint, *constraint.goes_on(guesses)), first)
         open_rows = [(row, constraint) for row, constraint in rows if not constraint.forced]
         for row, constraint in rows:
             if constraint.forced:

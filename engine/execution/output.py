@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.device.transfers import HostCopies, to_device
@@ -51,20 +52,12 @@ class PendingTokens:
         copied, *scores = self.copies.wait()
         self.labels.book(scores)
         token_ids = copied.tolist()
-        ends: dict[int, FinishReason] = {}
-        forced: dict[int, Sequences[int]] = {}
-        for row, token in enumerate(token_ids):
-            if token not in self.eos_token_ids and row not in self.watched_rows:
-                continue
-            sequence, place = self.step.sampled[row]
-            if sequence.is_answered or place < sequence.num_known:
-                continue
-            followers, end = self.follow(sequence, place, token)
-            if followers:
-                forced[row] = followers
-            if end is not None:
-                ends[row] = end
-        return StepTokens(token_ids=token_ids, ends=ends, forced=forced)
+        ends = {row for row, token in enumerate(token_ids) if token in self.eos_token_ids}
+        return StepTokens(
+            token_ids=token_ids,
+            watched_rows=self.watched_rows | ends,
+            follow=lambda row: self.follow(*self.step.sampled[row], token_ids[row]),
+        )
 
 
 class TokenSampler:
@@ -106,6 +99,15 @@ class TokenSampler:
     def needs_tokens(self, step: Step) -> bool:
         """Whether the step can be sampled only after the step before it is committed."""
         return False
+
+    def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
+        """How many of the tokens, from the first on, a constrained answer may go on with.
+
+        Args:
+            sequence: whose tokens are known all.
+            token_ids: int32 ``[n]``, guesses at the next ones.
+        """
+        return len(token_ids)
 
     def _masks(self, step: Step) -> torch.Tensor | None:
         """The tokens allowed in each sampled row, see `sample`; None: all."""

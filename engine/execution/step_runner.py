@@ -116,8 +116,8 @@ class StepRunner:
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
 
-    def make_lookup(self) -> "PromptLookup | None":
-        """What guesses tokens of answers in one run; None where nothing is guessed."""
+    def make_lookup(self, sampler: TokenSampler) -> "PromptLookup | None":
+        """What guesses tokens of answers in one run, which `sampler` chooses; None where nothing is guessed."""
         if self._config.prompt_lookup == "never":
             return None
         from engine.scheduling.prompt_lookup import PromptLookup, num_weight_rows
@@ -126,6 +126,7 @@ class StepRunner:
             num_weight_rows=num_weight_rows(self.model.device.type, is_bf16=self.model.dtype == torch.bfloat16),
             num_weight_kv_tokens=self.model.weight_bytes / self.model.kv_shape.bytes_per_token,
             block_size=self.cache.block_size,
+            count_allowed=sampler.count_allowed,
         )
 
 

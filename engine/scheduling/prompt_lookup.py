@@ -8,6 +8,8 @@ Saxena, "Prompt Lookup Decoding" (2023); draft tokens are checked as in Leviatha
 Transformers via Speculative Decoding" (2023), but by drawing the same random numbers as without them.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,12 +37,21 @@ class PromptLookup:
         num_weight_rows: rows that a step computes in the time in which it reads the model's weights.
         num_weight_kv_tokens: tokens whose KV it reads in that time.
         block_size: tokens in a KV block.
+        count_allowed: told a constrained answer and guesses, how many of these it may have, from the first on.
     """
 
-    def __init__(self, *, num_weight_rows: int, num_weight_kv_tokens: float, block_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_weight_rows: int,
+        num_weight_kv_tokens: float,
+        block_size: int,
+        count_allowed: Callable[[Sequence, npt.NDArray[np.int32]], int],
+    ) -> None:
         self._num_weight_rows = num_weight_rows
         self._num_weight_kv_tokens = num_weight_kv_tokens
         self._block_size = block_size
+        self._count_allowed = count_allowed
         self._num_tried = [_PRIOR_TRIES] * (MOST_MATCHED + 1)
         self._num_right = [_PRIOR_TRIES * matched / (matched + 2) for matched in range(MOST_MATCHED + 1)]
 
@@ -83,10 +94,12 @@ class PromptLookup:
         num_free_slots = len(sequence.block_ids) * self._block_size - length
         num_left = sequence.num_suffix + request.max_new_tokens - 1 - length  # the last token of an answer needs no row
         most = min(room, MOST_GUESSES, num_free_slots, num_left)
-        if request.mode != "generate" or request.is_constrained or most <= 0 or sequence.num_known < length:
+        if request.mode != "generate" or most <= 0 or sequence.num_known < length:
             return range(0)
         answer = sequence.own_token_ids[sequence.num_suffix : length]
         matched, found = find_continuation(np.concatenate([request.token_ids, answer]), most)
+        if request.is_constrained and len(found):
+            found = found[: self._count_allowed(sequence, found)]
         sequence.guess(found, length - matched)
         return range(matched, matched + len(found))
 

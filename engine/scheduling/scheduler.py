@@ -168,35 +168,38 @@ class Scheduler:
         """
         if not step.is_advanced:
             self.advance(step)
-        answered, ends, forced = [], tokens.ends, tokens.forced
+        answered = []
         for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
             if sequence.is_answered or place < sequence.num_known or place > sequence.num_computed:
                 continue  # the last: it follows a wrong guess
-            was_guessed, is_right = sequence.num_guesses > 0, sequence.settle(place, token)
-            if was_guessed and self._lookup is not None:
-                self._lookup.book(place - sequence.ending_start, is_right=is_right)
-                step.num_right_tokens += is_right
-            length, reason = place + 1, ends.get(row)
-            if row in forced:
-                for follower in forced[row]:
-                    sequence.append(follower)
-                length += len(forced[row])
+            followers, reason = tokens.follow(row) if row in tokens.watched_rows else ((), None)
+            has_late_row, length = sequence.num_computed > place, place + 1 + len(followers)
+            self._settle(step, sequence, place, token)
+            for follower in followers:
+                self._settle(step, sequence, sequence.length, follower)
             if reason is None and length == len(sequence.own_token_ids):
                 reason = "length"
             if reason is not None:
                 sequence.length = length  # later tokens are dropped
-                answered.append(Answered(sequence=sequence, reason=reason, has_late_row=sequence.num_computed > place))
+                answered.append(Answered(sequence=sequence, reason=reason, has_late_row=has_late_row))
                 self._finish(sequence)
-            elif is_right:
-                sequence.num_computed += 1
-                if self._admission.cache is not None:
-                    self._admission.cache.remember(sequence, sequence.num_computed - 1)
         for sequence in step.scored:
             sequence.length = sequence.num_suffix
             answered.append(Answered(sequence=sequence, reason="scored"))
             self._finish(sequence)
         self.pool.free(step.left_block_ids)
         return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
+
+    def _settle(self, step: Step, sequence: Sequence, place: int, token_id: int) -> None:
+        """Books own token `place` of a sequence, and whether it was guessed right: then its KV is there."""
+        was_guessed, is_right = sequence.num_guesses > 0, sequence.settle(place, token_id)
+        if was_guessed and self._lookup is not None:
+            self._lookup.book(place - sequence.ending_start, is_right=is_right)
+            step.num_right_tokens += is_right
+        if is_right:
+            sequence.num_computed += 1
+            if self._admission.cache is not None:
+                self._admission.cache.remember(sequence, sequence.num_computed - 1)
 
     def _new_step(self) -> Step:
         return Step(room=self._config.step_tokens)

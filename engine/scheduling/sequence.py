@@ -134,11 +134,6 @@ class Sequence:
         """Natural-log scores of the labels, up to one common constant."""
         return self.first_scores + self.tail_sums
 
-    def append(self, token_id: int) -> None:
-        """Adds a generated token, after tokens that are known all."""
-        self.own_token_ids[self.length] = token_id
-        self.length = self.num_known = self.length + 1
-
     def guess(self, token_ids: npt.NDArray[np.int32], ending_start: int) -> None:
         """Writes tokens that may come next behind the known ones; a step counts those that it computes."""
         self.own_token_ids[self.length : self.length + len(token_ids)] = token_ids

@@ -1,6 +1,6 @@
 """What one step computes, its layout as a token batch, and what the model says in it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,14 +23,14 @@ class StepTokens:
 
     Attributes:
         token_ids: one for each row of `Step.sampled`.
-        ends: why an answer ends with its token, or with those forced after it, by index into these; length needs no
-            mention.
-        forced: tokens that follow a token for certain, by its index; no more than the answer has room for.
+        watched_rows: indices of those that may end an answer, or that others may follow for certain.
+        follow: asked about a watched row, in order, once its token is one of the answer: tokens that follow for
+            certain, no more than the answer has room for; why the answer ends with these, length needs no mention.
     """
 
     token_ids: Sequences[int]
-    ends: Mapping[int, FinishReason]
-    forced: Mapping[int, Sequences[int]] = field(default_factory=dict)
+    watched_rows: Container[int]
+    follow: Callable[[int], tuple[Sequences[int], FinishReason | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

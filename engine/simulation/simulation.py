@@ -185,14 +185,12 @@ def _num_seen(earlier: int, window: int) -> int:
 
 def _make_tokens(step: Step, num_answer_tokens: int) -> StepTokens:
     """Any tokens, which end each answer at `num_answer_tokens`."""
-    return StepTokens(
-        token_ids=[0] * len(step.sampled),
-        ends={
-            row: "length"
-            for row, (sequence, place) in enumerate(step.sampled)
-            if place + 1 - sequence.num_suffix >= num_answer_tokens
-        },
-    )
+    ends = {
+        row
+        for row, (sequence, place) in enumerate(step.sampled)
+        if place + 1 - sequence.num_suffix >= num_answer_tokens
+    }
+    return StepTokens(token_ids=[0] * len(step.sampled), watched_rows=ends, follow=lambda row: ((), "length"))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,8 +13,10 @@ import torch
 from hypothesis import strategies as st
 
 from engine import EngineConfig
+from engine.execution.output import TokenSampler
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_layout import KVLayout, find_layout, kept_windows
+from engine.scheduling.prompt_lookup import PromptLookup
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE
 
@@ -80,6 +82,15 @@ def poison_freed_blocks(pool: BlockPool, *memories: HashMemory) -> None:
                 memory.blocks[start : start + length] = UNWRITTEN
 
     pool.__class__ = Poisoning
+
+
+class EagerLookup(PromptLookup):
+    """Guesses whatever may be right, however unlikely: weights that take for ever to read make each row worth it."""
+
+    def __init__(self, sampler: TokenSampler) -> None:
+        super().__init__(
+            num_weight_rows=10**9, num_weight_kv_tokens=1, block_size=BLOCK_SIZE, count_allowed=sampler.count_allowed
+        )
 
 
 def kept_layout(windows: tuple[int, ...], config: EngineConfig) -> KVLayout | None:

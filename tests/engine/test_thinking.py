@@ -171,8 +171,11 @@ def test_overlapped_steps_and_another_process_change_nothing(
 def test_drawn_thoughts_do_not_depend_on_the_others(checkpoint: Path, workload: list[Request]) -> None:
     drawn = [dataclasses.replace(request, temperature=1.2, seed=i) for i, request in enumerate(workload)]
     together, _ = run(checkpoint, drawn, AMPLE)
-    overlapped, _ = run(checkpoint, drawn, dataclasses.replace(TIGHT, attention="torch"), overlaps_steps=True)
+    tight = dataclasses.replace(TIGHT, attention="torch")
+    overlapped, _ = run(checkpoint, drawn, tight, overlaps_steps=True)
+    guessed, _ = run(checkpoint, drawn, dataclasses.replace(tight, prompt_lookup="always"), overlaps_steps=True)
     assert_alike(overlapped, together)
+    assert_alike(guessed, together)
     for request in drawn:
         thoughts = together[request.request_id].thinking_token_ids
         assert request.thinking is None or 0 < len(thoughts) < request.thinking.max_tokens

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import EngineConfig, Grammar, Request, Vocabulary, plan_prefix_groups
+from engine import Engine, EngineConfig, Grammar, Request, StepRecord, Vocabulary, plan_prefix_groups
 from engine.device.transfers import fill_in
 from engine.execution.constrained_sampler import ConstrainedSampler
 from engine.execution.step_runner import run_steps
@@ -22,11 +22,19 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
 from tests.engine.grammars import load_vocabulary
-from tests.engine.hash_model import WINDOWS, HashMemory, first_seen, kept_layout, mix, poison_freed_blocks
+from tests.engine.hash_model import WINDOWS, EagerLookup, HashMemory, first_seen, kept_layout, mix, poison_freed_blocks
 
 VOCAB_SIZE = 512
 EOS = 2
-PATTERNS = (r"name: [a-f]{1,3}, (true|false), in all there are [0-9]+\.", r"the only one", r"[a-z ]{0,6}", None)
+PATTERNS = (
+    r"name: [a-f]{1,3}, (true|false), in all there are [0-9]+\.",
+    r"the only one",
+    r"[a-z ]{0,6}",
+    r"[ab]{0,40}",
+    r"((yes|no), it is so\. )*",
+    None,
+)
+"""The two before the last repeat themselves, in tokens chosen and in tokens forced, so that guesses are right."""
 
 
 class HashModel(HashMemory):
@@ -101,6 +109,7 @@ def answer(request: Request, windows: tuple[int, ...]) -> list[int]:
     st.integers(0, 12),
     st.integers(0, 8),
     st.booleans(),
+    st.booleans(),
     WINDOWS,
 )
 def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
@@ -110,6 +119,7 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     num_spare_blocks: int,
     num_swap_blocks: int,
     overlaps: bool,
+    guesses: bool,
     windows: tuple[int, ...],
 ) -> None:
     rng = random.Random(seed)
@@ -134,8 +144,9 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     )
     tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
-    scheduler = Scheduler(groups, pool=pool, config=config, swap=swap)
     sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]
+    lookup = EagerLookup(sampler) if guesses else None
+    scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     runs_ahead = overlaps and config.sharing != "lru"
     ended: list[int] = []
     for step, answered in run_steps(scheduler, model.forward, sampler, BLOCK_SIZE, runs_ahead=runs_ahead):
@@ -153,3 +164,27 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
             assert (found.reason == "eos") == (said[-1] == EOS)
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_guesses_save_steps_of_constrained_answers_that_repeat_themselves(tiny_llama: Path, temperature: float) -> None:
+    vocabulary = load_vocabulary(tiny_llama)
+    grammars = [Grammar.from_pattern(text, vocabulary) for text in (r"[ab]{60}", r"((yes|no), it is so\. ){12}")]
+    requests = [
+        Request(
+            request_id=str(index), token_ids=[5, 6, 7 + index], max_new_tokens=200, grammar=grammar,
+            temperature=temperature, seed=index,
+        )
+        for index, grammar in enumerate(grammars * 2)
+    ]  # fmt: skip
+    said, steps = [], []
+    for prompt_lookup in ("never", "always"):
+        config = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22, prompt_lookup=prompt_lookup)
+        records: list[StepRecord] = []
+        groups = plan_prefix_groups([request.token_ids for request in requests])
+        answers = Engine.load(tiny_llama, config).run_plan(requests, groups, on_step=records.append)
+        said.append({answer.request_id: answer.token_ids for answer in answers})
+        steps.append(records)
+    assert said[0] == said[1]
+    assert sum(step.num_right_tokens for step in steps[1]) > 20
+    assert len(steps[1]) < len(steps[0])

@@ -20,11 +20,17 @@ from engine.kernels.draw import draw_tokens
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
-from engine.scheduling.prompt_lookup import PromptLookup
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
-from tests.engine.hash_model import WINDOWS, HashMemory, answer_without_end, kept_layout, poison_freed_blocks
+from tests.engine.hash_model import (
+    WINDOWS,
+    EagerLookup,
+    HashMemory,
+    answer_without_end,
+    kept_layout,
+    poison_freed_blocks,
+)
 
 VOCAB_SIZE = 50
 EOS = 2
@@ -140,7 +146,7 @@ def run(
     num_swap_blocks: int,
     overlaps: bool,
     num_words: int = VOCAB_SIZE - EOS,
-    lookup: PromptLookup | None = None,
+    guesses: bool = False,
     windows: tuple[int, ...] = (0,),
 ) -> Run:
     layout = kept_layout(windows, config)
@@ -152,8 +158,9 @@ def run(
     )
     tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
-    scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
+    lookup = EagerLookup(sampler) if guesses else None
+    scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
     steps = run_steps(scheduler, model.forward, sampler, BLOCK_SIZE, runs_ahead=overlaps)
     ended: set[Any] = set()
@@ -203,13 +210,6 @@ def test_answers_do_not_depend_on_when_steps_are_booked(
             assert all(tokens == answer(request, windows=windows) for _, tokens in said)
 
 
-class EagerLookup(PromptLookup):
-    """Guesses whatever may be right, however unlikely: weights that take for ever to read make each row worth it."""
-
-    def __init__(self) -> None:
-        super().__init__(num_weight_rows=10**9, num_weight_kv_tokens=1, block_size=BLOCK_SIZE)
-
-
 @given(workloads(), engine_configs(), st.integers(0, 12), st.integers(0, 8), st.integers(1, 3), WINDOWS)
 def test_guesses_change_no_answer(
     requests: list[Request],
@@ -224,7 +224,7 @@ def test_guesses_change_no_answer(
     num_blocks = max(-(-num_tokens // BLOCK_SIZE) + 1 for num_tokens in alone) + num_spare_blocks
     runs = [run(requests, config, num_blocks, num_swap_blocks, False, num_words, windows=windows)]
     for overlaps in (False, True) if config.sharing != "lru" else (False,):
-        runs.append(run(requests, config, num_blocks, num_swap_blocks, overlaps, num_words, EagerLookup(), windows))
+        runs.append(run(requests, config, num_blocks, num_swap_blocks, overlaps, num_words, True, windows))
     for owner, request in enumerate(requests):
         said = [run.answers[owner] for run in runs if owner in run.answers]
         assert all(answered == said[0] for answered in said)
@@ -240,7 +240,7 @@ def test_guesses_save_steps_where_answers_repeat_themselves() -> None:
     ]
     config = EngineConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=64)
     plain = run(requests, config, 200, 0, overlaps=False, num_words=1)
-    guessed = run(requests, config, 200, 0, overlaps=False, num_words=1, lookup=EagerLookup())
+    guessed = run(requests, config, 200, 0, overlaps=False, num_words=1, guesses=True)
     assert guessed.answers == plain.answers
     assert plain.num_guessed_tokens == 0
     assert 0 < guessed.num_right_tokens <= guessed.num_guessed_tokens

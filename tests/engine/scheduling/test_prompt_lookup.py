@@ -1,12 +1,14 @@
 """What is guessed: the tokens after the latest occurrence of the longest ending that occurs twice; and how many."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import Request
+from engine import Request, Thinking
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.prompt_lookup import MOST_GUESSES, MOST_MATCHED, PromptLookup, find_continuation
 from engine.scheduling.sequence import Sequence
@@ -27,14 +29,24 @@ def test_the_latest_longest_ending_is_found(tokens: list[int], most: int) -> Non
     assert (matched, found.tolist()) == find_slowly(tokens, most)
 
 
-def decoding(prompt: list[int], *, max_new_tokens: int = 40, num_blocks: int = 4) -> Sequence:
+def decoding(prompt: list[int], *, max_new_tokens: int = 40, num_blocks: int = 4, **settings: Any) -> Sequence:
     """A request that has said its first token, the one after the prompt's first, with room for 4 blocks of 4 tokens."""
-    request = Request(request_id="a", token_ids=prompt, max_new_tokens=max_new_tokens)
+    request = Request(request_id="a", token_ids=prompt, max_new_tokens=max_new_tokens, **settings)
     sequence = Sequence(request=request, owners=(0,), node=None)
     sequence.reserve(BlockPool(num_blocks), 4 * num_blocks, 4)
     sequence.num_computed = len(prompt)
-    sequence.append(prompt[0])
+    sequence.settle(sequence.length, prompt[0])
     return sequence
+
+
+def make_lookup(num_weight_rows: int, num_weight_kv_tokens: float) -> PromptLookup:
+    """Constrained answers may go on with tokens up to 7."""
+    return PromptLookup(
+        num_weight_rows=num_weight_rows,
+        num_weight_kv_tokens=num_weight_kv_tokens,
+        block_size=4,
+        count_allowed=lambda sequence, token_ids: int(np.cumprod(token_ids <= 7).sum()),
+    )
 
 
 def guess(lookup: PromptLookup, *sequences: Sequence, room: int = 100) -> list[npt.NDArray[np.int32]]:
@@ -48,7 +60,7 @@ def guess(lookup: PromptLookup, *sequences: Sequence, room: int = 100) -> list[n
 
 
 def test_guesses_stay_within_the_step_the_memory_and_the_answer() -> None:
-    lookup = PromptLookup(num_weight_rows=10**6, num_weight_kv_tokens=1, block_size=4)
+    lookup = make_lookup(10**6, 1)
     prompt = [5, 6, 7, 8, 9, 10, 11, 12]
     assert guess(lookup, decoding(prompt))[0].tolist() == prompt[1 : 1 + MOST_GUESSES]
     assert guess(lookup, decoding(prompt), room=3)[0].tolist() == [6, 7]
@@ -57,10 +69,17 @@ def test_guesses_stay_within_the_step_the_memory_and_the_answer() -> None:
     assert guess(lookup, decoding(prompt, max_new_tokens=2))[0].tolist() == []
 
 
+def test_a_constrained_answer_is_guessed_up_to_what_it_may_not_say() -> None:
+    lookup = make_lookup(10**6, 1)
+    thinking = Thinking(end_token_id=99, closing=(99,), max_tokens=20)
+    assert guess(lookup, decoding([5, 6, 7, 8, 9, 10], thinking=thinking))[0].tolist() == [6, 7]
+    assert guess(lookup, decoding([5, 8, 7, 8, 9, 10], thinking=thinking))[0].tolist() == []
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_what_was_right_so_far_decides_how_much_is_guessed(is_right: bool) -> None:
     """Where a row costs as much as it saves, guesses are made while they have been right."""
-    lookup = PromptLookup(num_weight_rows=2, num_weight_kv_tokens=10**6, block_size=4)
+    lookup = make_lookup(2, 10**6)
     for _ in range(100):
         for num_matched in range(1, 9):
             lookup.book(num_matched, is_right=is_right)
@@ -68,7 +87,7 @@ def test_what_was_right_so_far_decides_how_much_is_guessed(is_right: bool) -> No
 
 
 def test_a_step_full_of_prompts_computes_no_guess_that_an_emptier_one_does() -> None:
-    lookup = PromptLookup(num_weight_rows=64, num_weight_kv_tokens=10**6, block_size=4)
+    lookup = make_lookup(64, 10**6)
     prompt = [5, 6, 7, 8, 9, 5, 6]
     crowd = Sequence(request=Request(request_id="b", token_ids=[1] * 1000), owners=(1,), node=None)
     full = Step(room=2000)

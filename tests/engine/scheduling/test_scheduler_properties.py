@@ -107,11 +107,11 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
 def say(step: Step, lengths: dict[Sequence, int]) -> StepTokens:
     """Token 7 in each row; answers end at their lengths."""
     ends = {
-        row: "eos"
+        row
         for row, (sequence, place) in enumerate(step.sampled)
         if place + 1 - sequence.num_suffix == lengths[sequence]
     }
-    return StepTokens(token_ids=[7] * len(step.sampled), ends=ends)  # type: ignore[arg-type]
+    return StepTokens(token_ids=[7] * len(step.sampled), watched_rows=ends, follow=lambda row: ((), "eos"))
 
 
 class BatchWatch:

@@ -98,7 +98,9 @@ def run_alone(prompts: list[list[int]], windows: tuple[int, ...], num_new_tokens
     while scheduler.num_unfinished:
         step = scheduler.schedule()
         held.append(step.num_used_blocks)
-        scheduler.commit(step, StepTokens(token_ids=[7] * len(step.sampled), ends={}))
+        scheduler.commit(
+            step, StepTokens(token_ids=[7] * len(step.sampled), watched_rows=(), follow=lambda row: ((), None))
+        )
     assert pool.num_used == pool.num_prefix_blocks == 0
     return held
 
