@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Sequences
 from copy import copy
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ class Grammar:
         self.vocabulary = vocabulary
         self._source = source
         self._is_json = is_json
-        self._first = _check_begin(vocabulary.compile(source, is_json=is_json))
+        self._first = check_begin(vocabulary.compile(source, is_json=is_json))
         self.opening = tuple(self._first.compute_ff_tokens())
 
     @classmethod
@@ -186,17 +186,7 @@ def _with_calendar(schema: Any, *, is_names: bool = False) -> Any:
     return held
 
 
-def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> None:
-    """Refuses a grammar that no vocabulary could make valid.
-
-    Raises:
-        GrammarError: see `Grammar`.
-    """
-    make = {"pattern": LLMatcher.grammar_from_regex, "schema": json_source, "lark": LLMatcher.grammar_from_lark}
-    _check_begin(LLMatcher(LLTokenizer("byte"), make[syntax](text), log_level=0))
-
-
-def _check_begin(matcher: LLMatcher) -> LLMatcher:
+def check_begin(matcher: LLMatcher) -> LLMatcher:
     """The first matcher of a grammar; its first mask finds what the compilation does not."""
     if matcher.is_error():
         raise GrammarError(_first_line(matcher.get_error()))

@@ -37,6 +37,14 @@ class Bounds:
     pattern: str = ""
     max_items: int = 0
 
+    @property
+    def string_schema(self) -> str:
+        """The JSON schema of each VARCHAR."""
+        limits: dict[str, Any] = {"maxLength": self.max_chars} if self.max_chars else {}
+        if self.pattern:
+            limits["pattern"] = f"^(?:{self.pattern})$"
+        return json.dumps({"type": "string"} | limits)
+
 
 def parse_type(text: str) -> Any:
     """DuckDB's own form of a type; `ValueError` where there is no such type, or a constraint is written behind it."""
@@ -61,10 +69,7 @@ def value_grammar(type_: Any, bounds: Bounds) -> str:
     """
     kind = type_.id
     if str(type_) == "VARCHAR":
-        limits: dict[str, Any] = {"maxLength": bounds.max_chars} if bounds.max_chars else {}
-        if bounds.pattern:
-            limits["pattern"] = f"^(?:{bounds.pattern})$"
-        return f"(%json {json.dumps({'type': 'string'} | limits)})"
+        return f"(%json {bounds.string_schema})"
     if kind in _TEXTS:
         return _TEXTS[kind]
     if kind in _NUMBERS:

@@ -43,10 +43,13 @@ class Column:
     not_null: StrictBool = False
 
     @property
+    def bounds(self) -> Bounds:
+        return Bounds(max_chars=self.max_chars, pattern=self.pattern, max_items=self.max_items)
+
+    @property
     def grammar(self) -> str:
         """Of its values."""
-        bounds = Bounds(max_chars=self.max_chars, pattern=self.pattern, max_items=self.max_items)
-        value = value_grammar(parse_type(self.type), bounds)
+        value = value_grammar(parse_type(self.type), self.bounds)
         return value if self.not_null else f'({value} | "null")'
 
     def check(self) -> None:
@@ -59,6 +62,8 @@ class Column:
         ):
             refuse_if(is_given and needed not in kinds, f"{name} needs a {needed.upper()} in the type {self.type}")
         GrammarSource("lark", f"start: {self.grammar}").check()
+        if self.pattern:
+            GrammarSource("schema", self.bounds.string_schema).check()
 
 
 Columns = dict[

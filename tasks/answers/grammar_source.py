@@ -29,8 +29,8 @@ class GrammarSource:
     text: str
 
     def check(self) -> None:
-        """Raise `ValueError` where no answer is allowed, or the text is not of its syntax, whatever the tokenizer."""
-        from engine.grammar import check_source  # most workloads have no grammar
+        """Raise `ValueError` where no answer is allowed, a pattern explodes, or the text is not of its syntax."""
+        from engine.grammar_check import check_source  # most workloads have no grammar
 
         try:
             check_source(self.syntax, self.text)

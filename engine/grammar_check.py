@@ -1,0 +1,109 @@
+"""What is refused of a grammar before there is a model: one that allows nothing, and a pattern that explodes.
+
+A pattern such as ``(?:.*a.{60}){3}`` compiles at once. Its states are made while it is matched, each more costly than
+the last, until one step of an answer exceeds llguidance's limits and the answer is lost. `check_source` finds it by
+matching answers made of the pattern's own letters, among them the same letter again and again, with a vocabulary of all
+words of these letters. It is smaller than a model's, so a step may cost a fraction of what it may in a night.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from engine.errors import GrammarError
+from engine.grammar import check_begin, json_source
+
+COMMON_LETTERS = "a0 "
+"""What classes such as ``\\w``, ``.`` and ``[^,]`` match, where a pattern spells few letters out."""
+NUM_LETTERS = 5
+MAX_WORD_LETTERS = 5
+MAX_ANSWER_BYTES = 512
+STEP_FUEL = 50_000
+"""A quarter of llguidance's own limit on the work of a step."""
+SHARE_OF_SAME_LETTER = 0.85
+
+
+def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> None:
+    """Refuses a grammar that no vocabulary could make valid, and a pattern that explodes.
+
+    A pattern within a text of Lark's syntax is not looked for: check it as one of a schema.
+
+    Raises:
+        GrammarError: see `Grammar`; or a pattern explodes.
+    """
+    make = {"pattern": LLMatcher.grammar_from_regex, "schema": json_source, "lark": LLMatcher.grammar_from_lark}
+    check_begin(LLMatcher(LLTokenizer("byte"), make[syntax](text), log_level=0))
+    if syntax == "pattern":
+        _check_growth(make[syntax](text), text)
+    elif syntax == "schema":
+        for string in _find_patterns(json.loads(text)):
+            _check_growth(json_source(string), string["pattern"])
+
+
+def _find_patterns(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schemas of strings with a pattern, each reduced to what its states depend on."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _find_patterns(each)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str):
+            limits = {key: schema[key] for key in ("pattern", "maxLength") if key in schema}
+            yield {"type": "string"} | limits
+        for value in schema.values():
+            yield from _find_patterns(value)
+
+
+class _Words:
+    """A vocabulary of all bytes and all short words of some letters; its last token ends an answer."""
+
+    def __init__(self, letters: list[str]) -> None:
+        lengths = range(2, MAX_WORD_LETTERS + 1)
+        words = ["".join(word) for length in lengths for word in itertools.product(letters, repeat=length)]
+        self.tokens = [*(bytes([value]) for value in range(256)), *(word.encode() for word in words), b"</s>"]
+        self.eos_token_id = len(self.tokens) - 1
+        self.bos_token_id = None
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _check_growth(source: str, pattern: str) -> None:
+    """Matches an answer of any words, and for each letter one that mostly repeats it.
+
+    Args:
+        source: as llguidance takes it.
+        pattern: within it.
+    Raises:
+        GrammarError: the states of an answer exceed the limits.
+    """
+    spelled = re.findall(r"\w", re.sub(r"\\.|\{[\d,]*\}", "", pattern))
+    letters = [*dict.fromkeys([*spelled, *COMMON_LETTERS])][:NUM_LETTERS]
+    words = _Words(letters)
+    tokenizer = LLTokenizer(TokenizerWrapper(words))
+    for number, letter in enumerate(["", *letters]):
+        repeats = [id_ for id_, word in enumerate(words.tokens) if letter and not word.strip(letter.encode())]
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(step_lexer_fuel=STEP_FUEL))
+        if matcher.is_error():  # a constant of a schema whose key is "pattern"
+            return
+        rng, answer = np.random.default_rng(number), b""
+        while not matcher.is_stopped() and len(answer) < MAX_ANSWER_BYTES:
+            is_allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            choices = np.flatnonzero(is_allowed[: words.eos_token_id])
+            if not len(choices):
+                break
+            if rng.random() < SHARE_OF_SAME_LETTER:
+                choices = np.intersect1d(choices, repeats) if np.isin(repeats, choices).any() else choices
+            token_id = int(rng.choice(choices))
+            answer += words.tokens[token_id]
+            matcher.consume_token(token_id)
+        if matcher.is_error():
+            raise GrammarError(
+                f"the pattern {pattern!r} explodes: matching {answer.decode(errors='replace')[-20:]!r}, "
+                f"{len(answer)} bytes into an answer, takes too much work; what it repeats must not overlap so much"
+            )
