@@ -16,7 +16,13 @@ LOGGER = logging.getLogger("batchloom")
 
 
 def predict_night(
-    night: Night, workload: Workload, run: Run, plan: ArtifactRef, summary: PlanSummary, answer: AnswerLength
+    night: Night,
+    workload: Workload,
+    run: Run,
+    plan: ArtifactRef,
+    summary: PlanSummary,
+    answer: AnswerLength,
+    load_seconds: float = 0.0,
 ) -> Pace | None:
     """Note what the run is expected to take, for its report. A run that cannot be predicted goes on without.
 
@@ -26,17 +32,23 @@ def predict_night(
         run: gets the prediction as a note.
         plan: the plan artifact, summarised in `summary`.
         answer: how long an answer is taken to be.
+        load_seconds: until the first step, where there is a deadline.
     """
     team = night.workers.count(night.engine)
-    left = None if night.deadline is None else max(0.0, night.deadline - time.time())
+    left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)
     state = predict_run(plan, summary, workload, answer, night.source.checkpoint, team, left, return_state=True)
     if state.is_completed():
         found = state.result()
+        if left is not None:
+            found = {"load_seconds": load_seconds} | found
         run.note(config={**run.record.config, "prediction": found})
         if left is not None and night.deadline is not None:
             rows = f"{found['num_fitting_rows']:,.0f} of {summary.num_rows:,} rows"
             partitions = f"{found['num_fitting_partitions']:,.0f} of {summary.num_partitions:,} partitions"
-            LOGGER.info("%s: %.0f s to the deadline: %s, %s, should fit", workload.name, left, rows, partitions)
+            loading = f" beside {load_seconds:.0f} s of loading the model" if load_seconds >= 1 else ""
+            LOGGER.info(
+                "%s: %.0f s to the deadline%s: %s, %s, should fit", workload.name, left, loading, rows, partitions
+            )
             seconds_per_cost = found["step_seconds"] / sum(summary.partition_costs)
             return Pace(
                 title=workload.name,
@@ -44,6 +56,7 @@ def predict_night(
                 seconds=[cost * seconds_per_cost for cost in summary.partition_costs],
                 num_rows=count_partition_rows(plan).tolist(),
                 num_engines=team.num_engines,
+                load_seconds=load_seconds,
                 begun=time.time(),
                 deadline=night.deadline,
             )

@@ -1,6 +1,6 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -40,13 +40,21 @@ class Workers:
     Args:
         settings: which processes and machines compute.
         is_isolated: no engine in this process, which rows may end; see `tasks.runs.run.needs_isolation`.
+        make_room: called before engines are loaded.
+
+    Attributes:
+        are_loaded: whether partitions have been given to them, so that the next one finds the model in memory.
     """
 
-    __slots__ = ("_cluster", "_is_isolated", "_on_host", "_pool", "_resources", "_settings")
+    __slots__ = ("_cluster", "_is_isolated", "_make_room", "_on_host", "_pool", "_resources", "_settings", "are_loaded")
 
-    def __init__(self, settings: WorkerSettings, is_isolated: bool = False) -> None:
+    def __init__(
+        self, settings: WorkerSettings, is_isolated: bool = False, make_room: Callable[[], None] | None = None
+    ) -> None:
         self._settings = settings
         self._is_isolated = is_isolated
+        self._make_room = make_room
+        self.are_loaded = False
         self._resources = ExitStack()
         self._on_host: EngineTeam | None = None
         self._pool: WorkerPool | None = None
@@ -67,6 +75,9 @@ class Workers:
         Raises what the first failing partition raised, and `KeyboardInterrupt` where somebody made a stop request; what
         is finished by then stays.
         """
+        if not self.are_loaded and self._make_room is not None:
+            self._make_room()
+        self.are_loaded = True
         show = start_progress(title, work.num_rows)
         compute = self._compute_here if self._settings.runner == "local" else self._compute_on_cluster
         exchange = None
@@ -107,6 +118,7 @@ class Workers:
         """End the processes, leave the cluster, give memory back; the next partition loads again."""
         self._resources.close()
         self._pool = self._cluster = None
+        self.are_loaded = False
         PROCESS_HOST.release()
 
     @contextmanager

@@ -262,12 +262,18 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(source.database, workload)
-    pace = None
+    load_seconds, pace = None, None
+    if night.deadline is not None:
+        from flows.nights.in_time import find_load_seconds  # most nights have no deadline
+
+        load_seconds = find_load_seconds(night, night.deadline, workload.name)
+        if load_seconds is None:
+            return summary.num_rows
     has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
     if not has_time and source.plan_method(workload) != "none":
         from flows.prediction import predict_night  # a simulation that short nights do not need
 
-        pace = predict_night(night, workload, run, plan, summary, answer)
+        pace = predict_night(night, workload, run, plan, summary, answer, load_seconds or 0.0)
     job = InferJob(
         run_folder=run.folder,
         plan=plan,

@@ -1,19 +1,44 @@
-"""Partitions handed out while there is time."""
+"""Models loaded and partitions handed out while there is time."""
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import Task
 from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from tasks.forecast.load_time import forecast_load
 from tasks.nights.pace import Pace
 from tasks.runs.infer_job import StopRequest
 
+if TYPE_CHECKING:
+    from flows.workload_run import Night
+
+LOGGER = logging.getLogger("batchloom")
+
 Futures = PrefectFutureList[Any]
+
+
+def find_load_seconds(night: "Night", deadline: float, title: str) -> float | None:
+    """How long the night's engines take until their first step, 0 where they are loaded; None where it is too long.
+
+    Args:
+        night: the engines, and the model that they load.
+        deadline: Unix time.
+        title: of the run, for the line that says that it is not begun.
+    """
+    if night.workers.are_loaded:
+        return 0.0
+    source = night.source
+    seconds = forecast_load(source.database, source.checkpoint, source.model_digest, night.engine)
+    if time.time() + seconds < deadline:
+        return seconds
+    LOGGER.warning("%s: not begun before the deadline, since its model takes %.0f s to load", title, seconds)
+    return None
 
 
 def submit_in_time(

@@ -91,7 +91,7 @@ def night(
 
 
 class NightRun:
-    """The engines of a night, one model's at a time, and what its steps came to.
+    """The engines of a night and what its steps came to. One model's engines are in memory, until another one has rows.
 
     Args:
         plan: the night.
@@ -103,7 +103,7 @@ class NightRun:
         errors: by workload, of those that failed.
     """
 
-    __slots__ = ("_deadline", "_model", "_night", "_plan", "_sources", "errors", "summaries")
+    __slots__ = ("_deadline", "_nights", "_plan", "_sources", "errors", "summaries")
 
     def __init__(self, plan: NightPlan, full: bool, deadline: float | None) -> None:
         self._plan = plan
@@ -112,8 +112,7 @@ class NightRun:
             name: Source.find(plan.database, model, settings.to_config(), plan.planning, full, plan.attach)
             for name, (model, settings) in plan.models.items()
         }
-        self._model = ""
-        self._night: Night | None = None
+        self._nights: dict[str, Night] = {}
         self.summaries: list[RunSummary] = []
         self.errors: dict[str, Exception] = {}
 
@@ -162,28 +161,26 @@ class NightRun:
 
     def close(self) -> None:
         """Give back the memory of the model that is loaded, end its processes."""
-        if self._night is not None:
-            self._night.workers.close()
-            self._night = None
+        for night in self._nights.values():
+            night.workers.close()
 
     def _use(self, model: str) -> Night:
-        """The night with this model; another one's engines end first."""
-        if self._night is None or self._model != model:
-            self.close()
-            plan, self._model = self._plan, model
+        """The night with this model, which is loaded when it has rows to answer."""
+        if model not in self._nights:
+            plan = self._plan
             names = [step.name for step in plan.steps if step.model == model]
             first = {step.workload for name in names if (step := plan.cascades.get(name))}  # whose rows they get
             is_isolated = any(needs_isolation(plan.database, name) for name in {*names, *first})
-            self._night = Night(
+            self._nights[model] = Night(
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
                 engine=plan.models[model][1].to_config(plan.database),
                 failures=plan.failures,
                 machines=plan.machines,
-                workers=Workers(plan.machines, is_isolated),
+                workers=Workers(plan.machines, is_isolated, make_room=self.close),
                 deadline=self._deadline,
                 keeps_base=len({plan.workloads[name].adapter for name in names}) > 1,
             )
-        return self._night
+        return self._nights[model]
 
 
 def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:

@@ -16,7 +16,8 @@ LEAST_CHANGE = 0.05
 class Pace:
     """The forecast of a run with a deadline, corrected by each partition that ends.
 
-    The first partition of each engine counts only while there is no other one, since the model is loaded in it.
+    The first partition of each engine counts only while there is no other one, since the model is loaded in it, which
+    may take another time than was forecast.
 
     Args:
         title: of the run.
@@ -24,6 +25,7 @@ class Pace:
         seconds: forecast of each partition, by its number.
         num_rows: of each partition, by its number.
         num_engines: that work side by side.
+        load_seconds: forecast for each engine, before its first step.
         begun: Unix time of the forecast.
         deadline: Unix time.
 
@@ -39,11 +41,13 @@ class Pace:
         seconds: Sequence[float],
         num_rows: Sequence[int],
         num_engines: int,
+        load_seconds: float = 0.0,
         begun: float,
         deadline: float,
     ) -> None:
         self._title, self._order, self._seconds, self._num_rows = title, list(order), seconds, num_rows
         self._num_engines, self._half_time, self._deadline = num_engines, (begun + deadline) / 2, deadline
+        self._load_seconds, self._first = load_seconds, frozenset(self._order[:num_engines])
         self._running: dict[int, float] = {}
         self._ended: dict[int, float] = {}
         self._num_done_rows = 0
@@ -60,7 +64,7 @@ class Pace:
     def end(self, partition: int, now: float) -> None:
         """Note that all rows of a partition are done at this Unix time; says the forecast where it has changed."""
         with self._lock:
-            self._ended[partition] = now - self._running.pop(partition)
+            self._ended[partition] = max(0.0, now - self._running.pop(partition) - self._find_load(partition))
             self._num_done_rows += self._num_rows[partition]
             num_rows, total = self.forecast_rows(now), sum(self._num_rows)
             if now >= self._half_time and self.half_time_rows is None:
@@ -84,10 +88,14 @@ class Pace:
         factor, left = self.factor, self._deadline - now
         seconds = {partition: factor * self._seconds[partition] for partition in self._order}
         for partition, begun in self._running.items():
-            seconds[partition] = max(0.0, factor * self._seconds[partition] - (now - begun))
+            whole = factor * self._seconds[partition] + self._find_load(partition)
+            seconds[partition] = max(0.0, whole - (now - begun))
         order = [*self._running, *self._order]
         places = find_fitting(range(len(order)), [seconds[partition] for partition in order], self._num_engines, left)
         return self._num_done_rows + sum(int(self._num_rows[order[place]]) for place in places)
+
+    def _find_load(self, partition: int) -> float:
+        return self._load_seconds if partition in self._first else 0.0
 
     def note(self, run: Run) -> None:
         """Keep what the report compares with what came true."""

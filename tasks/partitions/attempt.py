@@ -68,6 +68,8 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
     with _use_model(job) as model:
         if model.engine.config != job.engine:
             job.note_lowered(model.engine.config)
+        if stop.is_made:  # loading may have taken the rest of the time
+            raise StoppedError
         on_begin()
         try:
             for completion in _run_model(rows, job, model, on_step):

@@ -68,7 +68,10 @@ def _compare_prediction(facts: RunFacts) -> Iterator[tuple[str, str, str, str]]:
     }
     if facts.run.status == "deadline":
         num_done = facts.run.num_rows - facts.run.num_unanswered
+        is_known = totals.span_seconds is not None and facts.run.infer_seconds is not None
+        loading = facts.run.infer_seconds - totals.span_seconds if is_known else None
         actual = {
+            "load_seconds": ("until the first step: loading the model", loading, seconds),
             "num_fitting_rows": ("rows done by the deadline", num_done, count),
             "half_time_rows": ("the same, as forecast at half-time", num_done, count),
             "num_fitting_partitions": ("partitions done by the deadline", totals.num_partitions, count),

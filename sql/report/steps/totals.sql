@@ -7,7 +7,7 @@
 -- time of all steps but those of the run's cool-down, and so for the other columns with tecd in their name;
 -- partition_cool_down_seconds is the time in the cool-down of any partition. Utilisation is the mean of the steps' tokens
 -- over the chunk size. A valley is a step less than half full outside any cool-down. Padding is computed beside the three
--- other kinds of tokens.
+-- other kinds of tokens. span_seconds are from the beginning of the first step to the end of the last, of all engines.
 --
 -- Engines work side by side, so the run takes as long as the longest of them, and so for TECD.
 
@@ -30,6 +30,7 @@ select
     coalesce(sum(num_prefix_tokens), 0)::bigint as num_prefix_tokens,
     coalesce(sum(num_padding_tokens), 0)::bigint as num_padding_tokens,
     coalesce(sum(duration_ms), 0.0) / 1000.0 as step_seconds,
+    epoch(max(started_at + to_microseconds((duration_ms * 1000)::bigint)) - min(started_at)) as span_seconds,
     coalesce((select max(seconds) from engines), 0.0) as elapsed_seconds,
     coalesce((select max(tecd_seconds) from engines), 0.0) as tecd_seconds,
     count(*) filter (where not is_cool_down) as num_tecd_steps,

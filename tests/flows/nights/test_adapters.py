@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from engine.engine import Engine
 from engine.errors import BatchloomError, ConfigError, ModelError
 from flows.nights.night import night
 from flows.nights.night_file import load_night
@@ -58,19 +57,10 @@ def answers(nights: Any, name: str) -> list[tuple[Any, ...]]:
 
 
 def test_adapters_of_a_night_share_a_base_that_is_loaded_once(
-    nights: Any, folder: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
+    nights: Any, folder: Path, prefect_server: str, loads: list[tuple[Path, Any]]
 ) -> None:
-    loads = []
-    load = Engine.load.__func__  # type: ignore[attr-defined]
-
-    def count(*arguments: Any, **keywords: Any) -> Engine:
-        loads.append(keywords["adapter"])
-        engine: Engine = load(*arguments, **keywords)
-        return engine
-
-    monkeypatch.setattr(Engine, "load", classmethod(count))
     assert [summary.num_ok for summary in night(file=folder / "night.toml")] == [12, 12, 12]
-    assert loads == [None]
+    assert [adapter for _, adapter in loads] == [None]
     found = {name: answers(nights, name) for name in ("plain", "one", "two")}
     assert found["plain"] != found["one"] != found["two"] != found["plain"]
     assert nights.sql("select config->>'$.workload.adapter' from runs where workload = 'two'") == [

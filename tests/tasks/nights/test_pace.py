@@ -62,11 +62,11 @@ def make_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     monkeypatch.undo()
 
 
-def make_pace(engine: Engine, forecast: list[float]) -> Pace:
+def make_pace(engine: Engine, forecast: list[float], load_seconds: float = 0.0) -> Pace:
     rows = [10] * len(forecast)
     return Pace(
         title="topics", order=range(len(forecast)), seconds=forecast, num_rows=rows, num_engines=1, begun=0.0,
-        deadline=DEADLINE,
+        deadline=DEADLINE, load_seconds=load_seconds,
     )  # fmt: skip
 
 
@@ -117,3 +117,15 @@ def test_a_changed_forecast_is_said(make_engine: Any, caplog: pytest.LogCaptureF
         "topics: partitions take 2.00 times what was forecast: 250 of 500 rows should be done by the deadline"
     )
     assert len(engine.done) == 24, "the step that would end at the deadline is not begun"
+
+
+def test_loading_is_part_of_the_first_partition(make_engine: Any) -> None:
+    """It says nothing of the others: the forecast stays right from the first partition's end on."""
+    engine = make_engine([[100.0, 10.0, 10.0], *[[10.0, 10.0]] * 60])
+    pace = make_pace(engine, [20.0] * 61, load_seconds=100.0)
+    assert pace.forecast_rows(0.0) == 10 * 45
+    pace.begin(0, 0.0)
+    assert pace.forecast_rows(50.0) == 10 * 45
+    pace.end(0, 120.0)
+    assert pace.factor == 1.0
+    assert pace.forecast_rows(120.0) == 10 * 45

@@ -1,0 +1,56 @@
+"""How long an engine takes until its first step: as long as in earlier nights, else as its files take to be read."""
+
+import os
+import time
+from pathlib import Path
+
+import duckdb
+
+from engine.config import EngineConfig
+from engine.model.checkpoint import GGUF_TENSORS
+from engine.model.gguf import gguf_file
+from sql import statement
+from tasks.database.connection import connect
+from tasks.database.schema import list_relations
+
+PROBED_BYTES = 16 << 20
+
+
+def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: EngineConfig) -> float:
+    """Seconds to load a model.
+
+    The most of what the newest runs took beside their steps: those that found the model loaded took next to nothing.
+    A model that has not run here yet takes as long as its files at the rate of the first bytes of the largest one.
+
+    Args:
+        database: whose earlier runs are looked at.
+        checkpoint: the model's folder.
+        model_digest: of the checkpoint.
+        engine: names device and number format.
+    Raises:
+        DatabaseError: the database is locked.
+    """
+    asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
+    with connect(database, read_only=True) as connection:
+        found = _read_earlier(connection, asked)
+    return max(found) if found else _time_reading(checkpoint)
+
+
+def _read_earlier(connection: duckdb.DuckDBPyConnection, asked: dict[str, str]) -> list[float]:
+    if not {"runs", "steps"} <= list_relations(connection).keys():
+        return []
+    return [max(0.0, seconds) for (seconds,) in connection.execute(statement("read/load_seconds"), asked).fetchall()]
+
+
+def _time_reading(checkpoint: Path) -> float:
+    """Of a checkpoint's weights, from the disk where the system allows."""
+    files = [gguf_file(checkpoint)] if (checkpoint / GGUF_TENSORS).is_file() else checkpoint.glob("*.safetensors")
+    sizes = {path: path.stat().st_size for path in files}
+    largest = max(sizes, key=lambda path: sizes[path])
+    num_bytes = min(PROBED_BYTES, sizes[largest])
+    with open(largest, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, num_bytes, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        file.read(num_bytes)
+        seconds = time.perf_counter() - started
+    return seconds * sum(sizes.values()) / num_bytes
