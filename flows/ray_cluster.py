@@ -4,16 +4,22 @@ import importlib.util
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prefect import unmapped
 from prefect.client.orchestration import get_client
+from prefect.futures import PrefectFutureList
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels import cdiv
+from tasks.infer import infer_on_ray
+from tasks.runs.infer_job import InferJob
 
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
@@ -25,6 +31,9 @@ SEE_ALL_GPUS = {
 """Ray hides the GPUs that a task did not get. See `tasks.infer.name_device` for why it may not."""
 
 CONNECT_SECONDS = 10.0
+
+STOP_SECONDS = 30.0
+"""How long a run that was told to stop waits for the workers of a cluster."""
 
 
 @contextmanager
@@ -66,6 +75,29 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
             yield runner
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def compute_on_cluster(
+    cluster: "RayTaskRunner[Any]", job: InferJob, dispatch_order: Sequence[int]
+) -> Iterator[PrefectFutureList[Any]]:
+    """Partitions by whatever workers the cluster has room for.
+
+    Args:
+        cluster: that was joined.
+        job: what all partitions have in common.
+        dispatch_order: the partitions.
+    """
+    from prefect_ray.context import remote_options
+
+    job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
+    with remote_options(**worker_options(job.engine)):
+        futures = cluster.map(infer_on_ray, {"partition": dispatch_order, "job": unmapped(job)})
+    try:
+        with job.stop.make_on_error():
+            yield futures
+    finally:
+        futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
 
 
 def worker_options(engine: EngineConfig) -> Mapping[str, Any]:

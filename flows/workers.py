@@ -1,10 +1,9 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import Task, unmapped
@@ -12,9 +11,9 @@ from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from engine.config import EngineConfig
-from flows.ray_cluster import count_workers, join_cluster, worker_options
+from flows.ray_cluster import compute_on_cluster, count_workers, join_cluster, worker_options
 from flows.settings import WorkerSettings
-from tasks.infer import infer, infer_in_pool, infer_on_ray
+from tasks.infer import infer, infer_in_pool
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.progress import PlannedWork, start_progress, watch_progress
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
 
     from tasks.nights.pace import Pace
-
-STOP_SECONDS = 30.0
-"""How long a run that was told to stop waits for the workers of a cluster."""
 
 Futures = PrefectFutureList[Any]
 
@@ -79,7 +75,6 @@ class Workers:
             self._make_room()
         self.are_loaded = True
         show = start_progress(title, work.num_rows)
-        compute = self._compute_here if self._settings.runner == "local" else self._compute_on_cluster
         exchange = None
         if job.exchange is not None:
             from tasks.runs.run_exchange import RunExchange
@@ -89,7 +84,7 @@ class Workers:
         with (
             watch_progress(job.run_folder, title, work, show=show),
             exchange.taking() if exchange is not None else nullcontext(),
-            compute(job, dispatch_order, pace) as futures,
+            self._compute(job, dispatch_order, pace) as futures,
         ):
             found = futures.result()
             if None in found:
@@ -121,6 +116,13 @@ class Workers:
         self.are_loaded = False
         PROCESS_HOST.release()
 
+    def _compute(
+        self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None"
+    ) -> AbstractContextManager[Futures]:
+        if self._settings.runner == "local":
+            return self._compute_here(job, dispatch_order, pace)
+        return compute_on_cluster(self._join(), job, dispatch_order)
+
     @contextmanager
     def _compute_here(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
         """Partitions by the engine of this process, in their order, or by one process for each engine."""
@@ -143,21 +145,6 @@ class Workers:
             else:
                 given = {"partition": dispatch_order, "job": unmapped(job), "pool": unmapped(self._pool)}
                 yield threads.map(infer_in_pool, given)
-
-    @contextmanager
-    def _compute_on_cluster(self, job: InferJob, dispatch_order: Sequence[int], _: "Pace | None") -> Iterator[Futures]:
-        """Partitions by whatever workers the cluster has room for."""
-        from prefect_ray.context import remote_options
-
-        cluster = self._join()
-        job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
-        with remote_options(**worker_options(job.engine)):
-            futures = cluster.map(infer_on_ray, {"partition": dispatch_order, "job": unmapped(job)})
-        try:
-            with job.stop.make_on_error():
-                yield futures
-        finally:
-            futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
 
     def _join(self) -> "RayTaskRunner[Any]":
         if self._cluster is None:
