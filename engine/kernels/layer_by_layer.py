@@ -19,6 +19,7 @@ class LayerState:
         work: from the attention backend's `prepare`.
         output_rows: in the last layer, the rows that are wanted; None: all.
         query: ``[T, num_q_heads, head_dim]``.
+        experts, weights: int64 and float32 ``[T, slots]``, which experts compute a row, and how they are weighed.
     """
 
     hidden: torch.Tensor
@@ -34,6 +35,8 @@ class LayerState:
     attended: torch.Tensor = field(init=False)
     gated: torch.Tensor = field(init=False)
     branch: torch.Tensor = field(init=False)
+    experts: torch.Tensor = field(init=False)
+    weights: torch.Tensor = field(init=False)
 
 
 class LayerInPython(Protocol):

@@ -75,7 +75,7 @@ class Model:
         self._read_layer: Callable[[Any, int], LayerWeights] = read_weights
         self._join_layers: Callable[[DecoderLayers], nn.Module] = ReplacedLayers
         if not self.has_plain_layers:
-            from engine.model.branched_family import find_family
+            from engine.model.families.family import find_family
             from engine.model.stock_model import find_logit_rule, longest_sequence
 
             self.max_positions, self._finish_logits = longest_sequence(config), find_logit_rule(config)

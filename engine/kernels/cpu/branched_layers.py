@@ -1,48 +1,101 @@
 """Packed layers of families that differ from Llama's (`engine.kernels.branched_layer`)."""
 
+import ctypes
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import pad
 
+from engine.kernels import cdiv
 from engine.kernels.branched_layer import BranchedWeights
 from engine.kernels.cpu.native import NativeKernels, PackedWeight
-from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.decoder_layer import DECODER_LAYER, LayerWeights
 
 if TYPE_CHECKING:
     from engine.kernels.cpu.native_layers import PackedLayer
 
+_NUMBERED = (
+    *DECODER_LAYER,
+    *("attention_input", "norm_heads", "output_branch", "add_attention", "mlp_input", "activate"),
+    *("down_branch", "add_mlp", "select_normed_rows", "route", "experts"),
+)
+"""The operations by their numbers in cpp/layer.h."""
+
+_ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu", "clamped")
+"""By their numbers in cpp/activation.h."""
+
+_TENSORS = (
+    *("post_attention_norm", "post_mlp_norm", "apart_q_norm", "apart_k_norm", "attention_norm_bias", "mlp_norm_bias"),
+    *("sinks", "router", "router_bias"),
+)
+
+
+class _Branches(ctypes.Structure):
+    """As cpp/branches.h has it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _TENSORS),
+        *((name, ctypes.c_int32) for name in ("has_wide_norms", "is_centered")),
+        *((name, ctypes.c_float) for name in ("norm_offset", "softcap", "multiplier")),
+        *((name, ctypes.c_int32) for name in ("activation", "is_gated")),
+        *((name, ctypes.c_float) for name in ("gate_alpha", "gate_limit")),
+        *((name, ctypes.c_int32) for name in ("num_experts", "num_chosen", "num_shared")),
+        *((name, ctypes.c_int32) for name in ("router_columns", "is_renormalised", "has_shared_gate")),
+    )
+
 
 def pack_gate_up(kernels: NativeKernels, layer: LayerWeights) -> PackedWeight | None:
-    """Gate and up as one product, beside each other where the gate is not the kernels' own; None as for `pack`."""
+    """The feed-forward's first product, of all experts one after the other; None as for `pack`."""
     assert isinstance(layer, BranchedWeights), "layers of another kind"
-    if layer.gate_function == "silu":
-        return kernels.pack_gated(layer.gate, layer.up)
-    return kernels.pack(torch.cat([layer.gate, layer.up]))
+    if not layer.is_gated:
+        return kernels.pack(layer.gate, layer.gate_bias)
+    packed = kernels.pack_gated(layer.gate, layer.up)
+    if packed is None or layer.gate_bias is None or layer.up_bias is None:
+        return packed
+    biases = torch.stack([layer.gate_bias.view(-1, 16), layer.up_bias.view(-1, 16)], dim=1)
+    return replace(packed, bias=biases.flatten())
 
 
-def complete(packed: "PackedLayer", layer: LayerWeights) -> None:
+def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels) -> None:
     """Fills in what cpp/layer.h has besides the fields of all layers.
 
     Args:
         packed: written.
         layer: its weights.
+        kernels: which pack the router.
     """
     assert isinstance(layer, BranchedWeights), "layers of another kind"
-    norms = {
-        "post_attention_norm": layer.post_attention_norm,
-        "post_mlp_norm": layer.post_mlp_norm,
-        "apart_q_norm": layer.apart_q_norm,
-        "apart_k_norm": layer.apart_k_norm,
-    }
-    for name, norm in norms.items():
-        setattr(packed, name, None if norm is None else norm.data_ptr())
-    packed.tensors = (*packed.tensors, *norms.values())
+    tensors = {name: getattr(layer, name, None) for name in _TENSORS}
     settings = {
-        "rotation": layer.rotation,
-        "has_wide_norms": layer.has_wide_norms,
-        "norm_offset": layer.norm_offset,
-        "softcap": layer.softcap,
-        "multiplier": layer.multiplier,
+        name: getattr(layer, name)
+        for name in (
+            *("has_wide_norms", "is_centered", "norm_offset", "softcap", "multiplier", "is_gated"),
+            *("gate_alpha", "gate_limit"),
+        )
     }
-    for name, value in settings.items():
-        setattr(packed, name, value)
+    columns = (0, 0, packed.hidden_size, 0, 0)
+    experts = layer.experts
+    if experts is not None:
+        num_slots = experts.num_chosen + experts.num_shared
+        columns = (*columns[:3], (num_slots + 1) * packed.hidden_size, (num_slots + 1) * packed.intermediate_size)
+        names = ("num_experts", "num_chosen", "num_shared", "is_renormalised", "has_shared_gate")
+        settings |= {name: getattr(experts, name) for name in names}
+        if num_rows := len(experts.router):
+            router = kernels.pack(pad(experts.router, (0, 0, 0, cdiv(num_rows, 32) * 32 - num_rows)))
+            assert router is not None, "rows that other products take"
+            settings["router_columns"] = router.num_columns
+            tensors["router"] = router.panels
+        tensors["router_bias"] = None if experts.router_bias is None else experts.router_bias.float()
+    branches = _Branches(
+        **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},
+        activation=_ACTIVATIONS.index(layer.gate_function),
+        **settings,
+    )
+    packed.branches = ctypes.addressof(branches)
+    packed.kept = branches
+    packed.rotation = layer.rotation
+    packed.down_bias = None if layer.down_bias is None else layer.down_bias.data_ptr()
+    packed.tensors = (*packed.tensors, *tensors.values(), layer.down_bias)
+    packed.operations = [_NUMBERED.index(name) for name in layer.operations]
+    packed.num_branch_columns = columns

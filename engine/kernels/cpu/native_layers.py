@@ -90,36 +90,28 @@ class PackedOutputLayer:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)
 
 
-_NUMBERED = (
-    *("attention_norm", "qkv", "rotate_and_write_kv", "attend", "select_rows"),
-    *("output", "mlp_norm", "gate_up", "down"),
-    *("attention_input", "norm_heads", "output_branch", "add_attention", "mlp_input", "gate_up_apart", "activate"),
-    *("down_branch", "add_mlp"),
-)
-"""The operations by their numbers in cpp/layer.h."""
-
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
-BRANCH_NORMS = ("post_attention_norm", "post_mlp_norm", "apart_q_norm", "apart_k_norm")
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 LAYER_SIZES: tuple[tuple[str, Any], ...] = (
     *((name, _I64) for name in ("hidden_size", "intermediate_size")),
     *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
     *((name, _FLOAT) for name in ("epsilon", "scale")),
-    *((name, _POINTER) for name in BRANCH_NORMS),
-    *((name, _I32) for name in ("rotation", "table", "has_wide_norms")),
-    *((name, _FLOAT) for name in ("norm_offset", "softcap", "multiplier")),
+    *((name, _I32) for name in ("rotation", "table")),
+    ("branches", _POINTER),
 )
 """Fields of a layer's weights in cpp/layer.h; each product's are those of its format."""
 
 _STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state")
-_SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales", "branch", "gate_up")
+_SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales", "branch", "expert_rows", "expert_gated")
 
 
 class PackedLayer(ctypes.Structure):
     """`LayerWeights` as cpp/layer.h has them; gate and up are one product."""
 
     tensors: tuple[torch.Tensor | None, ...]  # what the addresses point into
-    operations: tuple[str, ...] = DECODER_LAYER
+    operations: Sequence[int] = range(len(DECODER_LAYER))  # their numbers in cpp/layer.h
+    num_branch_columns: tuple[int, ...] = ()  # of the scratch from `bytes` on, where there are branches
+    kept: object  # what `branches` points to
     hidden_size: int
     intermediate_size: int
 
@@ -168,9 +160,8 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PairLayer | None:
         *(layer.epsilon, layer.scale),
     )
     packed.tensors = tensors
-    packed.operations = layer.operations
     if is_branched:
-        complete(packed, layer)
+        complete(packed, layer, kernels)
     return packed
 
 
@@ -193,7 +184,7 @@ class PackedLayers:
         self._compute = compute
         self._layers = layers  # keeps their tensors
         operations = layers[0].operations
-        self._operations = (_I32 * len(operations))(*map(_NUMBERED.index, operations))
+        self._operations = (_I32 * len(operations))(*operations)
         self._weights = (type(layers[0]) * len(layers))(*layers)
         q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
         # Columns of _SCRATCH in bf16: two bytes each, a float32 scale takes two.
@@ -205,8 +196,7 @@ class PackedLayers:
         )
         if num_byte_columns:
             self._columns += (num_byte_columns // 2, 2)
-        if operations != DECODER_LAYER:
-            self._columns += (0, 0, layers[0].hidden_size, 2 * layers[0].intermediate_size)
+        self._columns += tuple(max(each) for each in zip(*(layer.num_branch_columns for layer in layers), strict=True))
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
     def __call__(

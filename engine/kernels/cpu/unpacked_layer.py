@@ -1,12 +1,14 @@
 """A decoder layer on the CPU whose products are torch's, where the kernels have none for dtype or processor."""
 
 import torch
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu, layer_norm, linear, silu
 
 from engine.kernels.branched_layer import BranchedWeights
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.layer_by_layer import LayerState
+
+_GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 class UnpackedLayer:
@@ -31,13 +33,13 @@ class UnpackedLayer:
         )
 
     def attend(self, s: LayerState) -> None:
-        self._attend(s, 0.0)
+        self._attend(s)
 
-    def _attend(self, s: LayerState, softcap: float) -> None:
+    def _attend(self, s: LayerState, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> None:
         w = self._weights
         query = s.qkv.view(len(s.qkv), -1, self._kernels.head_dim)[:, : self._kernels.num_q_heads]
         s.attended = self._kernels.attend(
-            query, *s.caches, s.work, scale=w.scale, softcap=softcap, window=w.window
+            query, *s.caches, s.work, scale=w.scale, softcap=softcap, window=w.window, sinks=sinks
         ).flatten(1)
 
     def select_rows(self, s: LayerState) -> None:
@@ -65,7 +67,7 @@ class UnpackedBranchedLayer(UnpackedLayer):
         self._branched = weights
 
     def attention_input(self, s: LayerState) -> None:
-        s.normed = self._normed(s.hidden, self._weights.attention_norm)
+        s.normed = self._norm_rows(s.hidden, self._weights.attention_norm, self._branched.attention_norm_bias)
 
     def norm_heads(self, s: LayerState) -> None:
         q_size = self._kernels.num_q_heads * self._kernels.head_dim
@@ -85,7 +87,12 @@ class UnpackedBranchedLayer(UnpackedLayer):
         super().rotate_and_write_kv(s)
 
     def attend(self, s: LayerState) -> None:
-        self._attend(s, self._branched.softcap)
+        self._attend(s, self._branched.softcap, self._branched.sinks)
+
+    def select_normed_rows(self, s: LayerState) -> None:
+        self.select_rows(s)
+        if s.output_rows is not None:
+            s.normed = s.normed[s.output_rows]
 
     def output_branch(self, s: LayerState) -> None:
         s.branch = linear(s.attended, *self._weights.output)
@@ -94,20 +101,88 @@ class UnpackedBranchedLayer(UnpackedLayer):
         self._add_branch(s, self._branched.post_attention_norm)
 
     def mlp_input(self, s: LayerState) -> None:
-        s.normed = self._normed(s.hidden, self._weights.mlp_norm)
-
-    def gate_up_apart(self, s: LayerState) -> None:
-        s.gated = linear(s.normed, self._gate_up)
+        s.normed = self._norm_rows(s.hidden, self._weights.mlp_norm, self._branched.mlp_norm_bias)
 
     def activate(self, s: LayerState) -> None:
-        gate, up = s.gated.chunk(2, dim=1)
-        s.gated = gelu(gate, approximate="tanh") * up
+        w = self._branched
+        gate, up = linear(s.normed, self._gate_up).tensor_split([len(w.gate)], dim=1)
+        s.gated = self._activate(gate, up if w.is_gated else None, w.gate_bias, w.up_bias)
+
+    def down(self, s: LayerState) -> None:
+        self.down_branch(s)
+        s.hidden = s.branch.add_(s.hidden)
 
     def down_branch(self, s: LayerState) -> None:
-        s.branch = linear(s.gated, self._weights.down)
+        s.branch = linear(s.gated, self._weights.down, self._branched.down_bias)
+
+    def route(self, s: LayerState) -> None:
+        """Chooses experts, ``[rows, slots]``, and weighs them."""
+        experts = self._branched.experts
+        assert experts is not None, "layers without experts"
+        shape = len(s.normed), experts.num_shared
+        s.experts = torch.arange(experts.num_experts, experts.num_experts + experts.num_shared).expand(shape)
+        s.weights = torch.ones(shape)
+        if not experts.num_experts:
+            return
+        logits = linear(s.normed.float(), experts.router.float())
+        if experts.has_shared_gate:
+            s.weights = logits[:, -1:].sigmoid().expand(shape)
+            logits = logits[:, :-1]
+        if experts.router_bias is not None:
+            logits = logits + experts.router_bias.float()
+        largest, chosen = logits.topk(experts.num_chosen, dim=1)
+        total = (largest if experts.is_renormalised else logits).logsumexp(dim=1, keepdim=True)
+        s.experts = torch.cat([chosen, s.experts], dim=1)
+        s.weights = torch.cat([(largest - total).exp(), s.weights], dim=1)
+
+    def experts(self, s: LayerState) -> None:
+        """Rows sorted by expert, each expert's together."""
+        w, num_slots = self._branched, s.experts.shape[1]
+        assert w.experts is not None, "layers without experts"
+        num_experts = w.experts.num_experts + w.experts.num_shared
+        gates, ups = self._gate_up.view(2, num_experts, -1, s.normed.shape[1])
+        downs = w.down.view(num_experts, s.normed.shape[1], -1)
+        biases = [
+            None if bias is None else bias.view(num_experts, -1) for bias in (w.gate_bias, w.up_bias, w.down_bias)
+        ]
+        order = s.experts.flatten().argsort()
+        made = s.normed.new_empty(len(order), s.normed.shape[1])
+        first = 0
+        for expert, count in enumerate(s.experts.flatten().bincount(minlength=num_experts).tolist()):
+            if count:
+                slots = order[first : first + count]
+                gate_bias, up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
+                rows = s.normed[slots // num_slots]
+                gated = self._activate(linear(rows, gates[expert]), linear(rows, ups[expert]), gate_bias, up_bias)
+                made[slots] = linear(gated, downs[expert], down_bias)
+                first += count
+        s.branch = (made.view(*s.weights.shape, -1) * s.weights.unsqueeze(2)).sum(dim=1).to(s.normed.dtype)
 
     def add_mlp(self, s: LayerState) -> None:
         self._add_branch(s, self._branched.post_mlp_norm)
+
+    def _activate(
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor | None,
+        gate_bias: torch.Tensor | None,
+        up_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What the feed-forward's second product reads; `up`: None where nothing is gated."""
+        w = self._branched
+        gate = gate if gate_bias is None else gate + gate_bias
+        up = up if up is None or up_bias is None else up + up_bias
+        if w.gate_function == "clamped":
+            assert up is not None, "the clamped one is gated"
+            gate = gate.clamp(max=w.gate_limit)
+            return gate * (w.gate_alpha * gate).sigmoid() * (up.clamp(-w.gate_limit, w.gate_limit) + 1)
+        activated = silu(gate) if w.gate_function == "silu" else gelu(gate, approximate=_GELUS[w.gate_function])
+        return activated if up is None else activated * up
+
+    def _norm_rows(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._branched.is_centered:
+            return layer_norm(x, weight.shape, weight, bias, self._weights.epsilon)
+        return self._normed(x, weight)
 
     def _add_branch(self, s: LayerState, norm: torch.Tensor | None) -> None:
         branch = s.branch if norm is None else self._normed(s.branch, norm)

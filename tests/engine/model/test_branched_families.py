@@ -8,13 +8,16 @@ import transformers
 
 from engine import Engine, EngineConfig, Request
 from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
-from engine.model.branched_family import LAYOUTS, find_family
+from engine.model.checkpoint import is_plain
+from engine.model.families.family import find_family
+from engine.model.families.layouts import LAYOUTS
+from engine.model.families.rotated_layers import order_of_dims
 from engine.model.proof.tiny_model import VOCAB_SIZE, make_tiny_model, shrink
-from engine.model.rotated_layers import order_of_dims
 from tests.engine.model.families import FAMILIES, make_config
 
 CPU = torch.device("cpu")
-NAMES = [name for name in FAMILIES if make_config(name).model_type in LAYOUTS]
+CONFIGS = {name: make_config(name) for name in FAMILIES}
+NAMES = [name for name, config in CONFIGS.items() if config.model_type in LAYOUTS and not is_plain(config.to_dict())]
 SHARED = [(7 * i) % 150 + 3 for i in range(50)]
 PROMPTS = [*([*SHARED, 20 + number, 30 + number] for number in range(3)), [4] * 70, [9]]
 LABELS = tuple((token,) for token in range(VOCAB_SIZE))
@@ -70,17 +73,24 @@ def test_a_layer_does_what_its_weights_say() -> None:
     )
     assert operations("gemma3_text") == (
         *("attention_input", "qkv", "norm_heads", *usual[2:], "output_branch", "add_attention"),
-        *("mlp_input", "gate_up_apart", "activate", "down_branch", "add_mlp"),
+        *("mlp_input", "activate", "down_branch", "add_mlp"),
+    )
+    assert operations("starcoder2") == ("attention_input", *usual[1:], "output", "mlp_input", "activate", "down")
+    assert operations("cohere2") == (
+        *("attention_input", *usual[1:4], "select_normed_rows", "output", "gate_up", "down"),
+    )
+    assert (
+        operations("mixtral") == operations("gpt_oss") == (*usual, "output", "mlp_norm", "route", "experts", "add_mlp")
     )
 
 
 @pytest.mark.parametrize(
     ("class_name", "changes"),
     [
-        ("Granite", {"mlp_bias": True}),
+        ("HunYuanDenseV1", {"head_dim": 64}),
         ("SmolLM3", {"hidden_act": "relu"}),
-        ("Starcoder2", {"hidden_size": 768, "num_attention_heads": 12}),
-        ("Cohere", {}),
+        ("Cohere", {"use_qk_norm": True}),
+        ("Olmoe", {"clip_qkv": 8.0}),
     ],
 )
 def test_what_is_not_covered_stays_with_transformers(class_name: str, changes: dict[str, Any]) -> None:

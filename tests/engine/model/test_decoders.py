@@ -12,8 +12,8 @@ from transformers import PretrainedConfig
 from engine import Engine, EngineConfig, Request
 from engine.errors import RequestError
 from engine.model import stock_attention
-from engine.model.branched_family import find_family
 from engine.model.checkpoint import is_plain
+from engine.model.families.family import find_family
 from engine.model.model import Model
 from engine.model.proof.probe import prove
 from engine.model.proof.tiny_model import make_tiny_model, shrink
@@ -43,6 +43,7 @@ def row(name: str, config: PretrainedConfig, tiny: PretrainedConfig, calls: list
     longest = config.max_position_embeddings
     windows = {(call.get("sliding_window") or longest) < longest for call in calls}
     is_capped = any(call.get("softcap") for call in calls)
+    has_sinks = any(call.get("s_aux") is not None for call in calls)
     model = make_tiny_model(tiny)
     family = find_family(model, torch.device("cpu"), torch.float32)
     if is_plain(config.to_dict()):
@@ -51,17 +52,11 @@ def row(name: str, config: PretrainedConfig, tiny: PretrainedConfig, calls: list
         assert not calls, "all of them are computed by batchloom's layers"
         weights = [family.read_weights(layer, index) for index, layer in enumerate(model.get_decoder().layers)]
         windows, is_capped = {found.window > 0 for found in weights}, any(found.softcap for found in weights)
+        has_sinks = any(found.sinks is not None for found in weights)
     attention = " and ".join(
         kind for kind, is_there in (("window", True in windows), ("full", False in windows)) if is_there
     )
-    attention += "".join(
-        f", {kind}"
-        for kind, is_there in (
-            ("soft cap", is_capped),
-            ("sinks", any(call.get("s_aux") is not None for call in calls)),
-        )
-        if is_there
-    )
+    attention += "".join(f", {kind}" for kind, is_there in (("soft cap", is_capped), ("sinks", has_sinks)) if is_there)
     modules = [type(module).__name__ for module in model.modules()]
     feed_forward = "experts" if any("Experts" in module for module in modules) else "dense"
     layers = "batchloom" if is_plain(config.to_dict()) else "transformers" if family is None else "batchloom on CPUs"

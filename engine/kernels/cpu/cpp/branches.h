@@ -1,25 +1,45 @@
-// What decoder layers of some families compute between their products besides: norms with an offset or of all heads, sums
-// with a branch, GELU.
+// What decoder layers of some families have besides: LayerNorm, norms with an offset or of all heads, sums with a branch.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-#include "number.h"
+#include "activation.h"
+
+// What a layer of such a family has besides `LayerWeights`; engine/kernels/cpu/branched_layers.py has the same fields. Absent
+// tensors are null.
+struct Branches {
+  const bf16 *post_attention_norm, *post_mlp_norm, *apart_q_norm, *apart_k_norm, *attention_norm_bias, *mlp_norm_bias;
+  const float* sinks;              // [num_q_heads]
+  const bf16* router;              // panels, as products have them, of router_columns: one an expert, zeros up to a panel
+  const float* router_bias;        // [num_experts]
+  int32_t has_wide_norms;          // of heads: all heads together
+  int32_t is_centered;             // LayerNorm, not RMSNorm
+  float norm_offset, softcap, multiplier;
+  Activation activation;
+  int32_t is_gated;
+  float alpha, limit;
+  // A row chooses num_chosen of num_experts; num_shared more are computed with all rows. is_renormalised: the weights of the
+  // chosen add up to 1. has_shared_gate: the router's column after those of the experts weighs the shared ones.
+  int32_t num_experts, num_chosen, num_shared, router_columns, is_renormalised, has_shared_gate;
+
+  Gating gating() const { return {activation, is_gated != 0, alpha, limit}; }
+  int64_t num_slots() const { return num_chosen + num_shared; }
+};
 
 namespace {
 
-inline float norm_factor(const bf16* x, int64_t size, float epsilon) {
+inline float norm_factor(const bf16* x, int64_t size, float epsilon, float mean = 0) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < size; i++) squares += load(x[i]) * load(x[i]);
+  for (int64_t i = 0; i < size; i++) squares += (load(x[i]) - mean) * (load(x[i]) - mean);
   return 1.0f / std::sqrt(squares / float(size) + epsilon);
 }
 
-// out = RMSNorm(x) * (weight + offset); without a weight a copy.
-inline void norm_rows(const bf16* x, const bf16* weight, bf16* out, int64_t num_rows, int64_t size, float epsilon,
-                      float offset) {
+// out = norm(x) * (weight + offset) + bias: LayerNorm where `is_centered`, else RMSNorm; without a weight a copy.
+inline void norm_rows(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t num_rows, int64_t size,
+                      float epsilon, const Branches& b) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
     const bf16* from = x + row * size;
@@ -28,9 +48,20 @@ inline void norm_rows(const bf16* x, const bf16* weight, bf16* out, int64_t num_
       std::copy(from, from + size, to);
       continue;
     }
-    const float factor = norm_factor(from, size, epsilon);
+    float sum = 0;
+    if (b.is_centered) {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < size; i++) sum += load(from[i]);
+    }
+    const float mean = sum / float(size), factor = norm_factor(from, size, epsilon, mean), offset = b.norm_offset;
+    if (bias) {
 #pragma omp simd
-    for (int64_t i = 0; i < size; i++) store(to[i], load(from[i]) * factor * (load(weight[i]) + offset));
+      for (int64_t i = 0; i < size; i++)
+        store(to[i], (load(from[i]) - mean) * factor * (load(weight[i]) + offset) + load(bias[i]));
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < size; i++) store(to[i], (load(from[i]) - mean) * factor * (load(weight[i]) + offset));
+    }
   }
 }
 
@@ -62,21 +93,6 @@ inline void add_branch(const bf16* residual, const bf16* branch, const bf16* wei
     } else {
 #pragma omp simd
       for (int64_t i = 0; i < size; i++) store(to[i], load(base[i]) + load(from[i]) * factor);
-    }
-  }
-}
-
-// gelu(gate) * up, from rows [gate | up]; GELU with tanh, which is x times the logistic function of 2 u.
-inline void gate_by_gelu(const bf16* gate_up, bf16* out, int64_t num_rows, int64_t size) {
-#pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    const bf16 *gate = gate_up + row * 2 * size, *up = gate + size;
-    bf16* to = out + row * size;
-#pragma omp simd
-    for (int64_t i = 0; i < size; i++) {
-      const float x = load(gate[i]), u = 0.79788456f * (x + 0.044715f * x * x * x);
-      const float e = exp2_negative(-2 * std::fabs(u) * LOG2E);
-      store(to[i], x * (u < 0 ? e : 1.0f) / (1.0f + e) * load(up[i]));
     }
   }
 }

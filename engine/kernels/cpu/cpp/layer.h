@@ -9,7 +9,7 @@
 #include "work_items.h"
 
 // A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Products as the format's Weights, norms as its
-// Norm, absent ones null. From post_attention_norm on they are of families with branches, and else 0.
+// Norm, absent ones null. branches: of families that have them, else null.
 template <typename Format>
 struct LayerWeights {
   const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
@@ -17,17 +17,15 @@ struct LayerWeights {
   int64_t hidden_size, intermediate_size;
   int32_t num_q_heads, num_kv_heads, dim, block_size, window;
   float epsilon, scale;
-  const typename Format::Norm *post_attention_norm, *post_mlp_norm, *apart_q_norm, *apart_k_norm;
   int32_t rotation;  // which of the step's
   int32_t table;     // which of the steps has this layer's block table
-  int32_t has_wide_norms;  // of heads: all heads together
-  float norm_offset, softcap, multiplier;
+  const Branches* branches;
 };
 
 // What the layers of a step have in common; engine/kernels/cpu/native_layers.py has the same fields. From `normed` on it is
 // scratch for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size]; in int8 bytes of rows
 // that are multiplied, [rows, the largest padded depth], and their scales [rows]; of families with branches [rows,
-// hidden_size] and [rows, 2 intermediate_size].
+// hidden_size]; of those with experts [(slots + 1) rows, hidden_size] and [(slots + 1) rows, intermediate_size].
 struct LayerStep {
   const float *cos, *sin;  // of each rotation [num_rows, dim]
   const int64_t *slots, *shared, *own;
@@ -37,14 +35,14 @@ struct LayerStep {
   bf16 *normed, *qkv, *attended, *gated;
   uint8_t* bytes;
   float* scales;
-  bf16 *branch, *gate_up;
+  bf16 *branch, *expert_rows, *expert_gated;
 };
 
 // The operations of a layer; engine/kernels/cpu/native_layers.py has the same numbers. The caller passes their order.
 enum class Operation : int32_t {
   attention_norm = 0, qkv = 1, rotate_and_write_kv = 2, attend = 3, select_rows = 4, output = 5, mlp_norm = 6, gate_up = 7,
-  down = 8, attention_input = 9, norm_heads = 10, output_branch = 11, add_attention = 12, mlp_input = 13, gate_up_apart = 14,
-  activate = 15, down_branch = 16, add_mlp = 17
+  down = 8, attention_input = 9, norm_heads = 10, output_branch = 11, add_attention = 12, mlp_input = 13, activate = 14,
+  down_branch = 15, add_mlp = 16, select_normed_rows = 17, route = 18, experts = 19
 };
 
 namespace {
@@ -60,43 +58,58 @@ struct LayerRows {
   int64_t num_rows;
 };
 
-// What families have besides: the product of attention or feed-forward on a branch of its own, which is normed or multiplied
-// before it is added; rows that are not normed, or whose norm has an offset; norms of all heads together; another gate.
+// The operations of families with branches (`engine.kernels.branched_layer` says what each does).
 template <typename Format>
-void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep& s, const LayerRows& rows, bf16* hidden) {
+void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep& s, LayerRows& rows, bf16* hidden,
+                const int64_t* output_rows, int64_t num_output_rows) {
   const int64_t q_size = int64_t(w.num_q_heads) * w.dim, kv_size = int64_t(w.num_kv_heads) * w.dim;
+  const Branches& b = *w.branches;
   switch (operation) {
     case Operation::attention_input:
-      norm_rows(hidden, w.attention_norm, s.normed, s.num_rows, w.hidden_size, w.epsilon, w.norm_offset);
+      norm_rows(hidden, w.attention_norm, b.attention_norm_bias, s.normed, s.num_rows, w.hidden_size, w.epsilon, b);
       break;
     case Operation::norm_heads:
-      norm_heads(s.qkv, w.apart_q_norm, s.num_rows, q_size + 2 * kv_size, q_size, w.has_wide_norms ? q_size : w.dim,
-                 w.epsilon, w.norm_offset);
-      norm_heads(s.qkv + q_size, w.apart_k_norm, s.num_rows, q_size + 2 * kv_size, kv_size,
-                 w.has_wide_norms ? kv_size : w.dim, w.epsilon, w.norm_offset);
+      norm_heads(s.qkv, b.apart_q_norm, s.num_rows, q_size + 2 * kv_size, q_size, b.has_wide_norms ? q_size : w.dim,
+                 w.epsilon, b.norm_offset);
+      norm_heads(s.qkv + q_size, b.apart_k_norm, s.num_rows, q_size + 2 * kv_size, kv_size,
+                 b.has_wide_norms ? kv_size : w.dim, w.epsilon, b.norm_offset);
+      break;
+    case Operation::select_normed_rows:
+      rows = {s.attended, hidden, s.num_rows};
+      if (output_rows) {
+        copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
+        copy_rows(s.normed, output_rows, s.branch, num_output_rows, w.hidden_size);
+        std::memcpy(static_cast<void*>(s.normed), s.branch, size_t(num_output_rows * w.hidden_size) * sizeof(bf16));
+        copy_rows(hidden, output_rows, s.branch, num_output_rows, w.hidden_size);
+        rows = {s.qkv, s.branch, num_output_rows};
+      }
       break;
     case Operation::output_branch:
       Format::project_rows(s, rows.attended, w.output, nullptr, s.branch, rows.num_rows, w.hidden_size, q_size);
       break;
     case Operation::add_attention:
-      add_branch(rows.residual, s.branch, w.post_attention_norm, hidden, rows.num_rows, w.hidden_size, w.epsilon,
-                 w.norm_offset, w.multiplier);
+      add_branch(rows.residual, s.branch, b.post_attention_norm, hidden, rows.num_rows, w.hidden_size, w.epsilon,
+                 b.norm_offset, b.multiplier);
       break;
     case Operation::mlp_input:
-      norm_rows(hidden, w.mlp_norm, s.normed, rows.num_rows, w.hidden_size, w.epsilon, w.norm_offset);
-      break;
-    case Operation::gate_up_apart:
-      Format::project_normed(s, w.gate_up, s.gate_up, rows.num_rows, 2 * w.intermediate_size, w.hidden_size, false);
+      norm_rows(hidden, w.mlp_norm, b.mlp_norm_bias, s.normed, rows.num_rows, w.hidden_size, w.epsilon, b);
       break;
     case Operation::activate:
-      gate_by_gelu(s.gate_up, s.gated, rows.num_rows, w.intermediate_size);
+      Format::project_activated(s, w.gate_up, s.gated, rows.num_rows, (1 + b.is_gated) * w.intermediate_size, w.hidden_size,
+                                b.gating());
       break;
     case Operation::down_branch:
       Format::project_rows(s, s.gated, w.down, nullptr, s.branch, rows.num_rows, w.hidden_size, w.intermediate_size);
       break;
+    case Operation::route:
+      Format::route(s, b, rows.num_rows, w.hidden_size);
+      break;
+    case Operation::experts:
+      Format::compute_experts(s, w, rows.num_rows);
+      break;
     case Operation::add_mlp:
-      add_branch(hidden, s.branch, w.post_mlp_norm, hidden, rows.num_rows, w.hidden_size, w.epsilon, w.norm_offset,
-                 w.multiplier);
+      add_branch(hidden, s.branch, b.post_mlp_norm, hidden, rows.num_rows, w.hidden_size, w.epsilon, b.norm_offset,
+                 b.multiplier);
       break;
     default:
       break;
@@ -122,7 +135,8 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep& s,
       break;
     case Operation::attend:
       attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale,
-             AttentionRule{w.softcap, w.window, nullptr}, s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks,
+             w.branches ? AttentionRule{w.branches->softcap, w.window, w.branches->sinks} : AttentionRule{0, w.window, nullptr},
+             s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks,
              s.own_seen, s.state);
       break;
     case Operation::select_rows:
@@ -146,7 +160,7 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep& s,
       Format::project_rows(s, s.gated, w.down, hidden, hidden, rows.num_rows, w.hidden_size, w.intermediate_size);
       break;
     default:
-      if constexpr (Format::has_branches) run_branch<Format>(operation, w, s, rows, hidden);
+      if constexpr (Format::has_branches) run_branch(operation, w, s, rows, hidden, output_rows, num_output_rows);
   }
 }
 

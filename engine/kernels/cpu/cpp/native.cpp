@@ -5,6 +5,7 @@
 
 #include "draw.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "layer.h"
 #include "pair_product.h"
 
@@ -25,12 +26,31 @@ struct PairFormat {
 
   static void project_normed(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
                              int64_t depth, bool is_gated) {
-    project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, is_gated);
+    project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, swiglu_if(is_gated));
   }
 
   static void project_rows(const LayerStep&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
-    project(x, w.panels, w.bias, residual, out, num_rows, num_columns, depth, false);
+    project(x, w.panels, w.bias, residual, out, num_rows, num_columns, depth, Gating{});
+  }
+
+  static void project_activated(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+                                int64_t depth, const Gating& gating) {
+    project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, gating);
+  }
+
+  static void route(const LayerStep& s, const Branches& b, int64_t num_rows, int64_t hidden_size) {
+    route_rows(s.normed, b, s.expert_rows, num_rows, hidden_size);
+  }
+
+  // s.branch = the weighted sum of what the experts of each row make of it.
+  static void compute_experts(const LayerStep& s, const LayerWeights<PairFormat>& w, int64_t num_rows) {
+    const int64_t hidden_size = w.hidden_size, size = w.intermediate_size;
+    const Gating gating = w.branches->gating();
+    project_experts(s.expert_rows, w.gate_up.panels, w.gate_up.bias, s.expert_gated, (1 + gating.is_gated) * size, hidden_size,
+                    gating);
+    project_experts(s.expert_gated, w.down.panels, w.down.bias, s.expert_rows, hidden_size, size, Gating{});
+    combine_experts(s.expert_rows, s.branch, num_rows, hidden_size, w.branches->num_slots());
   }
 #endif
 };
@@ -42,7 +62,7 @@ extern "C" bool has_products() { return units_here() != Units::plain; }
 extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out,
                              int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
 #ifdef HAS_AVX512
-  project(x, packed, bias, residual, out, num_rows, num_columns, depth, is_gated);
+  project(x, packed, bias, residual, out, num_rows, num_columns, depth, swiglu_if(is_gated));
 #else
   (void)x, (void)packed, (void)bias, (void)residual, (void)out, (void)num_rows, (void)num_columns, (void)depth;
   (void)is_gated;

@@ -1,30 +1,32 @@
 // Linear layers in bf16 on tiles or vectors, with what follows them: bias, residual stream, SwiGLU.
 #pragma once
 
+#include "activation.h"
 #include "pairs.h"
 #include "product.h"
 
 #ifdef HAS_AVX512
 namespace {
 
-// What becomes of a row of sums for one panel: bias, residual stream and the way to bf16; a gated panel holds 16 columns of
-// the gate beside the same of the other.
+// What becomes of a row of sums for one panel: bias, activation, residual stream and the way to bf16.
 struct ToOutput {
   const bf16 *bias, *residual;
   bf16* out;
   int64_t num_columns;  // of the output and of the residual
-  bool is_gated;
+  Gating gating;
 
   bool needs(int64_t, int, int64_t) const { return true; }
 
   void operator()(const float* sums, int64_t row, int64_t panel) const {
     __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
-    if (is_gated) {
-      store_16(out + row * num_columns + panel * (PANEL / 2), _mm512_mul_ps(silu_16(low), high));
-      return;
-    }
     const int64_t column = panel * PANEL, at = row * num_columns + column;
     if (bias) low = _mm512_add_ps(low, load_16(bias + column)), high = _mm512_add_ps(high, load_16(bias + column + 16));
+    if (gating.is_gated) {
+      store_16(out + row * num_columns + panel * (PANEL / 2),
+               _mm512_mul_ps(activate_16(low, gating), gated_16(high, gating)));
+      return;
+    }
+    if (gating.activation != Activation::none) low = activate_16(low, gating), high = activate_16(high, gating);
     if (residual) low = _mm512_add_ps(low, load_16(residual + at)), high = _mm512_add_ps(high, load_16(residual + at + 16));
     _mm512_storeu_si512(out + at, __m512i(_mm512_cvtne2ps_pbh(high, low)));
   }
@@ -94,11 +96,11 @@ struct PairOperands {
   }
 };
 
-// out = x times packed weights, + bias, + residual; or silu(gate) * up for gated panels.
+// out = x times packed weights, + bias, activated, + residual.
 void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out, int64_t num_rows,
-             int64_t num_columns, int64_t depth, bool is_gated) {
-  const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
-  multiply(PairOperands(x, packed, depth), num_rows, num_columns, ToOutput{bias, residual, out, out_columns, is_gated});
+             int64_t num_columns, int64_t depth, const Gating& gating) {
+  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
+  multiply(PairOperands(x, packed, depth), num_rows, num_columns, ToOutput{bias, residual, out, out_columns, gating});
 }
 
 // out[row] = the column of the largest of x times packed weights, + bias, of those allowed; the first one of several.

@@ -145,11 +145,25 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
 }
 #endif
 
+// Up to 32 rows that meet the panels of `operands`.
+template <typename Operands>
+struct RowBlock {
+  Operands operands;
+  int64_t first_row;
+  int count;
+};
+
+template <typename Operands>
+RowBlock<Operands> find_block(const Operands& operands, int64_t first, int64_t end) {
+  return {operands, first, int(std::min<int64_t>(32, end - first))};
+}
+
 // finish(sums, row, panel) for every row of x times every panel of weights that it needs, on all threads.
 // Operands: the type Sum; x, panels; row_bytes, of a row of x; begin_tiles(panel) and multiply_tiles(), on the tile registers
-// of the function above; multiply_vectors(first_row, panel, block, count).
+// of the function above; multiply_vectors(first_row, panel, block, count). row_unit: rows that threads do not divide.
 template <typename Operands, typename Finish>
-void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish) {
+void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish,
+              int64_t row_unit = tiles_granted() ? 32 : 4) {
   if (num_rows == 0) return;
   const int64_t num_threads = omp_get_max_threads();
   const int64_t num_panels = num_columns / PANEL;
@@ -157,7 +171,7 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
   const int64_t num_pieces = use_tiles ? (operands.row_bytes + DEPTH_BYTES - 1) / DEPTH_BYTES : 1;
   const int64_t group_panels = use_tiles ? TILE_GROUP : GROUP;
   // What is read lies within the rows rounded up to 32: tiles read 32 at a time, vectors 4.
-  const int64_t row_unit = use_tiles ? 32 : 4, num_units = (num_rows + row_unit - 1) / row_unit;
+  const int64_t num_units = (num_rows + row_unit - 1) / row_unit;
   // Few rows: every thread has all of them, and some of the panels. Many: as many rows as the others.
   const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() * num_pieces / operands.row_bytes);
   const int64_t num_chunks = num_rows < 256 ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
@@ -186,31 +200,31 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
         for (int64_t piece = 0; piece < num_pieces; piece++) {
           Sum* sums = kept;
           for (int64_t first = start; first < end; first += 32) {
-            const int count = int(std::min<int64_t>(32, end - first));
+            const auto rows = find_block(operands, first, end);
             for (int64_t p = first_panel; p < last_panel; p++, sums += BLOCK) {
-              if (!finish.needs(first, count, p)) continue;
+              if (!finish.needs(rows.first_row, rows.count, p)) continue;
 #ifdef HAS_AMX
               const int64_t units = operands.row_bytes / 64;
               const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64,
                                           part_start(units, num_pieces, piece + 1) * 64, piece ? sums : nullptr};
               if (piece < num_pieces - 1) {
-                multiply_tiles(operands, first, p, depth, sums, before);
+                multiply_tiles(rows.operands, rows.first_row, p, depth, sums, before);
                 continue;
               }
 #endif
               turn ^= 1;
 #ifdef HAS_AMX
               if (use_tiles)
-                multiply_tiles(operands, first, p, depth, blocks[turn], before);
+                multiply_tiles(rows.operands, rows.first_row, p, depth, blocks[turn], before);
               else
 #endif
               {
-                operands.multiply_vectors(first, p, blocks[turn], count);
+                rows.operands.multiply_vectors(rows.first_row, p, blocks[turn], rows.count);
                 before.finish_rows(32);
               }
               before.block = blocks[turn];
-              before.first_row = first, before.panel = p;
-              before.row = 0, before.count = count;
+              before.first_row = rows.first_row, before.panel = p;
+              before.row = 0, before.count = rows.count;
             }
           }
         }

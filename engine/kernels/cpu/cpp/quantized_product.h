@@ -77,7 +77,8 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
 inline void project(const bf16* x, const QuantizedWeights& weights, const bf16* residual, bf16* out, int64_t num_rows,
                     int64_t num_columns, int64_t depth, bool is_gated) {
   const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
-  multiply(x, weights, num_rows, num_columns, depth, ToOutput{weights.bias, residual, out, out_columns, is_gated});
+  multiply(x, weights, num_rows, num_columns, depth,
+           ToOutput{weights.bias, residual, out, out_columns, swiglu_if(is_gated)});
 }
 
 inline void largest_column(const bf16* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,

@@ -56,6 +56,24 @@ class RotatedLayers(nn.Module):
         return hidden.unsqueeze(0)
 
 
+class DistinctAngles(nn.Module):
+    """A rotary embedding whose angles come in another order, in the usual one: all distinct ones, then the same again.
+
+    Args:
+        rotary: the model's.
+        distinct: which of its angles are those.
+    """
+
+    def __init__(self, rotary: nn.Module, distinct: slice) -> None:
+        super().__init__()
+        self._rotary = rotary
+        self._distinct = distinct
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = (torch.cat([angles[..., self._distinct]] * 2, dim=-1) for angles in self._rotary(x, positions))
+        return cos, sin
+
+
 def order_of_dims(head_dim: int, num_rotated: int, is_interleaved: bool) -> torch.Tensor | None:
     """Which dimension of a head goes where, so that those rotated together lie half a head apart; None: as they are.
 

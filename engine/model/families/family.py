@@ -1,12 +1,10 @@
-"""Families whose layers batchloom's CPU kernels compute beside Llama's: what their modules are called, what differs.
+"""Reads the layers of families that batchloom's CPU kernels compute beside Llama's.
 
 Where a layer has anything else, transformers' own layers compute the model. The proof at the door compares what is read
 here with transformers in float32 (`engine.model.proof.probe`).
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,78 +14,12 @@ from torch import nn
 from engine.kernels.branched_layer import BranchedWeights
 from engine.kernels.decoder_layer import DecoderLayers, Linear
 from engine.model.attention import window_of
+from engine.model.families.feed_forward import PARAMETERS, is_covered, read_feed_forward
+from engine.model.families.layouts import LAYOUTS, Layout
+from engine.model.families.rotated_layers import DistinctAngles, RotatedLayers, angles_of, order_of_dims
 from engine.model.layers import join_linears, sliding_window_of
-from engine.model.rotated_layers import RotatedLayers, angles_of, order_of_dims
 
-_GATES = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu"}
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
-_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """What a family calls its norms, and in what else it differs.
-
-    Attributes:
-        attention_norm, mlp_norm: before attention and feed-forward; empty: none.
-        post_attention_norm, post_mlp_norm: after them, before they are added; empty: none.
-        norm_offset: added to the weights of norms.
-        is_interleaved: whether neighbouring dimensions are rotated together, not those half a head apart.
-        is_rotated: whether an attention module rotates its heads.
-    """
-
-    attention_norm: str = "input_layernorm"
-    post_attention_norm: str = ""
-    mlp_norm: str = "post_attention_layernorm"
-    post_mlp_norm: str = ""
-    norm_offset: float = 0.0
-    is_interleaved: bool = False
-    is_rotated: Callable[[Any], bool] = lambda attention: True
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """The names of those that there are."""
-        names = (self.attention_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm)
-        return tuple(name for name in names if name)
-
-
-_GEMMA = Layout(
-    post_attention_norm="post_attention_layernorm",
-    mlp_norm="pre_feedforward_layernorm",
-    post_mlp_norm="post_feedforward_layernorm",
-    norm_offset=1.0,
-)
-_OLMO = Layout(
-    attention_norm="",
-    post_attention_norm="post_attention_layernorm",
-    mlp_norm="",
-    post_mlp_norm="post_feedforward_layernorm",
-)
-_EXAONE = Layout(
-    attention_norm="",
-    post_attention_norm="post_attention_layernorm",
-    mlp_norm="",
-    post_mlp_norm="post_feedforward_layernorm",
-    is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
-)
-_GLM = Layout(post_attention_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm", is_interleaved=True)
-
-LAYOUTS = {
-    "ernie4_5": Layout(is_interleaved=True),
-    "exaone4": _EXAONE,
-    "gemma": Layout(norm_offset=1.0),
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
-    "glm4": _GLM,
-    "granite": Layout(),
-    "ministral": Layout(),
-    "olmo2": _OLMO,
-    "olmo3": _OLMO,
-    "phi3": Layout(),
-    "seed_oss": Layout(),
-    "smollm3": Layout(is_rotated=lambda attention: bool(attention.use_rope)),
-}
-"""By `model_type`."""
+_HEADS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 
 
 def find_family(
@@ -100,18 +32,22 @@ def find_family(
         device: where it is; layers of a GPU do not cover these families.
         kv_dtype: of its KV; layers in int8 do not either.
     """
-    layout = LAYOUTS.get(language_model.config.get_text_config(decoder=True).model_type)
+    config = language_model.config.get_text_config(decoder=True)
+    layout = LAYOUTS.get(config.model_type)
     if layout is None or device.type != "cpu" or kv_dtype == torch.int8:
         return None
+    if getattr(config, "clip_qkv", None) is not None or getattr(config, "use_qk_norm", False):
+        return None
     decoder = language_model.get_decoder()
-    known = {f"{norm}.weight" for norm in layout.norms} | {f"self_attn.{name}_norm.weight" for name in "qk"}
-    known |= {f"self_attn.{name}.{kind}" for name in _ATTENTION for kind in ("weight", "bias")}
-    known |= {f"mlp.{name}.weight" for name in _MLP}
+    known = {f"{norm}.{kind}" for norm in layout.norms for kind in ("weight", "bias")}
+    known |= {f"self_attn.{name}.{kind}" for name in (*_HEADS, layout.output) for kind in ("weight", "bias")}
+    known |= {f"self_attn.{name}_norm.weight" for name in "qk"} | {"self_attn.sinks"}
+    known |= {f"{layout.mlp}.{name}" for name in PARAMETERS}
     epsilons = set()
     for layer in decoder.layers:
-        if any(name not in known for name, _ in layer.named_parameters()) or _gate_of(layer) is None:
+        if any(name not in known for name, _ in layer.named_parameters()):
             return None
-        if not layer.self_attn.is_causal:
+        if not layer.self_attn.is_causal or not is_covered(getattr(layer, layout.mlp)):
             return None
         epsilons |= {_epsilon(part) for name, part in layer.named_modules() if name.endswith("norm")}
     return Family(layout, decoder) if len(epsilons) == 1 else None
@@ -127,7 +63,9 @@ class Family:
 
     def __init__(self, layout: Layout, decoder: Any) -> None:
         self._layout = layout
-        self._rotary = decoder.rotary_emb
+        rotary = decoder.rotary_emb
+        self._rotary = rotary if layout.angles is None else DistinctAngles(rotary, layout.angles)
+        self._has_experts = any(hasattr(getattr(layer, layout.mlp), "experts") for layer in decoder.layers)
         attention = decoder.layers[0].self_attn
         self._head_dim = int(attention.head_dim)
         has_kinds = "layer_type" in inspect.signature(self._rotary.forward).parameters
@@ -152,31 +90,20 @@ class Family:
         The dimensions of query and key heads are put in the order in which the kernels rotate them; scores are sums
         over all of them.
         """
-        attention, mlp, layout = layer.self_attn, layer.mlp, self._layout
+        attention, layout = layer.self_attn, self._layout
         kind = self._kinds[index]
         order = self._orders[kind] if kind is not None else None
         q_norm, k_norm = (getattr(getattr(attention, f"{name}_norm", None), "weight", None) for name in "qk")
         q_norm, k_norm = self._reorder(q_norm, order), self._reorder(k_norm, order)
         is_apart = q_norm is not None and (layout.norm_offset != 0 or len(q_norm) != self._head_dim)
-        gate, up = (
-            mlp.gate_up_proj.weight.chunk(2)
-            if hasattr(mlp, "gate_up_proj")
-            else (
-                mlp.gate_proj.weight,
-                mlp.up_proj.weight,
-            )
-        )
-        gate_function = _gate_of(layer)
-        assert gate_function is not None, "find_family refuses other gates"
+        output, sinks = getattr(attention, layout.output), getattr(attention, "sinks", None)
+        first_norm = getattr(layer, layout.attention_norm or layout.post_attention_norm)
         is_windowed = getattr(attention, "is_sliding", True)
         return BranchedWeights(
             attention_norm=_norm(layer, layout.attention_norm),
             qkv=self._read_heads(attention, order),
-            output=(attention.o_proj.weight, attention.o_proj.bias),
+            output=(output.weight, output.bias),
             mlp_norm=_norm(layer, layout.mlp_norm),
-            gate=gate,
-            up=up,
-            down=mlp.down_proj.weight,
             q_norm=None if is_apart else q_norm,
             k_norm=None if is_apart else k_norm,
             epsilon=next(_epsilon(part) for name, part in layer.named_modules() if name.endswith("norm")),
@@ -186,11 +113,16 @@ class Family:
             post_mlp_norm=_norm(layer, layout.post_mlp_norm) if layout.post_mlp_norm else None,
             apart_q_norm=q_norm if is_apart else None,
             apart_k_norm=k_norm if is_apart else None,
+            attention_norm_bias=_norm_bias(layer, layout.attention_norm),
+            mlp_norm_bias=_norm_bias(layer, layout.mlp_norm),
+            is_centered="LayerNorm" in type(first_norm).__name__,
+            is_parallel=layout.is_parallel,
             norm_offset=layout.norm_offset,
+            sinks=None if sinks is None else sinks.float(),
             softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
             multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
-            gate_function=gate_function,
             rotation=self._rotations.index(kind),
+            **read_feed_forward(getattr(layer, layout.mlp), among_experts=self._has_experts),
         )
 
     def join_layers(self, layers: DecoderLayers) -> nn.Module:
@@ -205,7 +137,7 @@ class Family:
             weight, bias = join_linears(attention.q_proj, attention.k_proj, attention.v_proj)
         if order is None:
             return weight, bias
-        num_kv_columns = (len(weight) - attention.o_proj.weight.shape[1]) // 2
+        num_kv_columns = (len(weight) - getattr(attention, self._layout.output).weight.shape[1]) // 2
         parts = [
             torch.cat([self._reorder(part[:-num_kv_columns], order), part[-num_kv_columns:]])
             for part in (weight, bias)
@@ -225,9 +157,8 @@ def _norm(layer: Any, name: str) -> torch.Tensor:
     return getattr(layer, name).weight if name else torch.empty(0)
 
 
-def _gate_of(layer: Any) -> str | None:
-    function = getattr(layer.mlp, "act_fn", None) or getattr(layer.mlp, "activation_fn", None)
-    return _GATES.get(type(function).__name__)
+def _norm_bias(layer: Any, name: str) -> torch.Tensor | None:
+    return getattr(getattr(layer, name), "bias", None) if name else None
 
 
 def _epsilon(norm: Any) -> float:

@@ -1,0 +1,71 @@
+// What the first product of a feed-forward ends in.
+#pragma once
+
+#include "number.h"
+
+namespace {
+
+// engine/kernels/cpu/branched_layers.py has the same numbers. The clamped one is gpt-oss's.
+enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3, clamped = 4 };
+
+struct Gating {
+  Activation activation = Activation::none;
+  bool is_gated = false;          // a panel holds 16 columns of the gate beside the same of what it gates
+  float alpha = 0, limit = 0;     // of the clamped one
+};
+
+inline Gating swiglu_if(bool is_gated) {
+  return is_gated ? Gating{Activation::silu, true} : Gating{};
+}
+
+#ifdef HAS_AVX512
+// x / (1 + exp(-factor x)), relative error about 6e-5.
+inline __m512 gate_16(__m512 x, float factor) {
+  const __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2E * factor)));
+  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+}
+
+// x times the logistic function of 2 u, which is GELU with tanh.
+inline __m512 gelu_tanh_16(__m512 x) {
+  const __m512 cubed = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+  const __m512 u = _mm512_fmadd_ps(cubed, _mm512_set1_ps(0.044715f), x);
+  const __m512 e = exp2_16(_mm512_mul_ps(u, _mm512_set1_ps(-2 * 0.79788456f * LOG2E)));
+  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+}
+
+// GELU with erf(y), y = |x| / sqrt(2): 1 - (a1 t + ... + a5 t^5) exp(-y^2), t = 1 / (1 + 0.3275911 y); absolute error of erf
+// 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+inline __m512 gelu_16(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f), y = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.70710678f));
+  const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(y, _mm512_set1_ps(0.3275911f), one));
+  __m512 p = _mm512_set1_ps(1.061405429f);
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027f));
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.421413741f));
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.284496736f));
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(0.254829592f));
+  const __m512 rest = _mm512_mul_ps(_mm512_mul_ps(p, t), exp2_16(_mm512_mul_ps(_mm512_mul_ps(y, y), _mm512_set1_ps(-LOG2E))));
+  const __mmask16 is_negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+  const __m512 twice = _mm512_mask_blend_ps(is_negative, _mm512_sub_ps(_mm512_set1_ps(2.0f), rest), rest);
+  return _mm512_mul_ps(_mm512_mul_ps(x, _mm512_set1_ps(0.5f)), twice);
+}
+
+inline __m512 activate_16(__m512 x, const Gating& gating) {
+  switch (gating.activation) {
+    case Activation::silu: return silu_16(x);
+    case Activation::gelu_tanh: return gelu_tanh_16(x);
+    case Activation::gelu: return gelu_16(x);
+    case Activation::clamped: return gate_16(_mm512_min_ps(x, _mm512_set1_ps(gating.limit)), gating.alpha);
+    default: return x;
+  }
+}
+
+// What is gated, as it meets its gate.
+inline __m512 gated_16(__m512 up, const Gating& gating) {
+  if (gating.activation != Activation::clamped) return up;
+  const __m512 limit = _mm512_set1_ps(gating.limit);
+  const __m512 clamped = _mm512_max_ps(_mm512_min_ps(up, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit));
+  return _mm512_add_ps(clamped, _mm512_set1_ps(1.0f));
+}
+#endif
+
+}  // namespace

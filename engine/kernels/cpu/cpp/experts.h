@@ -1,0 +1,142 @@
+// Mixtures of experts: each row goes through some of them. Rows are sorted by expert, and all products of a layer are one
+// pass over blocks of up to 32 rows of one expert.
+#pragma once
+
+#include "branches.h"
+#include "pair_product.h"
+
+#ifdef HAS_AVX512
+namespace {
+
+// Up to 32 sorted rows of one expert.
+struct ExpertBlock {
+  int64_t first_row;
+  int32_t count, expert;
+};
+
+// Which rows go where in the layer under way. A slot is one of a row's experts: those it chose, then the shared ones.
+struct Routing {
+  std::vector<float> logits;       // [rows][router_columns]
+  std::vector<float> weights;      // [rows][slots]
+  std::vector<int32_t> experts;    // [rows][slots]
+  std::vector<int64_t> places;     // [rows][slots]: where the row is among the sorted ones
+  std::vector<int32_t> expert_of;  // [sorted rows]
+  std::vector<ExpertBlock> blocks;
+};
+
+inline Routing& current_routing() {
+  static thread_local Routing routing;
+  return routing;
+}
+
+// Keeps sums of the router's columns in float32.
+struct ToLogits {
+  float* out;
+  int64_t num_columns;
+
+  bool needs(int64_t, int, int64_t) const { return true; }
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    std::copy(sums, sums + PANEL, out + row * num_columns + panel * PANEL);
+  }
+};
+
+// The experts of one row with the largest logits, and their weights by softmax: of the chosen, or of all. logits: overwritten.
+inline void choose_experts(float* logits, const Branches& b, int32_t* experts, float* weights) {
+  if (b.router_bias)
+    for (int i = 0; i < b.num_experts; i++) logits[i] += b.router_bias[i];
+  const float largest = b.num_chosen ? *std::max_element(logits, logits + b.num_experts) : 0.0f;
+  float sum = 0;
+  for (int i = 0; i < b.num_chosen; i++) {
+    experts[i] = int32_t(std::max_element(logits, logits + b.num_experts) - logits);
+    sum += weights[i] = std::exp(logits[experts[i]] - largest);
+    logits[experts[i]] = -INFINITY;
+  }
+  if (!b.is_renormalised)
+    for (int i = 0; i < b.num_experts; i++) sum += std::exp(logits[i] - largest);
+  for (int i = 0; i < b.num_chosen; i++) weights[i] /= sum;
+  for (int i = 0; i < b.num_shared; i++) {
+    experts[b.num_chosen + i] = b.num_experts + i;
+    weights[b.num_chosen + i] = b.has_shared_gate ? 1.0f / (1.0f + std::exp(-logits[b.num_experts])) : 1.0f;
+  }
+}
+
+// Sorts rows of x by expert: sorted [num_rows * slots, size].
+inline void route_rows(const bf16* x, const Branches& b, bf16* sorted, int64_t num_rows, int64_t size) {
+  Routing& to = current_routing();
+  const int64_t slots = b.num_slots(), num_sorted = num_rows * slots;
+  to.logits.resize(num_rows * b.router_columns), to.weights.resize(num_sorted), to.experts.resize(num_sorted);
+  to.places.resize(num_sorted), to.expert_of.resize(num_sorted), to.blocks.clear();
+  if (b.router) multiply(PairOperands(x, b.router, size), num_rows, b.router_columns, ToLogits{to.logits.data(), b.router_columns});
+#pragma omp parallel for
+  for (int64_t row = 0; row < num_rows; row++)
+    choose_experts(to.logits.data() + row * b.router_columns, b, to.experts.data() + row * slots, to.weights.data() + row * slots);
+  std::vector<int64_t> next(b.num_experts + b.num_shared + 1);
+  for (const int32_t expert : to.experts) next[expert + 1]++;
+  for (int64_t expert = 0, first = 0; expert + 1 < int64_t(next.size()); first = next[++expert]) {
+    next[expert + 1] += first;
+    std::fill(to.expert_of.begin() + first, to.expert_of.begin() + next[expert + 1], int32_t(expert));
+    for (int64_t row = first; row < next[expert + 1]; row += 32)
+      to.blocks.push_back({row, int32_t(std::min<int64_t>(32, next[expert + 1] - row)), int32_t(expert)});
+  }
+  for (int64_t i = 0; i < num_sorted; i++) to.places[i] = next[to.experts[i]]++;
+#pragma omp parallel for
+  for (int64_t i = 0; i < num_sorted; i++)
+    std::memcpy(static_cast<void*>(sorted + to.places[i] * size), x + i / slots * size, size_t(size) * sizeof(bf16));
+}
+
+// As `PairOperands`, for `multiply`'s rows 32 b to 32 b + 31 those of block b, which meet their expert's panels.
+struct ExpertOperands {
+  typedef float Sum;
+  const bf16 *x, *panels;
+  const ExpertBlock* blocks;
+  int64_t num_columns, depth, row_bytes;
+};
+
+inline RowBlock<PairOperands> find_block(const ExpertOperands& all, int64_t first, int64_t) {
+  const ExpertBlock& block = all.blocks[first / 32];
+  return {PairOperands(all.x, all.panels + block.expert * all.num_columns * all.depth, all.depth), block.first_row, block.count};
+}
+
+struct ExpertsToOutput {
+  ToOutput output;
+  const int32_t* expert_of;
+  int64_t num_columns;
+
+  bool needs(int64_t, int, int64_t) const { return true; }
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    ToOutput to = output;
+    if (to.bias) to.bias += expert_of[row] * num_columns;
+    to(sums, row, panel);
+  }
+};
+
+// out = sorted rows of x times their expert's packed weights, + bias, activated. x is in memory for 32 rows more.
+inline void project_experts(const bf16* x, const bf16* panels, const bf16* bias, bf16* out, int64_t num_columns, int64_t depth,
+                            const Gating& gating) {
+  const Routing& by = current_routing();
+  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
+  multiply(ExpertOperands{x, panels, by.blocks.data(), num_columns, depth, depth * int64_t(sizeof(bf16))},
+           32 * int64_t(by.blocks.size()), num_columns,
+           ExpertsToOutput{{bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns}, 32);
+}
+
+// out[row] = the sum over its slots of their weight times what their experts made of it.
+inline void combine_experts(const bf16* sorted, bf16* out, int64_t num_rows, int64_t size, int64_t slots) {
+  const Routing& by = current_routing();
+#pragma omp parallel for
+  for (int64_t row = 0; row < num_rows; row++) {
+    const int64_t* places = by.places.data() + row * slots;
+    const float* weights = by.weights.data() + row * slots;
+    for (int64_t i = 0; i < size; i += 16) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int64_t slot = 0; slot < slots; slot++)
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(weights[slot]), load_16(sorted + places[slot] * size + i), sum);
+      store_16(out + row * size + i, sum);
+    }
+  }
+}
+
+}  // namespace
+#endif
