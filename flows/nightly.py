@@ -23,9 +23,8 @@ from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
 from tasks.database.connection import connect
 from tasks.publish import check_target, publish_night
-from tasks.recover import recover_runs
 from tasks.runs.infer_job import FailurePolicy
-from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
+from tasks.runs.run import hold_database, needs_isolation, protect_result_storage, sweep_runs
 from tasks.runs.run_record import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache
 from tasks.workloads.workload import load_workload
@@ -99,8 +98,10 @@ def nightly(
         check_target(database, publish)
     with hold_database(database):
         protect_result_storage()
-        if is_kept:
-            recover_runs(database)
+        if is_kept and (unfinished := sweep_runs(database)):
+            from tasks.recover import recover_runs  # most nights come through
+
+            recover_runs(unfinished)
         prune_cache(database)
         config = engine.to_config(database)
         source = Source.find(database, model, config, planning, full, find_attachments(attach))

@@ -18,8 +18,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels import cdiv
-from tasks.infer import infer_on_ray
 from tasks.runs.infer_job import InferJob
+from tasks.workers.infer_remote import infer_on_ray
 
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
@@ -28,12 +28,12 @@ SEE_ALL_GPUS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
 }
-"""Ray hides the GPUs that a task did not get. See `tasks.infer.name_device` for why it may not."""
+"""Ray hides the GPUs that a task did not get. See `tasks.workers.infer_remote.name_device` for why it may not."""
 
 CONNECT_SECONDS = 10.0
 
 STOP_SECONDS = 30.0
-"""How long a run that was told to stop waits for the workers of a cluster."""
+"""How long a run that was told to stop waits for the workers."""
 
 
 @contextmanager

@@ -11,20 +11,19 @@ from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from engine.config import EngineConfig
-from flows.ray_cluster import compute_on_cluster, count_workers, join_cluster, worker_options
 from flows.settings import WorkerSettings
-from tasks.infer import infer, infer_in_pool
+from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.progress import PlannedWork, start_progress, watch_progress
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
-from tasks.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
 
     from tasks.nights.pace import Pace
+    from tasks.workers.worker_pool import WorkerPool
 
 Futures = PrefectFutureList[Any]
 
@@ -105,6 +104,8 @@ class Workers:
             if self._on_host is None:
                 self._on_host = lay_out_workers(self._settings.workers, engine)
             return self._on_host
+        from flows.ray_cluster import count_workers, worker_options
+
         self._join()
         num_engines, num_on_host = count_workers(worker_options(engine))
         return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
@@ -121,6 +122,8 @@ class Workers:
     ) -> AbstractContextManager[Futures]:
         if self._settings.runner == "local":
             return self._compute_here(job, dispatch_order, pace)
+        from flows.ray_cluster import compute_on_cluster
+
         return compute_on_cluster(self._join(), job, dispatch_order)
 
     @contextmanager
@@ -129,24 +132,31 @@ class Workers:
         team = self.count(job.engine)
         has_pool = self._is_isolated or job.exchange is not None or team.num_engines > 1
         if self._pool is None and has_pool:
+            from tasks.workers.worker_pool import WorkerPool  # most nights compute in this process
+
             self._pool = WorkerPool(team.environments)
             self._resources.callback(self._pool.close)
         job = replace(job, engine=team.engine)
+        task: Task[..., Any] = infer
+        given: dict[str, Any] = {"job": job}
+        if self._pool is not None:
+            from tasks.workers.infer_remote import infer_in_pool
+
+            task, given = infer_in_pool, {"job": job, "pool": self._pool}
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)
         with runner as threads, job.stop.make_on_error():
             if job.deadline is not None:
                 from flows.nights.in_time import submit_in_time  # most nights have no deadline
 
-                task: Task[..., Any] = infer if self._pool is None else infer_in_pool
-                pool = {} if self._pool is None else {"pool": self._pool}
-                yield submit_in_time(threads, task, dispatch_order, {"job": job, **pool}, team.num_engines, pace)
-            elif self._pool is None:
-                yield threads.map(infer, {"partition": sorted(dispatch_order), "job": unmapped(job)})
+                yield submit_in_time(threads, task, dispatch_order, given, team.num_engines, pace)
             else:
-                given = {"partition": dispatch_order, "job": unmapped(job), "pool": unmapped(self._pool)}
-                yield threads.map(infer_in_pool, given)
+                same = {name: unmapped(value) for name, value in given.items()}
+                order = sorted(dispatch_order) if self._pool is None else dispatch_order
+                yield threads.map(task, {"partition": order, **same})
 
     def _join(self) -> "RayTaskRunner[Any]":
+        from flows.ray_cluster import join_cluster
+
         if self._cluster is None:
             self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
         return self._cluster

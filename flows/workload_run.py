@@ -14,12 +14,11 @@ from engine.planning.choose_prefixes import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers
-from tasks.partitions.answer import ENDED
+from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
-from tasks.recover import stop_run
-from tasks.runs.infer_job import Exchange, FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.progress import PlannedWork
 from tasks.runs.run import Run, set_isolation
 from tasks.runs.run_record import RunRecord, RunSummary
@@ -153,6 +152,8 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
         if plan is not None:
             num_left = infer(night, workload, run, plan)
     except BaseException as error:
+        from tasks.recover import stop_run
+
         stop_run(run, workload, error)
         raise
     return write_and_report(night, workload, run, num_left)
@@ -274,6 +275,11 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
         from flows.prediction import predict_night  # a simulation that short nights do not need
 
         pace = predict_night(night, workload, run, plan, summary, answer, load_seconds or 0.0)
+    exchange = None
+    if url := night.machines.exchange:
+        from tasks.runs.run_exchange import Exchange  # most nights are of one host
+
+        exchange = Exchange.below(url, run.folder, source.model)
     job = InferJob(
         run_folder=run.folder,
         plan=plan,
@@ -283,7 +289,7 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
         engine=night.engine,
         failures=night.failures,
         expected_output_tokens=answer.expected_output_tokens,
-        exchange=Exchange.below(url, run.folder, source.model) if (url := night.machines.exchange) else None,
+        exchange=exchange,
         deadline=night.deadline,
         keeps_base=night.keeps_base,
     )

@@ -1,10 +1,11 @@
 """Runs that did not come through: what they finished is written, and the rest is left for the next run."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
-from tasks.runs.run import Run, list_unfinished_runs, set_isolation, sweep_runs
+from tasks.runs.run import Run, set_isolation
 from tasks.runs.run_record import RunRecord
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
@@ -43,8 +44,8 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     LOGGER.info(summary.text)
 
 
-def recover_runs(database: str | Path) -> None:
-    """Write what earlier runs finished and never came to write. Call it inside `hold_database`.
+def recover_runs(runs: Iterable[Run]) -> None:
+    """Write what earlier runs finished and never came to write. Call it inside `hold_database`, see `sweep_runs`.
 
     A run whose artifacts are damaged is dropped, so that its rows are answered again. One whose workload cannot be read
     stays where it is. Both are logged as warnings: neither may keep tonight's run from its work.
@@ -52,8 +53,7 @@ def recover_runs(database: str | Path) -> None:
     Raises:
         DatabaseError: the database is locked, or does not take the answers.
     """
-    sweep_runs(database)
-    for run in list_unfinished_runs(database):
+    for run in runs:
         run_id = run.record.run_id
         if (Path(run.folder) / "exchange").exists():
             from tasks.runs.run_exchange import recover_exchange
@@ -66,12 +66,12 @@ def recover_runs(database: str | Path) -> None:
                 continue
             if run.record.status == "running":
                 if run.has_tried_rows:
-                    set_isolation(database, run.record.workload, is_needed=True)
+                    set_isolation(run.database, run.record.workload, is_needed=True)
                 run.end("interrupted", "its process ended")
             if workload.prompt.layout == "auto":
                 from tasks.layouts.kept import use_kept
 
-                workload = use_kept(database, workload)
+                workload = use_kept(run.database, workload)
             summary = write_run(run, _bind(workload, run.record) if workload.kind.is_pooled else workload)
             run.finish()
         except DatabaseError:

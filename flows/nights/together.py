@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 from flows.layouts import settle
 from flows.workload_run import Night, begin_record, infer, plan_requests, read_rows, tokenize_rows, write_and_report
+from tasks.infer import ENDED
 from tasks.nights.joint_tokens import count_shared, find_first_row_ids, join_tokens, name_shared
-from tasks.partitions.answer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length

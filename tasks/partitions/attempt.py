@@ -1,24 +1,21 @@
 """Rows given to the model once: what it answered is kept, and what it failed with is told apart."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.device.placement import give_back_freed_memory
-from engine.errors import BatchloomError, DeviceError
+from engine.errors import BatchloomError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
 from tasks.partitions.joint import JointWork, ask_jointly
-from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
-from tasks.storage.plan_file import read_spread_rows
 from tasks.workloads.workload import Workload
 
 TRIM_SECONDS = 20.0
@@ -65,19 +62,21 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         if not stop.has_time(step.duration_ms / 1e3 if len(steps) > 1 else 0.0):  # an engine warms up in its first step
             raise StoppedError
 
-    with _use_model(job) as model:
+    with use_model(job) as model:
         if model.engine.config != job.engine:
             job.note_lowered(model.engine.config)
         if stop.is_made:  # loading may have taken the rest of the time
             raise StoppedError
         on_begin()
         try:
-            for completion in _run_model(rows, job, model, on_step):
+            for completion in run_model(rows, job, model, on_step):
                 completions.append(completion)
         except (StoppedError, BatchloomError, OSError):
             raise
         except Exception as error:
-            return _judge(error)
+            from tasks.partitions.failing import judge_failure  # most attempts come through
+
+            return judge_failure(error)
         finally:
             if isinstance(work, JointWork):
                 work.keep_answers(completions, rows, model.codec, steps)
@@ -86,36 +85,8 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
     return None
 
 
-def check_other_rows(job: InferJob) -> None:
-    """Try rows from all over the plan, one by one, and forget their answers.
-
-    Where one partition fails again and again, this tells what is wrong with its rows from what is wrong with all.
-
-    Raises:
-        FailureRateError: more of them fail than `FailurePolicy.max_error_rate` allows.
-        StoppedError, BatchloomError, OSError: as `try_rows`.
-    """
-    sample = read_spread_rows(job.plan, job.failures.error_rate_rows)
-    stop = job.stop
-    reasons: Counter[str] = Counter()
-
-    def on_step(step: StepRecord) -> None:
-        if stop.is_made:
-            raise StoppedError
-
-    with _use_model(job) as model:
-        for row in sample:
-            try:
-                (completion,) = _run_model(row, job, model, on_step)
-                reasons.update([completion.error] if completion.error else [])
-            except (StoppedError, BatchloomError, OSError):
-                raise
-            except Exception as error:
-                reasons.update([_judge(error).reason])
-    job.failures.check(reasons, len(sample))
-
-
-def _use_model(job: InferJob) -> AbstractContextManager[LoadedModel]:
+def use_model(job: InferJob) -> AbstractContextManager[LoadedModel]:
+    """See `EngineHost.use`."""
     workload = job.workload
     return PROCESS_HOST.use(
         *(job.checkpoint, job.model_digest, job.engine),
@@ -125,9 +96,10 @@ def _use_model(job: InferJob) -> AbstractContextManager[LoadedModel]:
     )
 
 
-def _run_model(
+def run_model(
     rows: Plan, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
+    """The model's answers as they come. See `Engine.run_plan`."""
     if job.members:
         requests = ask_jointly(rows, job, lambda workload, length: _make_form(workload, length, model))
     else:
@@ -143,13 +115,3 @@ def _make_form(workload: Workload, expected_output_tokens: int | None, model: Lo
 
         form = compile_constraints(form, model)
     return form
-
-
-def _judge(error: Exception) -> Failure:
-    """What the model failed with; raises `DeviceError` where the process cannot go on."""
-    import torch
-
-    reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-    if isinstance(error, torch.AcceleratorError):
-        raise DeviceError(f"the device fails: {reason}") from error
-    return Failure(reason=reason, is_out_of_memory=is_out_of_memory(error))

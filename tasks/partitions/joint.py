@@ -10,7 +10,7 @@ import numpy.typing as npt
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Completion, Request
-from tasks.partitions.part import answer_batch, error_batch
+from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
@@ -108,6 +108,8 @@ class JointWork(PartitionWork):
             rows: of the joint plan.
             reason: what they failed with.
         """
+        from tasks.partitions.failing import error_batch
+
         for work, part, member in zip(self._works, split_rows(rows, self._job), self._job.members, strict=True):
             work.keep(error_batch(part, reason, member.workload.kind))
         self._add_up()

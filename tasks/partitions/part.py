@@ -68,31 +68,6 @@ def answer_batch(completions: Iterable[Completion], rows: Plan, workload: Worklo
     return pa.RecordBatch.from_pylist(answers, schema=part_schema(workload.kind))
 
 
-def error_batch(rows: Plan, reason: str, kind: AnswerKind) -> pa.RecordBatch:
-    """Rows that were tried in vain, in the form of `part_schema`.
-
-    Args:
-        rows: the rows that were tried.
-        reason: what they failed with.
-        kind: of answer that they do not have.
-    """
-    errors = [
-        {
-            "row_id": row_id,
-            "finish_reason": "error",
-            "error": reason,
-            "num_prompt_tokens": len(prompt),
-            "num_cached_tokens": 0,
-            "num_output_tokens": 0,
-            "compute_ms": 0.0,
-            "prefix_group": group_id,
-        }
-        for row_id, prompt, group_id in zip(rows.row_id.tolist(), rows.prompts, rows.group_id.tolist(), strict=True)
-    ]
-    errors.sort(key=lambda error: error["row_id"])
-    return pa.RecordBatch.from_pylist(errors, schema=part_schema(kind))
-
-
 def step_batch(
     partition: int, steps: Sequence[StepRecord], first_step: int, worker: str, ended_at: datetime
 ) -> pa.RecordBatch:

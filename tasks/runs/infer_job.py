@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -16,6 +16,9 @@ from engine.config import EngineConfig
 from engine.errors import FailureRateError
 from tasks.storage.artifact import ArtifactRef, replace_file
 from tasks.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from tasks.runs.run_exchange import Exchange
 
 LOOK_SECONDS = 0.2
 
@@ -71,32 +74,6 @@ class StopRequest:
         except BaseException:
             self.make()
             raise
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """How workers that do not see the run's folder come by their work, and hand it in.
-
-    Attributes:
-        url: of the run's folder in the store that all hosts reach, see `ObjectStore`.
-        model: as the user named it; each host finds its own copy by it.
-    """
-
-    url: str
-    model: str
-
-    @classmethod
-    def below(cls, url: str, run_folder: str | Path, model: str) -> "Exchange":
-        """The exchange of a run.
-
-        Args:
-            url: that the user gave; the run has a folder below it.
-            run_folder: gives that folder its name.
-            model: as the user named it; a local model gets its absolute path.
-        """
-        path = Path(model).expanduser()
-        model = str(path.absolute()) if path.exists() else model
-        return cls(url=f"{url.rstrip('/')}/{Path(run_folder).name}", model=model)
 
 
 @pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -174,7 +151,7 @@ class InferJob:
     engine: EngineConfig
     failures: FailurePolicy
     expected_output_tokens: int | None
-    exchange: Exchange | None = None
+    exchange: "Exchange | None" = None
     deadline: float | None = None
     members: tuple[Member, ...] = ()
     keeps_base: bool = False

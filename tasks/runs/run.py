@@ -223,31 +223,26 @@ class Run:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 
 
-def list_unfinished_runs(database: str | Path) -> list[Run]:
-    """Runs whose answers are not in the database yet, oldest first; folders without a readable manifest are no runs.
-
-    Call it inside `hold_database`, else a run that is still alive is listed too.
-    """
-    paths = sorted(runs_folder(database).glob("*/manifest.json"))
-    return [run for path in paths if (run := _try_load(database, path.parent)) and not run.is_written]
-
-
-def sweep_runs(database: str | Path) -> None:
-    """Delete what killed processes left undeleted; call it inside `hold_database`.
+def sweep_runs(database: str | Path) -> list[Run]:
+    """Delete what killed processes left undeleted; call it inside `hold_database`, else a run may be still alive.
 
     That is the folder of a run that had no manifest yet, and of a run that is in the database its work and what was
     half written, such as its page.
+
+    Returns:
+        the runs whose answers are not in the database yet, oldest first.
     """
-    for folder in runs_folder(database).iterdir():
-        if RUN_ID.fullmatch(folder.name) is None:
-            continue
-        is_work_left = any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange"))
-        if not (folder / "manifest.json").exists():
+    unfinished = []
+    for folder in sorted(runs_folder(database).glob("*")):
+        is_ours, has_manifest = RUN_ID.fullmatch(folder.name) is not None, (folder / "manifest.json").exists()
+        run = _try_load(database, folder) if has_manifest else None
+        if run is not None and not run.is_written:
+            unfinished.append(run)
+        elif is_ours and not has_manifest:
             shutil.rmtree(folder, ignore_errors=True)
-        elif is_work_left or any(folder.glob(".*.tmp")):
-            run = _try_load(database, folder)
-            if run is not None and run.is_written:
-                _drop_work(folder)
+        elif is_ours and run is not None and _has_work(folder):
+            _drop_work(folder)
+    return unfinished
 
 
 def _num_batched_tokens(engine: Mapping[str, Any]) -> int:
@@ -260,6 +255,11 @@ def _try_load(database: str | Path, folder: Path) -> Run | None:
         return Run.load(database, folder)
     except ArtifactError:
         return None
+
+
+def _has_work(folder: Path) -> bool:
+    is_left = any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange"))
+    return is_left or any(folder.glob(".*.tmp"))
 
 
 def _drop_work(folder: Path) -> None:

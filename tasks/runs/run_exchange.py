@@ -11,13 +11,13 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, ModelError
 from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
-from tasks.runs.infer_job import LOOK_SECONDS, Exchange, InferJob, StopRequest
+from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.worker_copy import PROCESS_COPY
 from tasks.storage.artifact import ArtifactRef, open_parquet, replace_file
@@ -45,6 +45,32 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Upload = Callable[[Path], None]
 """Told of each file that has changed and must outlive this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """How workers that do not see the run's folder come by their work, and hand it in.
+
+    Attributes:
+        url: of the run's folder in the store that all hosts reach, see `ObjectStore`.
+        model: as the user named it; each host finds its own copy by it.
+    """
+
+    url: str
+    model: str
+
+    @classmethod
+    def below(cls, url: str, run_folder: str | Path, model: str) -> "Exchange":
+        """The exchange of a run.
+
+        Args:
+            url: that the user gave; the run has a folder below it.
+            run_folder: gives that folder its name.
+            model: as the user named it; a local model gets its absolute path.
+        """
+        path = Path(model).expanduser()
+        model = str(path.absolute()) if path.exists() else model
+        return cls(url=f"{url.rstrip('/')}/{Path(run_folder).name}", model=model)
 
 
 class RunExchange:

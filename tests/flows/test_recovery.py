@@ -19,7 +19,7 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.recover import recover_runs, stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
-from tasks.runs.run import Run, list_unfinished_runs
+from tasks.runs.run import Run, sweep_runs
 from tasks.runs.run_record import RunRecord
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
@@ -55,7 +55,7 @@ def begin_run(nights: Any, source: str = "snippets") -> Run:
 
 def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
     run = Run.create(nights.path, RunRecord.begin(load_workload("snippets"), "tiny", "digest", {}))
-    recover_runs(nights.path)
+    recover_runs(sweep_runs(nights.path))
     assert not Path(run.folder).exists()
     assert nights.sql("select count(*) from runs") == [(0,)]
 
@@ -63,12 +63,12 @@ def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
 def test_a_run_whose_process_died_is_interrupted(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
     run = begin_run(nights)
     with caplog.at_level(logging.INFO, "batchloom"):
-        recover_runs(nights.path)
+        recover_runs(sweep_runs(nights.path))
     assert nights.sql("select status, error, num_unanswered from runs") == [
         ("interrupted", "its process ended", 12),
     ]
     assert f"recovered run {Path(run.folder).name}" in caplog.text
-    assert list_unfinished_runs(nights.path) == []
+    assert sweep_runs(nights.path) == []
 
 
 def test_a_damaged_run_is_dropped_and_does_not_keep_the_night(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -95,8 +95,8 @@ def test_a_run_of_a_lost_workload_stays_and_does_not_keep_the_night(
     assert f"its answers stay in {run.folder}" in caplog.text
     assert Path(run.folder).exists()
     source.write_text(text)
-    recover_runs(nights.path)
-    assert [run.record.run_id for run in list_unfinished_runs(nights.path)] == []
+    recover_runs(sweep_runs(nights.path))
+    assert [run.record.run_id for run in sweep_runs(nights.path)] == []
 
 
 def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, caplog: pytest.LogCaptureFixture) -> None:

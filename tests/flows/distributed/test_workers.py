@@ -19,10 +19,10 @@ from engine.errors import ArtifactError, ConfigError, WorkerError
 from flows.cli import main
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
-from tasks.infer import name_device
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
+from tasks.workers.infer_remote import name_device
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until

@@ -12,8 +12,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ArtifactError, DatabaseError, WorkloadError
 from engine.request import Request
+from tasks.infer import infer_partition
 from tasks.partitions import attempt
-from tasks.partitions.answer import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read_requests
@@ -232,7 +232,7 @@ def test_a_question_that_fails_in_the_engine_is_asked_again(nights: Nights, monk
         yield from run_model(rows, job, model, on_step)
 
     monkeypatch.setattr(attempt, "_run_model", fail_some)
-    monkeypatch.setattr("tasks.partitions.answer.check_other_rows", lambda job: None)
+    monkeypatch.setattr("tasks.partitions.failing.check_other_rows", lambda job: None)
     summary = nights.run(nights.load(QUESTIONS))
     assert (summary.num_ok, summary.num_errors) == (NUM_ROWS - 1, 1)
     ((ticket, error, finish_reason, urgent, topic),) = nights.sql(

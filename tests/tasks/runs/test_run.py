@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.runs.run import Run, hold_database, list_unfinished_runs, sweep_runs
+from tasks.runs.run import Run, hold_database, sweep_runs
 from tasks.runs.run_record import RunRecord, new_run_id
 from tasks.storage.artifact import runs_folder, write_parquet
 
@@ -46,7 +46,7 @@ def contents(run: Run) -> Any:
 
 def folders(database: Path) -> list[str]:
     """Of the unfinished runs."""
-    return [run.folder for run in list_unfinished_runs(database)]
+    return [run.folder for run in sweep_runs(database)]
 
 
 def mode(path: str | Path) -> int:
@@ -163,7 +163,7 @@ def test_a_run_of_the_version_before_is_ended_as_any_other(database: Path) -> No
     (Path(run.folder) / "engines").mkdir()
     for engine in engines:
         (Path(run.folder) / "engines" / f"{engine['chunk_tokens']}.json").write_text(json.dumps(engine))
-    (found,) = list_unfinished_runs(database)
+    (found,) = sweep_runs(database)
     found.end("interrupted", "its process ended")
     assert found.record.config == {"engine": {"chunk_tokens": 2048}, "engines_with_less_memory": engines[::-1]}
     assert Run.load(database, Path(run.folder)).record.status == "interrupted"
