@@ -222,14 +222,7 @@ def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
 
 
 def plan_requests(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
-    """Requests to tokens and plan; returns the plan.
-
-    Args:
-        source: of the rows and their prompts.
-        workload: what to answer.
-        run: keeps the artifacts and the seconds that each stage takes.
-        requests: the requests artifact.
-    """
+    """Requests to tokens and plan; returns the plan. See `read_and_plan`."""
     database, planning = str(source.database), source.planning
     tokens = tokenize_rows(source, workload, run, requests)
     with run.measure("plan"):
@@ -240,7 +233,7 @@ def plan_requests(source: Source, workload: Workload, run: Run, requests: Artifa
 
 
 def tokenize_rows(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
-    """Requests to tokens. See `plan_requests`."""
+    """Requests to tokens. See `read_and_plan`."""
     limit = source.max_model_len
     with run.measure("tokenize"):
         tokens = tokenize(str(source.database), requests, workload, str(source.checkpoint), source.model_digest, limit)
@@ -251,12 +244,11 @@ def tokenize_rows(source: Source, workload: Workload, run: Run, requests: Artifa
 def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     """Each partition of the plan to parts, by the night's workers; raises where too many rows failed.
 
-    Returns how many rows the deadline has left.
-
     Args:
-        night: the workers, and what failures mean.
         run: keeps parts, seconds and notes.
         plan: the plan artifact.
+    Returns:
+        how many rows the deadline has left.
     """
     source, summary = night.source, read_plan_summary(plan)
     sharing = summary.sharing
