@@ -1,5 +1,6 @@
 """Workloads over the same documents, planned together and one after the other, in one run:
     python -m benchmarks.nights --model FOLDER [--kept-prefixes] [--documents N] [--rounds N] [--out FILE]
+    python -m benchmarks.nights --model FOLDER --deadline 3min --documents 3000
 
 Each of three workloads asks one question about each of N documents of about 400 tokens, with the document first. A
 night file without `after` plans them together; a chain of `after` answers them apart. Rounds alternate between the two,
@@ -9,12 +10,18 @@ model.
 
 With --kept-prefixes a first night asks the three questions and keeps the documents' KV on disk. Later nights ask a new
 question about the same documents, in turn with what is kept and without; seconds include the reading of files.
+
+With --deadline there are two nights of that budget over more documents than it allows: one before any other run with
+the model, and one that knows from the first what loading takes. `late` is by what share of the budget each ended too
+late, negative where it ended early. Where a night does all rows, or a row is there twice, there are no figures.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +36,7 @@ from engine.model.checkpoint import resolve_checkpoint
 from engine.model.gguf import unpack_gguf
 from flows.nights.night import night
 from flows.prefect_server import temporary_server
+from tasks.nights.deadline import parse_budget
 from tasks.prompts.text_codec import TextCodec
 
 DOCUMENT_TOKENS = 400
@@ -195,21 +203,70 @@ def measure_kept(model: Path, num_documents: int, num_rounds: int, kv_mib: int) 
     }
 
 
+def measure_deadline(model: Path, num_documents: int, budget: str, kv_mib: int) -> dict[str, Any]:
+    """When two nights of a budget ended; raises `WrongAnswerError` where one had too little to do, or lost a row.
+
+    Args:
+        model: checkpoint folder.
+        num_documents: of about `DOCUMENT_TOKENS` tokens, more than the budget allows.
+        budget: as night files have it.
+        kv_mib: memory for KV.
+    """
+    seconds, nights = parse_budget(budget), []
+    with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
+        folder = Path(name)
+        file = write_files(folder, model, num_documents, kv_mib)["apart"]
+        for _ in range(2):
+            started = time.monotonic()
+            last = night(file=file, budget=budget)[-1]
+            late = (time.monotonic() - started) / seconds - 1
+            if last.status != "deadline":
+                raise WrongAnswerError("the budget suffices for all rows: give more documents")
+            nights.append({"late": round(late, 4)} | check_left(folder / "night.duckdb", last.workload, last.run_id))
+    return {"budget_seconds": seconds, "num_documents": num_documents, "nights": nights}
+
+
+def check_left(database: Path, workload: str, run_id: str) -> dict[str, Any]:
+    """Rows that a run should have done and has; raises `WrongAnswerError` where a row is there twice.
+
+    Args:
+        database: of the night.
+        workload: whose table holds the rows.
+        run_id: of its run.
+    """
+    with duckdb.connect(str(database)) as connection:
+        ((num_rows, num_keys),) = connection.execute(
+            f"select count(*), count(distinct doc_id) from {workload}"
+        ).fetchall()
+        query = "select config::text, num_ok, num_unanswered, infer_seconds from runs where run_id = $run"
+        ((config, num_ok, num_left, seconds),) = connection.execute(query, {"run": run_id}).fetchall()
+    if num_rows != num_keys:
+        raise WrongAnswerError(f"{num_rows - num_keys} rows of {workload} are there twice")
+    predicted = json.loads(config).get("prediction", {})
+    names = ("load_seconds", "num_fitting_rows", "half_time_rows")
+    forecast = {name: predicted[name] for name in names if name in predicted}
+    return {"num_done": num_ok, "num_left": num_left, "infer_seconds": round(seconds, 2), "forecast": forecast}
+
+
 def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder or GGUF file")
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2, help="of both ways, beside the first that is not counted")
     parser.add_argument("--kept-prefixes", action="store_true", help="a new question about documents that come back")
+    parser.add_argument("--deadline", metavar="BUDGET", help="how late nights of this budget end, as 3min")
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args(command_line)
     model, machine = unpack_gguf(resolve_checkpoint(arguments.model)), describe_machine()
     try:
         with temporary_server():
-            run = (measure_kept if arguments.kept_prefixes else measure)(
-                model, arguments.documents, arguments.rounds, arguments.kv_mib
-            )
+            if arguments.deadline:
+                run = measure_deadline(model, arguments.documents, arguments.deadline, arguments.kv_mib)
+            else:
+                run = (measure_kept if arguments.kept_prefixes else measure)(
+                    model, arguments.documents, arguments.rounds, arguments.kv_mib
+                )
     except WrongAnswerError as error:
         print(f"benchmarks.nights: no figures: {error}", file=sys.stderr)
         return 1
