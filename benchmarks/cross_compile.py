@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import draw_kernel, fused, layer_kernels, merge, triton_attention
+from engine.kernels.triton import draw_kernel, fp8, fused, layer_kernels, merge, triton_attention
 from engine.kernels.triton.tuned import Launch
 
 TARGETS = {
@@ -16,6 +16,9 @@ TARGETS = {
     "gfx90a": GPUTarget("hip", "gfx90a", 64),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+
+FP8 = {"sm_90": ("fp8e4nv", 448.0), "gfx942": ("fp8e4b8", 240.0)}
+"""Triton's name and the largest number of the 8-bit format of the architectures that multiply one."""
 
 
 def compile_kernel(
@@ -59,9 +62,11 @@ def compile_attention(
     has_cap: bool = False,
     has_sinks: bool = False,
     is_merging: bool = True,
+    kv: str = "",
 ) -> Any:
-    """The attention kernel of one launch, as Triton's compiled object."""
-    tensors = dict.fromkeys(("out", "query", "key_cache", "value_cache"), f"*{element}")
+    """The attention kernel of one launch, as Triton's compiled object; kv: an 8-bit format of the KV cache."""
+    tensors = dict.fromkeys(("out", "query"), f"*{element}")
+    tensors |= dict.fromkeys(("key_cache", "value_cache"), f"*{kv or element}")
     others = {"work": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "counters": "*i32", "sinks": "*fp32"}
     return compile_kernel(
         fused._attention_kernel,
@@ -80,6 +85,7 @@ def compile_attention(
             "HAS_WINDOW": has_window,
             "HAS_CAP": has_cap,
             "HAS_SINKS": has_sinks,
+            "HAS_SCALES": bool(kv),
             "WIDENS_DOT": False,
             "IS_MERGING": is_merging,
             "IS_AMD": TARGETS[architecture].backend == "hip",
@@ -112,26 +118,34 @@ def compile_write_kv(architecture: str) -> Any:
     )  # fmt: skip
 
 
-def compile_add_rms_norm(architecture: str, *, size: int = 4096, has_rows: bool = False, element: str = "bf16") -> Any:
-    """The kernel that adds to the residual stream and norms it, for rows of this size."""
+def compile_add_rms_norm(
+    architecture: str, *, size: int = 4096, has_rows: bool = False, element: str = "bf16", is_fp8: bool = False
+) -> Any:
+    """The kernel that adds to the residual stream and norms it, for rows of this size; quantises it where is_fp8."""
     size_padded = triton.next_power_of_2(size)
-    pointers = dict.fromkeys(("residual", "addend", "weight", "total", "normed"), f"*{element}")
+    written, largest = FP8[architecture] if is_fp8 else (element, 0.0)
+    pointers = dict.fromkeys(("residual", "addend", "weight", "total"), f"*{element}")
+    others = {"normed": f"*{written}", "scales": "*fp32", "rows": "*i64", "epsilon": "fp32"}
+    constants = {"HAS_ADDEND": True, "HAS_ROWS": has_rows, "SIZE": size, "SIZE_PADDED": size_padded}
     return compile_kernel(
-        layer_kernels._add_rms_norm_kernel, architecture, dtypes=pointers | {"rows": "*i64", "epsilon": "fp32"},
-        constants={"HAS_ADDEND": True, "HAS_ROWS": has_rows, "SIZE": size, "SIZE_PADDED": size_padded},
+        layer_kernels._add_rms_norm_kernel, architecture, dtypes=pointers | others,
+        constants=constants | {"LARGEST": largest, "ROUNDS_FIRST": False},
         num_warps=layer_kernels.norm_warps(size_padded), num_stages=2, options={},
     )  # fmt: skip
 
 
 def compile_rotate_and_write_kv(
-    architecture: str, *, head_dim: int = 128, has_norms: bool = True, element: str = "bf16"
+    architecture: str, *, head_dim: int = 128, has_norms: bool = True, element: str = "bf16", is_fp8: bool = False
 ) -> Any:
-    """The kernel that norms and rotates heads and writes keys and values."""
-    pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "query", "key_cache", "value_cache"), f"*{element}")
+    """The kernel that norms and rotates heads and writes keys and values, in 8 bits where is_fp8."""
+    kv, largest = FP8[architecture] if is_fp8 else (element, 0.0)
+    pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "query"), f"*{element}")
+    pointers |= dict.fromkeys(("key_cache", "value_cache"), f"*{kv}")
     others = {"cos": "*fp32", "sin": "*fp32", "slots": "*i64", "epsilon": "fp32"}
     constants = {
         "HAS_NORMS": has_norms, "NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": head_dim // 2,
         "HALF_PADDED": triton.next_power_of_2(head_dim // 2), "BLOCK_SIZE": 16, "M": layer_kernels.HEADS_A_PROGRAM,
+        "LARGEST": largest, "ROUNDS_FIRST": False,
     }  # fmt: skip
     return compile_kernel(
         layer_kernels._rotate_and_write_kv_kernel, architecture, dtypes=pointers | others, constants=constants,
@@ -153,4 +167,26 @@ def compile_draw(architecture: str) -> Any:
         draw_kernel._draw_kernel, architecture,
         dtypes={"logits": "*fp32", "settings": "*fp64", "out": "*i64", "vocab_size": "i32"},
         constants={"BLOCK": draw_kernel.BLOCK}, num_warps=8, num_stages=2, options={},
+    )  # fmt: skip
+
+
+def compile_quantize_rows(architecture: str, *, size: int = 4096) -> Any:
+    """The kernel that quantises attention's result."""
+    fp8_name, largest = FP8[architecture]
+    pointers = {"x": "*bf16", "rows": "*i64", "row_parts": "*i32", "out": f"*{fp8_name}", "scales": "*fp32"}
+    constants = {"HAS_ROWS": True, "SIZE": size, "SIZE_PADDED": size, "LARGEST": largest, "ROUNDS_FIRST": False}
+    return compile_kernel(
+        fp8._quantize_rows_kernel, architecture, dtypes=pointers, constants=constants, num_warps=8, num_stages=2,
+        options={},
+    )  # fmt: skip
+
+
+def compile_quantized_swiglu(architecture: str, *, size: int = 14336) -> Any:
+    """The kernel between the two products of an MLP in 8 bits."""
+    fp8_name, largest = FP8[architecture]
+    constants = {"SIZE": size, "N": fp8.SWIGLU_COLUMNS, "LARGEST": largest, "ROUNDS_FIRST": False}
+    return compile_kernel(
+        fp8._quantized_swiglu_kernel, architecture,
+        dtypes={"gate_up": "*bf16", "out": f"*{fp8_name}", "scales": "*fp32"}, constants=constants,
+        num_warps=8, num_stages=2, options={},
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """What the attention kernel needs on each architecture, compiled without a driver: shared memory, registers, spills.
 
-    python -m benchmarks.resources [--architecture sm_90 ...] [--every {shipped,default,variants}] [--json FILE]
+    python -m benchmarks.resources [--architecture sm_90 ...] [--every {shipped,default,variants,fp8}] [--json FILE]
 
 NVIDIA's figures are read from the cubin with the cuobjdump that Triton carries, AMD's from the code object's metadata.
 A register spilled to memory shows as a stack frame (NVIDIA) or as private segment and vgpr spills (AMD). AMD's compiler
@@ -22,11 +22,14 @@ from typing import Any
 import triton
 
 from benchmarks.cross_compile import (
+    FP8,
     TARGETS,
     compile_add_rms_norm,
     compile_attention,
     compile_draw,
     compile_merge,
+    compile_quantize_rows,
+    compile_quantized_swiglu,
     compile_rotate_and_write_kv,
     compile_swiglu,
     compile_write_kv,
@@ -161,7 +164,10 @@ def shipped_launches(configuration: str) -> Iterator[tuple[str, int, int, Launch
 
 def report(architecture: str, every: str) -> Iterator[Resources]:
     """Compiles for an architecture and reads: every launch shipped for it, every launch of the default configuration,
-    or variants of one launch that flags, head counts and block sizes make."""
+    variants of one launch that flags, head counts and block sizes make, or what computes a model in 8 bits."""
+    if every == "fp8":
+        yield from _report_fp8(architecture)
+        return
     if every != "variants":
         configuration = architecture if every == "shipped" else every
         for name, bits, head_dim, launch in shipped_launches(configuration):
@@ -198,10 +204,24 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
     yield resources_of("swiglu, 8960, fp32", architecture, compile_swiglu(architecture, size=8960, element="fp32"))
 
 
+def _report_fp8(architecture: str) -> Iterator[Resources]:
+    """The kernels of a model in 8 bits: attention with what is shipped for 16 bits."""
+    for launch in load_tuned(architecture, element_bits=16, head_dim=128).for_8_bit_kv().launches:
+        compiled = compile_attention(architecture, launch, head_dim=128, kv=FP8[architecture][0])
+        yield resources_of(f"attention fp8 {launch.name}", architecture, compiled)
+    for name, compiled in (
+        ("add_rms_norm fp8", compile_add_rms_norm(architecture, is_fp8=True)),
+        ("rotate_and_write_kv fp8", compile_rotate_and_write_kv(architecture, is_fp8=True)),
+        ("quantize_rows", compile_quantize_rows(architecture)),
+        ("quantized_swiglu", compile_quantized_swiglu(architecture)),
+    ):
+        yield resources_of(name, architecture, compiled)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--architecture", action="append", choices=sorted(TARGETS))
-    parser.add_argument("--every", choices=("shipped", "default", "variants"), default="shipped")
+    parser.add_argument("--every", choices=("shipped", "default", "variants", "fp8"), default="shipped")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

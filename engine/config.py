@@ -7,7 +7,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "quantized"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8", "quantized"]
 Attention = Literal["auto", "native", "torch", "paged", "relay", "fused"]
 Compile = Literal["auto", "always", "never"]
 Lookup = Literal["never", "always"]
@@ -32,6 +32,7 @@ class EngineConfig:
         Dtype,
         Field(
             description="number format of weights and KV; auto: bfloat16 where the device computes it natively; "
+            "fp8: on a GPU that has it, half the memory; "
             "int8: on a CPU, half the memory, and answers that do not depend on the batch; quantized: weights as a "
             "GGUF, AWQ, GPTQ or compressed-tensors file has them, which auto takes where the CPU can"
         ),
@@ -161,6 +162,8 @@ class EngineConfig:
             check_policies(self)
         if self.keep_prefixes_bytes and (self.disaggregation != "none" or self.sharing in ("lru", "none")):
             raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
+        if self.dtype == "fp8" and self.attention in ("native", "torch"):
+            raise ConfigError(f"dtype 'fp8' is computed on a GPU, not by attention {self.attention!r}")
         if self.dtype in ("int8", "quantized") and (
             self.device.startswith("cuda") or self.attention not in ("auto", "native")
         ):

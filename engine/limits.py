@@ -47,7 +47,9 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
 
 
 def check_weights(config: EngineConfig, checkpoint: Path) -> None:
-    """Refuses quantized weights that the engine does not compute, before any work."""
+    """Refuses weights in 8-bit formats that the engine does not compute, before any work."""
+    if config.dtype == "fp8":
+        find_dtype("fp8", resolve_device(config.device))
     if config.dtype in ("auto", "quantized") and is_quantized(checkpoint):
         from engine.model.quantized.quantized_model import find_quantized  # few checkpoints are
 

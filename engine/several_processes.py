@@ -25,6 +25,7 @@ def check_policies(config: Any) -> None:
         refused: tuple[tuple[str, Any, str], ...] = (
             ("disaggregation", "processes", "none"),
             ("preemption", "swap", "recompute or kill"),
+            ("dtype", "fp8", "bfloat16, float16 or float32"),
             ("dtype", "int8", "bfloat16, float16 or float32"),
             ("dtype", "quantized", "bfloat16, float16 or float32"),
             ("keep_prefixes_bytes", config.keep_prefixes_bytes or None, "0"),

@@ -22,7 +22,9 @@ from benchmarks.peers.protocol import Answers, LoadSettings, Work, memory, reset
 from benchmarks.peers.transformers_engine import ContinuousEngine
 from benchmarks.random_model import SHAPES, make_model, model_config
 from engine.config import EngineConfig
+from engine.device.fp8 import find_fp8
 from engine.engine import Engine
+from engine.errors import ConfigError
 from engine.model.model_shape import ModelShape
 
 SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "order": "fcfs"}
@@ -106,10 +108,28 @@ def run(stage: StageRun) -> None:
         for names in (MAIN, MICRO):
             for name, load in engines.items():
                 _measure_engine(stage, lab, name, load, names, ceilings)
-                gc.collect()
-                torch.cuda.empty_cache()
+                _free_memory()
+            if names is MAIN:
+                _measure_fp8(stage, lab, ceilings)
+                _free_memory()
             if stage.is_tiny:
                 break
+
+
+def _free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _measure_fp8(stage: StageRun, lab: Lab, ceilings: Ceilings) -> None:
+    """Prefill alone, with products and KV in 8 bits, where the device has them."""
+    try:
+        find_fp8(stage.run.device)
+    except ConfigError as error:
+        reason = f"not measured: {error}"
+        stage.measure("ours in fp8", lambda: reason)
+        return
+    _measure_engine(stage, lab, "ours in fp8", partial(lab.ours, dtype="fp8"), MAIN[:1], ceilings)
 
 
 def _measure_engine(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-DtypeName = Literal["float32", "bfloat16", "float16", "int8", "quantized"]
+DtypeName = Literal["float32", "bfloat16", "float16", "fp8", "int8", "quantized"]
 
 MOST_CPU_KV_BYTES = 4 * 1024**3
 """On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
@@ -103,6 +103,10 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
 
     if name == "int8" and device.type != "cpu":
         raise ConfigError(f"dtype 'int8' is computed on a CPU, not on {device}: set device to cpu, or another dtype")
+    if name == "fp8":
+        from engine.device.fp8 import find_fp8  # other formats need none of it
+
+        return find_fp8(device)
     if name == "quantized":
         kinds = "GGUF files and checkpoints of compressed-tensors, AWQ or GPTQ, without an adapter"
         raise ConfigError(f"dtype 'quantized' is for {kinds}")
@@ -119,7 +123,7 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
 def dtype_name(dtype: "torch.dtype") -> DtypeName:
     """The setting that means this number format."""
     name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
-    return name
+    return "fp8" if name.startswith("float8") else name
 
 
 def free_memory_bytes(device: "torch.device") -> int:

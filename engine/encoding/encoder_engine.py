@@ -79,6 +79,8 @@ class EncoderEngine:
         config = config or EngineConfig()
         if config.tensor_parallel_size > 1:
             raise ConfigError(f"tensor_parallel_size {config.tensor_parallel_size} is for decoders, this is an encoder")
+        if config.dtype == "fp8":
+            raise ConfigError("dtype 'fp8' is for decoders, this is an encoder")
         folder = resolve_checkpoint(model)
         device = resolve_device(config.device)
         use_device(device)

@@ -34,7 +34,7 @@ HALF_LIFE_SECONDS = 7 * 86400.0
 ABANDONED_SECONDS = 3600.0
 """Age of files that are in no index, after which they are deleted."""
 
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8)}
 
 _SCHEMA = """
 create table if not exists secrets (secret blob);

@@ -20,6 +20,7 @@ class LayerState:
         output_rows: in the last layer, the rows that are wanted; None: all.
         query: ``[T, num_q_heads, head_dim]``.
         experts, weights: int64 and float32 ``[T, slots]``, which experts compute a row, and how they are weighed.
+        normed, attended, gated: in the form in which the products take them.
     """
 
     hidden: torch.Tensor
@@ -29,11 +30,11 @@ class LayerState:
     rotation: tuple[torch.Tensor, torch.Tensor]
     output_rows: torch.Tensor | None
     is_last: bool
-    normed: torch.Tensor = field(init=False)
+    normed: Any = field(init=False)
     qkv: torch.Tensor = field(init=False)
     query: torch.Tensor = field(init=False)
-    attended: torch.Tensor = field(init=False)
-    gated: torch.Tensor = field(init=False)
+    attended: Any = field(init=False)
+    gated: Any = field(init=False)
     branch: torch.Tensor = field(init=False)
     experts: torch.Tensor = field(init=False)
     weights: torch.Tensor = field(init=False)

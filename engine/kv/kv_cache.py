@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What a model keeps per token: layers, KV heads, head dim, dtype; in int8 a scale of 2 bytes with each head.
+    """What a model keeps per token: layers, KV heads, head dim, dtype; of 8 bits with a scale of 2 bytes a head.
 
     Attributes:
         windows: of each layer, the positions that a row sees, 0 for all; empty where no KV is given up early.
@@ -39,7 +39,7 @@ class KVShape:
     @property
     def head_size(self) -> int:
         """Elements that a token takes in a head's cache."""
-        return self.head_dim + (2 if self.dtype == torch.int8 else 0)
+        return self.head_dim + (2 if self.dtype.itemsize == 1 else 0)
 
     @property
     def bytes_per_token(self) -> int:
@@ -92,9 +92,11 @@ class KVCache:
             )
         sizes = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_size)
         num_slots = max(slots) + 1
-        self.tensors = [_zeros(sizes, shape.dtype, device) for _ in range(2 * num_slots)]
-        self.keys = [self.tensors[slot] for slot in slots]
-        self.values = [self.tensors[num_slots + slot] for slot in slots]
+        # Copies of blocks need no arithmetic, which torch lacks for numbers in fp8.
+        stored = torch.uint8 if shape.dtype.itemsize == 1 and shape.dtype.is_floating_point else shape.dtype
+        self.tensors = [_zeros(sizes, stored, device) for _ in range(2 * num_slots)]
+        self.keys = [self.tensors[slot].view(shape.dtype) for slot in slots]
+        self.values = [self.tensors[num_slots + slot].view(shape.dtype) for slot in slots]
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from engine.config import Attention
+from engine.device.placement import dtype_name
 from engine.errors import ConfigError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native_build import NativeBuildError
@@ -124,7 +125,7 @@ def make_attention(
         "head_dim": kv_shape.head_dim,
         "dtype": kv_shape.dtype,
     }
-    if name == "auto" and device.type != "cpu":
+    if name == "auto" and (device.type != "cpu" or dtype_name(kv_shape.dtype) == "fp8"):
         name = "fused"
     if kv_shape.dtype == torch.int8:
         return _make_int8_attention(shape, block_size=block_size, has_layers=has_layers)

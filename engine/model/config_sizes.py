@@ -6,10 +6,10 @@ from typing import Any
 from engine.errors import ModelError
 from engine.model.checkpoint import PLAIN_MODEL_TYPES
 
-VALUE_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
+VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 
 _SCALE_BYTES = 2
-"""In int8, of the scale of a token's head in the KV cache."""
+"""In 8-bit formats, of the scale of a token's head in the KV cache."""
 
 
 def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -103,12 +103,12 @@ class Model:
 
         Args:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
-            dtype: of weights, KV and computation; int8 is made of bfloat16 weights by `use_layers_of`.
+            dtype: of weights, KV and computation; 8-bit formats are made of bfloat16 weights by `use_layers_of`.
             device: where the weights go.
             prove: refuses an architecture that is not computed exactly; called before weights, unless it is plain.
         Raises `ModelError` where it is not readable, or refused by prove.
         """
-        kv_dtype, dtype = dtype, torch.bfloat16 if dtype == torch.int8 else dtype
+        kv_dtype, dtype = dtype, torch.bfloat16 if dtype.itemsize == 1 else dtype
         if isinstance(model, transformers.PreTrainedModel):
             if not is_plain(model.config.to_dict()):
                 prove(model.config)

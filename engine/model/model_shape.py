@@ -25,6 +25,7 @@ class ModelShape:
         quantized_bytes: of one weight of a quantized file on average; 0: weights are not quantized.
         value_bytes: of one number in the KV cache, and of one weight that is not quantized.
         has_tied_embeddings: the output layer is the embedding table.
+        head_value_bytes: of one weight of the output layer; 0: as any other weight.
         counted_weights: of all layers outside experts, and of all experts, where they are not those of such layers.
         windows: of each layer, the positions that a row sees, 0 for all; empty where every layer sees all.
         kept_windows: likewise, where KV beyond the window is given up.
@@ -42,6 +43,7 @@ class ModelShape:
     num_experts: int = 1
     num_active_experts: int = 1
     quantized_bytes: float = 0.0
+    head_value_bytes: int = 0
     counted_weights: tuple[int, int] | None = None
     windows: tuple[int, ...] = ()
     kept_windows: tuple[int, ...] = ()
@@ -54,7 +56,7 @@ class ModelShape:
         values, and its layers are made without weights and counted.
 
         Args:
-            dtype: of weights and KV, as torch names it: int8, bfloat16, float16 or float32.
+            dtype: of weights and KV: fp8, or as torch names it int8, bfloat16, float16 or float32.
         Raises:
             ModelError: a size is missing or no positive whole number.
         """
@@ -86,6 +88,7 @@ class ModelShape:
             vocab_size=read_size(values, "vocab_size"),
             has_tied_embeddings=bool(values.get("tie_word_embeddings", False)),
             value_bytes=VALUE_BYTES[dtype],
+            head_value_bytes=2 if dtype == "fp8" else 0,
             num_experts=num_experts,
             num_active_experts=read_size(values, "num_experts_per_tok") if num_experts > 1 else 1,
             counted_weights=None if text_config is None else count_layer_weights(text_config, num_experts),
@@ -119,6 +122,11 @@ class ModelShape:
         return self.hidden_size * self.vocab_size
 
     @property
+    def head_bytes(self) -> float:
+        """Of the output layer's weights."""
+        return self.num_head_weights * (self.head_value_bytes or self.bytes_per_weight)
+
+    @property
     def bytes_per_weight(self) -> float:
         return self.quantized_bytes or self.value_bytes
 
@@ -127,8 +135,8 @@ class ModelShape:
         """Memory that the weights take; where they are not quantized, a table of embeddings is never below 16 bits."""
         table_value_bytes = self.quantized_bytes or max(2, self.value_bytes)
         table_bytes = 0 if self.has_tied_embeddings else self.num_head_weights * table_value_bytes
-        num_weights = self._weights_of_layers(self.num_experts) + self.num_head_weights
-        return round(num_weights * self.bytes_per_weight + table_bytes)
+        layer_bytes = self._weights_of_layers(self.num_experts) * self.bytes_per_weight
+        return round(layer_bytes + self.head_bytes + table_bytes)
 
     @property
     def kv_bytes_per_layer(self) -> int:

@@ -60,8 +60,10 @@ class Device:
         return self.peak_bytes_per_second * self.memory_efficiency
 
 
-def _gpu(name: str, title: str, *, half: float, single: float, gbs: float, memory_gb: int, source: str) -> Device:
-    """A data sheet's row: dense TFLOPS in 16-bit formats and in float32, GB/s, GB.
+def _gpu(
+    name: str, title: str, *, half: float, single: float, gbs: float, memory_gb: int, source: str, fp8: float = 0.0
+) -> Device:
+    """A data sheet's row: dense TFLOPS in 16-bit formats, in float32 and in fp8 where it has that, GB/s, GB.
 
     The efficiencies are assumptions, the same for all: half of the dense peak is what well-tuned inference reaches in
     large matrix products, three quarters of the bandwidth is what streaming kernels reach, and half a millisecond is
@@ -70,7 +72,8 @@ def _gpu(name: str, title: str, *, half: float, single: float, gbs: float, memor
     return Device(
         name=name,
         title=title,
-        peak_flops={"bfloat16": half * _TERA, "float16": half * _TERA, "float32": single * _TERA},
+        peak_flops={"bfloat16": half * _TERA, "float16": half * _TERA, "float32": single * _TERA}
+        | ({"fp8": fp8 * _TERA} if fp8 else {}),
         peak_bytes_per_second=gbs * _GB,
         memory_bytes=memory_gb * _GB,
         compute_efficiency=0.5,
@@ -86,13 +89,13 @@ DEVICES: Mapping[str, Device] = {
     for device in (
         _gpu("a100", "NVIDIA A100 80GB SXM", half=312, single=19.5, gbs=2039, memory_gb=80,
              source="NVIDIA A100 data sheet"),
-        _gpu("h100", "NVIDIA H100 SXM", half=989.4, single=67, gbs=3350, memory_gb=80,
+        _gpu("h100", "NVIDIA H100 SXM", half=989.4, single=67, fp8=1978.9, gbs=3350, memory_gb=80,
              source="NVIDIA H100 data sheet (without sparsity)"),
-        _gpu("h200", "NVIDIA H200 SXM", half=989.4, single=67, gbs=4800, memory_gb=141,
+        _gpu("h200", "NVIDIA H200 SXM", half=989.4, single=67, fp8=1978.9, gbs=4800, memory_gb=141,
              source="NVIDIA H200 data sheet (without sparsity)"),
         _gpu("mi250", "AMD Instinct MI250, one of its two dies", half=181, single=45.3, gbs=1638, memory_gb=64,
              source="AMD Instinct MI250 data sheet, halved: a process sees one die"),
-        _gpu("mi300x", "AMD Instinct MI300X", half=1307.4, single=163.4, gbs=5300, memory_gb=192,
+        _gpu("mi300x", "AMD Instinct MI300X", half=1307.4, single=163.4, fp8=2614.9, gbs=5300, memory_gb=192,
              source="AMD Instinct MI300X data sheet"),
     )
 }  # fmt: skip
@@ -192,8 +195,8 @@ class Roofline:
     def count_bytes(self, work: StepWork) -> float:
         """Weights and KV that a step reads, and KV that it writes."""
         shape = self._shape
-        num_weights = shape.num_read_weights(work.num_rows) + (shape.num_head_weights if work.num_output_rows else 0)
-        num_bytes = num_weights * shape.bytes_per_weight
+        num_bytes = shape.num_read_weights(work.num_rows) * shape.bytes_per_weight
+        num_bytes += shape.head_bytes if work.num_output_rows else 0
         return num_bytes + (work.num_kv_tokens_read + work.num_rows) * shape.kv_bytes_per_token
 
     def cost(self, work: StepWork) -> StepCost:

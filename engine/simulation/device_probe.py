@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from engine.device.placement import free_memory_bytes
+from engine.device.placement import dtype_name, find_dtype, free_memory_bytes
 from engine.model.model_shape import ModelShape
 from engine.simulation.device import Device, match_device
 
@@ -41,12 +42,13 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
         dtype: name of the number format, as in torch.
     """
     is_cpu = device.type == "cpu"
+    kind = find_dtype("fp8", device) if dtype == "fp8" else getattr(torch, dtype)
     title = f"this machine's CPU, {torch.get_num_threads()} threads"
     sizes = f"{_NUM_ROWS} x {shape.hidden_size} x {shape.intermediate_size}"
     return Device(
         name=device.type,
         title=title if is_cpu else torch.cuda.get_device_name(device),
-        peak_flops={dtype: _measure_flops(device, shape, getattr(torch, dtype))},
+        peak_flops={dtype: _measure_flops(device, shape, kind)},
         peak_bytes_per_second=_measure_bandwidth(device),
         memory_bytes=free_memory_bytes(device),
         compute_efficiency=0.25 if is_cpu else 0.7,
@@ -59,10 +61,13 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
 
 def _measure_flops(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> float:
     """Of a feed-forward layer's first product, rows times weights as they are stored."""
-    rows = torch.ones(_NUM_ROWS, shape.hidden_size, dtype=dtype, device=device)
-    weights = torch.ones(shape.intermediate_size, shape.hidden_size, dtype=dtype, device=device)
+    rows = torch.ones(_NUM_ROWS, shape.hidden_size, device=device).to(dtype)
+    weights = torch.ones(shape.intermediate_size, shape.hidden_size, device=device).to(dtype)
     num_flops = 2 * _NUM_ROWS * shape.hidden_size * shape.intermediate_size
     multiply = torch._int_mm if dtype == torch.int8 else torch.mm
+    if dtype_name(dtype) == "fp8":
+        one = torch.ones((), device=device)
+        multiply = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     return num_flops / _best_seconds(lambda: multiply(rows, weights.T), device)
 
 

@@ -39,7 +39,7 @@ def test_every_stage_runs_and_is_not_run_again(tmp_path: Path) -> None:
         assert found["hardware"] == "Triton's interpreter, no figure"
         assert all({"found", "seconds", "at"} == part.keys() for part in found["parts"].values())
     assert {name for name in read_parts(tmp_path, "batches") if name.endswith(": prefill")} == {
-        "ours: prefill", "server: prefill", "transformers: prefill", "profile: prefill",
+        "ours: prefill", "server: prefill", "transformers: prefill", "ours in fp8: prefill", "profile: prefill",
     }  # fmt: skip
     files = {file: file.read_bytes() for file in tmp_path.glob("*.json") if file.name != "stages.json"}
     assert len(files) == len(program.STAGE_MINUTES)
@@ -148,7 +148,10 @@ def test_goals_are_not_measured_until_they_are(tmp_path: Path, capsys: pytest.Ca
     stage = StageRun("batches", tmp_path, seconds=60, is_tiny=True)
     for name, seconds in (("ours", 2.0), ("server", 4.0), ("transformers", 3.0)):
         stage.measure(f"{name}: case-1", lambda seconds=seconds: {"median_seconds": seconds})
+    for name, seconds in (("ours", 1.7), ("ours in fp8", 1.0)):
+        stage.measure(f"{name}: prefill", lambda seconds=seconds: {"median_seconds": seconds})
     verdicts = {goal.name: goal.verdict for goal in goals(tmp_path)}
+    assert verdicts["fp8 over bf16 on prefill"] == "met"
     assert (verdicts["case-1 over server"], verdicts["case-1 over transformers"]) == ("met", "missed")
     print_goals(tmp_path)
     assert "measured on: Triton's interpreter, no figure" in capsys.readouterr().out

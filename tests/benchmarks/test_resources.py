@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import resources
-from benchmarks.cross_compile import TARGETS
+from benchmarks.cross_compile import FP8, TARGETS
 from engine.kernels.triton.tuned import load_tuned
 
 ROOT = Path(__file__).parents[2]
 RUNS = [
     *((architecture, "shipped") for architecture in TARGETS),
     *((architecture, every) for every in ("default", "variants") for architecture in ("sm_90", "gfx90a")),
+    *((architecture, "fp8") for architecture in FP8),
 ]
 
 
@@ -50,7 +51,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], l
 def test_fits_without_spills(reports: dict[tuple[str, str], list[dict]], run: tuple[str, str]) -> None:
     architecture, every = run
     found = {report["kernel"]: resources.Resources(**report) for report in reports[run]}
-    if every != "variants":
+    if every == "fp8":
+        kernels = {"add_rms_norm fp8", "rotate_and_write_kv fp8", "quantize_rows", "quantized_swiglu"}
+        assert found.keys() == {"attention fp8 decode", "attention fp8 mixed"} | kernels
+        assert all(found[f"attention fp8 {name}"].matrix_instructions for name in ("decode", "mixed"))
+    elif every != "variants":
         configuration = architecture if every == "shipped" else every
         others = {"merge", "write_kv", "add_rms_norm", "rotate_and_write_kv", "swiglu", "draw"}
         assert found.keys() == {name for name, *_ in resources.shipped_launches(configuration)} | others

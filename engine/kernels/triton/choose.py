@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
@@ -13,15 +15,20 @@ def make_triton_attention(name: str, **arguments: Any) -> "TritonAttention":
 
     Args:
         name: of the backend.
-        arguments: as `TritonAttention` has them.
+        arguments: as `TritonAttention` has them; a dtype of fp8 means layers with 16-bit results.
     Raises:
         ConfigError: Triton is not installed, or the shape or device is not covered.
     """
     try:
+        from engine.kernels.triton.fp8 import FP8_DTYPES
         from engine.kernels.triton.fused import FusedAttention, PagedAttention
         from engine.kernels.triton.relay import RelayAttention
     except ImportError as error:
         raise ConfigError(f"attention {name!r} needs Triton: {error}") from error
+    if arguments["dtype"] in FP8_DTYPES:
+        if not arguments["has_layers"]:
+            raise ConfigError("dtype 'fp8': the model's layers are not those of Llama, Mistral or Qwen")
+        arguments |= {"fp8": arguments["dtype"], "dtype": torch.bfloat16}
     backends: dict[str, type[TritonAttention]] = {
         "paged": PagedAttention,
         "relay": RelayAttention,

@@ -94,6 +94,11 @@ class DeviceWork:
         self.partial_out, self.partial_lse = scratch.partial_out, scratch.partial_lse
         self.counters = scratch.counters
 
+    @property
+    def row_parts(self) -> torch.Tensor:
+        """int32, of each row the number of parts of its attention; 0 in rows beyond the work list's."""
+        return self.work[self.rows_at + RowField.NUM_PARTS :: RowField.WIDTH]
+
     def fill(self, work_list: WorkList, slot_mapping: npt.NDArray[np.int64]) -> None:
         """Writes a step's work list: one transfer, which the launches that follow on the stream wait for.
 

@@ -23,6 +23,7 @@ import triton.language as tl
 
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
+from engine.kernels.triton.fp8 import FP8_DTYPES, kv_scales, kv_strides
 from engine.kernels.triton.merge import merge_rows, sink_scores
 from engine.kernels.triton.tile import (
     FIRST_PART,
@@ -62,18 +63,23 @@ def _run_tile(
     stride_out_row, stride_out_head, stride_query_row, stride_query_head, stride_block, stride_token, stride_head,
     NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT_LOOP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, WIDENS_DOT: tl.constexpr,
-    IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    WIDENS_DOT: tl.constexpr, IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
 ):  # fmt: skip
     row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
     head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
     first_element = kv_head.to(tl.int64) * stride_head
     fields = rows + row * ROW_WIDTH
+    key_scales = key_cache
+    value_scales = value_cache
+    if HAS_SCALES:
+        key_scales = kv_scales(key_cache, kv_head, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE)
+        value_scales = kv_scales(value_cache, kv_head, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE)
     result, lse = attend_tile(
         tile, query + row.to(tl.int64) * stride_query_row + head * stride_query_head, tl.load(fields + POSITION),
-        key_cache + first_element, value_cache + first_element,
+        key_cache + first_element, value_cache + first_element, key_scales, value_scales,
         block_table, scale, cap, window, stride_block, stride_token,
-        HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M, N, SPLIT_LOOP, HAS_WINDOW, HAS_CAP, WIDENS_DOT,
+        HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M, N, SPLIT_LOOP, HAS_WINDOW, HAS_CAP, HAS_SCALES, WIDENS_DOT,
     )  # fmt: skip
     row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
     head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
@@ -116,8 +122,8 @@ def _attention_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NARROW_M: tl.constexpr, NARROW_N: tl.constexpr, WIDE_M: tl.constexpr, WIDE_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, WIDENS_DOT: tl.constexpr,
-    IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    WIDENS_DOT: tl.constexpr, IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     kv_head = program % NUM_KV_HEADS
@@ -133,7 +139,7 @@ def _attention_kernel(
                 stride_out_row, stride_out_head, stride_query_row, stride_query_head,
                 stride_block, stride_token, stride_head,
                 NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, WIDE_M, WIDE_N, True,
-                HAS_WINDOW, HAS_CAP, HAS_SINKS, WIDENS_DOT, IS_MERGING, IS_AMD,
+                HAS_WINDOW, HAS_CAP, HAS_SINKS, HAS_SCALES, WIDENS_DOT, IS_MERGING, IS_AMD,
             )  # fmt: skip
         else:
             _run_tile(
@@ -142,7 +148,7 @@ def _attention_kernel(
                 stride_out_row, stride_out_head, stride_query_row, stride_query_head,
                 stride_block, stride_token, stride_head,
                 NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, NARROW_M, NARROW_N, False,
-                HAS_WINDOW, HAS_CAP, HAS_SINKS, WIDENS_DOT, IS_MERGING, IS_AMD,
+                HAS_WINDOW, HAS_CAP, HAS_SINKS, HAS_SCALES, WIDENS_DOT, IS_MERGING, IS_AMD,
             )  # fmt: skip
 
 
@@ -182,12 +188,13 @@ def launch_attention(
         work.partial_lse if sinks is None else sinks,
         work.row_ids_at - skipped, work.rows_at - skipped, work.block_table_at - skipped,
         2 * LOG2_E * scale / softcap if softcap else LOG2_E * scale, LOG2_E * softcap, window,
-        *out.stride()[:2], *query.stride()[:2], *key_cache.stride()[:3],
+        *out.stride()[:2], *query.stride()[:2], *kv_strides(key_cache),
         NUM_KV_HEADS=num_kv_heads, GROUP_SIZE=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim, HEAD_DIM_PADDED=triton.next_power_of_2(max(head_dim, 16)), BLOCK_SIZE=block_size,
         NARROW_M=launch.narrow.rows, NARROW_N=launch.narrow.tokens,
         WIDE_M=launch.wide.rows if launch.wide else 0, WIDE_N=launch.wide.tokens if launch.wide else 0,
         HAS_WINDOW=window > 0, HAS_CAP=softcap > 0, HAS_SINKS=sinks is not None,
+        HAS_SCALES=key_cache.dtype in FP8_DTYPES,
         WIDENS_DOT=is_interpreted() and query.dtype == torch.bfloat16, IS_MERGING=is_merging, IS_AMD=is_amd,
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True, **launch.options,
     )  # fmt: skip

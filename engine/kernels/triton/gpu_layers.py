@@ -4,12 +4,12 @@ The additions to the residual stream are deferred to the norm that follows; the 
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import linear
 
-from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.kernels.layer_by_layer import LayerState
 from engine.kernels.triton.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
 
@@ -23,18 +23,21 @@ class GpuLayer:
 
     def __init__(self, attention: "TritonAttention", weights: LayerWeights) -> None:
         self._attention = attention
-        self._gate_up = torch.cat([weights.gate, weights.up])
-        gate, up = self._gate_up.chunk(2)  # in place of the separate weights, which can then be freed
-        self._weights = replace(weights, gate=gate, up=up)
-
+        self._linears: dict[str, Linear] = {
+            "qkv": weights.qkv,
+            "output": weights.output,
+            "gate_up": (torch.cat([weights.gate, weights.up]), None),
+            "down": (weights.down, None),
+        }
+        none = weights.down.new_empty(0)  # matrices are held here alone, so that they can be freed
+        self._weights = replace(weights, qkv=(none, None), output=(none, None), gate=none, up=none, down=none)
         self.operations = weights.operations
 
     def attention_norm(self, s: LayerState) -> None:
-        w = self._weights
-        s.hidden, s.normed = add_rms_norm(s.hidden, w.attention_norm, w.epsilon, addend=s.addend)
+        self._norm(s, self._weights.attention_norm)
 
     def qkv(self, s: LayerState) -> None:
-        s.qkv = linear(s.normed, *self._weights.qkv)
+        s.qkv = self._product("qkv", s.normed)
         del s.normed
 
     def rotate_and_write_kv(self, s: LayerState) -> None:
@@ -56,25 +59,31 @@ class GpuLayer:
             s.attended = s.attended.index_select(0, s.output_rows)
 
     def output(self, s: LayerState) -> None:
-        s.addend = self._summed(linear(s.attended, *self._weights.output))
+        s.addend = self._summed(self._product("output", s.attended))
         del s.attended
 
     def mlp_norm(self, s: LayerState) -> None:
-        w = self._weights
-        s.hidden, s.normed = add_rms_norm(s.hidden, w.mlp_norm, w.epsilon, addend=s.addend, rows=s.output_rows)
+        self._norm(s, self._weights.mlp_norm, s.output_rows)
         s.addend = None
 
     def gate_up(self, s: LayerState) -> None:
-        s.gated = swiglu(linear(s.normed, self._gate_up))
+        s.gated = swiglu(self._product("gate_up", s.normed))
         del s.normed
 
     def down(self, s: LayerState) -> None:
         if s.is_last and self._weights.all_reduce is None:
-            s.hidden.addmm_(s.gated, self._weights.down.t())
+            s.hidden.addmm_(s.gated, self._linears["down"][0].t())
             return
-        s.addend = self._summed(linear(s.gated, self._weights.down))
+        s.addend = self._summed(self._product("down", s.gated))
         if s.is_last:
             s.hidden += s.addend
+
+    def _norm(self, s: LayerState, weight: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+        """The norm of the residual stream, as the next product takes it."""
+        s.hidden, s.normed = add_rms_norm(s.hidden, weight, self._weights.epsilon, addend=s.addend, rows=rows)
+
+    def _product(self, name: str, rows: Any) -> torch.Tensor:
+        return linear(rows, *self._linears[name])
 
     def _summed(self, partial_sum: torch.Tensor) -> torch.Tensor:
         if self._weights.all_reduce is not None:

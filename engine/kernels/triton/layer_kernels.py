@@ -20,15 +20,28 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.fp8 import (
+    ScaledRows,
+    gated,
+    head_dim_of,
+    kv_strides,
+    largest_of,
+    rounds_first,
+    scale_of,
+    store_heads,
+    to_fp8,
+)
+
 HEADS_A_PROGRAM = 8
 SWIGLU_COLUMNS = 1024
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def _add_rms_norm_kernel(
-    residual, addend, rows, weight, total, normed, epsilon,
+    residual, addend, rows, weight, total, normed, scales, epsilon,
     stride_residual_row, stride_addend_row, stride_total_row, stride_normed_row,
     HAS_ADDEND: tl.constexpr, HAS_ROWS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr,
+    LARGEST: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_PADDED)
@@ -44,7 +57,12 @@ def _add_rms_norm_kernel(
         x = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon)
     factor = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(normed + row * stride_normed_row + column, x * scale * factor, mask=is_column)
+    x = x * scale * factor
+    if LARGEST > 0:
+        row_scale = scale_of(tl.max(tl.abs(x), 0), LARGEST)
+        tl.store(scales + row, row_scale)
+        x = to_fp8(x, row_scale, normed, ROUNDS_FIRST)
+    tl.store(normed + row * stride_normed_row + column, x, mask=is_column)
 
 
 @triton.jit
@@ -77,7 +95,8 @@ def _rotate_and_write_kv_kernel(
     stride_qkv_row, stride_cos_row, stride_sin_row, stride_query_row, stride_query_head,
     stride_block, stride_token, stride_head,
     HAS_NORMS: tl.constexpr, NUM_Q_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
-    HALF_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
+    HALF_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, LARGEST: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
 ):  # fmt: skip
     HEAD_DIM: tl.constexpr = 2 * HALF
     NUM_Q_PROGRAMS: tl.constexpr = (NUM_Q_HEADS + M - 1) // M
@@ -107,26 +126,29 @@ def _rotate_and_write_kv_kernel(
             first_key, second_key = _rotated_heads(
                 kv_heads, k_norm, cos, sin, is_kv_element, is_dim, epsilon, HAS_NORMS, HALF, HALF_PADDED
             )
-            place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token
-            place = place + kv_head[:, None].to(tl.int64) * stride_head + dim[None, :]
-            tl.store(key_cache + place, first_key, mask=is_kv_element)
-            tl.store(key_cache + place + HALF, second_key, mask=is_kv_element)
             kv_heads += NUM_KV_HEADS * HEAD_DIM
-            tl.store(value_cache + place, tl.load(kv_heads, mask=is_kv_element), mask=is_kv_element)
-            tl.store(value_cache + place + HALF, tl.load(kv_heads + HALF, mask=is_kv_element), mask=is_kv_element)
+            block = slot // BLOCK_SIZE
+            place = block * stride_block + slot % BLOCK_SIZE * stride_token
+            place = place + kv_head[:, None].to(tl.int64) * stride_head + dim[None, :]
+            scale_at = block * (stride_block // 2) + slot % BLOCK_SIZE
+            store_heads(
+                key_cache, place, first_key, second_key, kv_head, scale_at, is_kv_element,
+                NUM_KV_HEADS, HALF, BLOCK_SIZE, LARGEST, ROUNDS_FIRST,
+            )  # fmt: skip
+            first_value = tl.load(kv_heads, mask=is_kv_element, other=0.0)
+            second_value = tl.load(kv_heads + HALF, mask=is_kv_element, other=0.0)
+            store_heads(
+                value_cache, place, first_value, second_value, kv_head, scale_at, is_kv_element,
+                NUM_KV_HEADS, HALF, BLOCK_SIZE, LARGEST, ROUNDS_FIRST,
+            )  # fmt: skip
 
 
 @triton.jit
 def _swiglu_kernel(gate_up, out, stride_gate_up_row, stride_out_row, SIZE: tl.constexpr, N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * N + tl.arange(0, N)
-    is_column = column < SIZE
-    gates = gate_up + row * stride_gate_up_row + column
-    gate = tl.load(gates, mask=is_column, other=0.0).to(tl.float32)
-    up = tl.load(gates + SIZE, mask=is_column, other=0.0).to(tl.float32)
-    decay = tl.exp(-tl.abs(gate))  # never overflows
-    sigmoid = tl.where(gate >= 0.0, 1.0, decay) / (1.0 + decay)
-    tl.store(out + row * stride_out_row + column, gate * sigmoid * up, mask=is_column)
+    found = gated(gate_up + row * stride_gate_up_row, column, SIZE)
+    tl.store(out + row * stride_out_row + column, found, mask=column < SIZE)
 
 
 def add_rms_norm(
@@ -136,8 +158,8 @@ def add_rms_norm(
     *,
     addend: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
-    normed: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    normed: torch.Tensor | ScaledRows | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | ScaledRows]:
     """The residual stream with what was last computed added to it, and its RMSNorm.
 
     Args:
@@ -145,7 +167,7 @@ def add_rms_norm(
         weight: ``[n]``.
         addend: ``[R, n]``.
         rows: int64 ``[R]``, the rows of residual that are wanted, with an addend; None: all, R = T.
-        normed: ``[R, n]`` to write the norm to; None: a new tensor.
+        normed: ``[R, n]`` to write the norm to, quantised where that is fp8 with scales; None: a new tensor.
     Returns:
         the sum ``[R, n]``, which is residual itself where there is no addend, and its norm ``[R, n]``.
     Raises:
@@ -159,7 +181,9 @@ def add_rms_norm(
         normed = residual.new_empty(shape)
     _check("weight", weight, residual.shape[1:], residual)
     _check("residual", residual, residual.shape, residual)
-    _check("normed", normed, shape, residual)
+    written, scales = (normed.values, normed.scales) if isinstance(normed, ScaledRows) else (normed, residual)
+    largest = largest_of(written)
+    _check("normed", written, shape, written if largest else residual)
     if addend is not None:
         _check("addend", addend, shape, residual)
     total = residual if addend is None else residual.new_empty(shape)
@@ -167,10 +191,10 @@ def add_rms_norm(
         added = residual if addend is None else addend
         size_padded = max(triton.next_power_of_2(shape[1]), 64)
         _add_rms_norm_kernel[(num_rows,)](
-            residual, added, residual if rows is None else rows, weight, total, normed, epsilon,
-            residual.stride(0), added.stride(0), total.stride(0), normed.stride(0),
+            residual, added, residual if rows is None else rows, weight, total, written, scales, epsilon,
+            residual.stride(0), added.stride(0), total.stride(0), written.stride(0),
             HAS_ADDEND=addend is not None, HAS_ROWS=rows is not None, SIZE=shape[1], SIZE_PADDED=size_padded,
-            num_warps=norm_warps(size_padded), enable_fp_fusion=True,
+            LARGEST=largest, ROUNDS_FIRST=rounds_first(), num_warps=norm_warps(size_padded), enable_fp_fusion=True,
         )  # fmt: skip
     return total, normed
 
@@ -199,7 +223,7 @@ def rotate_and_write_kv(
     Args:
         qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``: query, key, value heads.
         cos, sin: float32 ``[T, head_dim]``.
-        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, the same strides.
+        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, the same strides; or in fp8 (fp8.py).
         slots: int64 ``[T or more]``, block id * block size + offset; -1: nowhere.
         q_norm, k_norm: ``[head_dim]``, both or neither.
         epsilon: of the norms.
@@ -210,7 +234,8 @@ def rotate_and_write_kv(
         ValueError: shapes, dtypes or strides that the launch does not cover.
     """
     num_rows = len(qkv)
-    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    block_size, num_kv_heads, _ = k_cache.shape[1:]
+    head_dim, largest = head_dim_of(k_cache), largest_of(k_cache)
     if head_dim % 2:
         raise ValueError(f"head_dim must be even, got {head_dim}")
     if query is None:
@@ -218,7 +243,7 @@ def rotate_and_write_kv(
     _check("qkv", qkv, (num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim), qkv)
     _check("query", query, (num_rows, num_q_heads, head_dim), qkv)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        _check(name, cache, k_cache.shape, qkv)
+        _check(name, cache, k_cache.shape, k_cache if largest else qkv)
     if k_cache.stride() != v_cache.stride():
         raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
     for name, angles in (("cos", cos), ("sin", sin)):
@@ -236,10 +261,10 @@ def rotate_and_write_kv(
         _rotate_and_write_kv_kernel[(num_rows, num_programs)](
             qkv, cos, sin, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
             query, k_cache, v_cache, slots, epsilon,
-            qkv.stride(0), cos.stride(0), sin.stride(0), *query.stride()[:2], *k_cache.stride()[:3],
+            qkv.stride(0), cos.stride(0), sin.stride(0), *query.stride()[:2], *kv_strides(k_cache),
             HAS_NORMS=q_norm is not None, NUM_Q_HEADS=num_q_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_dim // 2,
             HALF_PADDED=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size, M=HEADS_A_PROGRAM,
-            num_warps=4, enable_fp_fusion=True,
+            LARGEST=largest, ROUNDS_FIRST=rounds_first(), num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return query
 

@@ -63,6 +63,8 @@ def _attend_range(
     query,
     key_head,
     value_head,
+    key_scales,
+    value_scales,
     block_table,
     begin,
     end,
@@ -80,6 +82,7 @@ def _attend_range(
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     WIDENS_DOT: tl.constexpr,
 ):
     """Online softmax over tokens [begin, end) of one block table, of which `last` is the last that may be read.
@@ -97,6 +100,8 @@ def _attend_range(
     for start in range(begin, end, N):
         token = start + lane
         slot = (tl.minimum(token, last) if IS_MASKED else token) % BLOCK_SIZE
+        if HAS_SCALES:
+            scale_at = ids.to(tl.int64) * (stride_block // 2) + slot
         where = (ids.to(tl.int64) * stride_block + slot * stride_token)[:, None] + dim[None, :]
         ids = _block_ids(block_table, start + N, last, BLOCK_SIZE, N)
         if HEAD_DIM == HEAD_DIM_PADDED:
@@ -105,7 +110,9 @@ def _attend_range(
             key = tl.load(key_head + where, mask=is_dim, other=0.0)
         if WIDENS_DOT:
             key = key.to(tl.float32)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
+        if HAS_SCALES:
+            scores *= tl.load(key_scales + scale_at).to(tl.float32)[None, :]
         if HAS_CAP:
             # cap * tanh(x), where scale has put 2 * log2(e) * x into scores.
             # The bound is far past where tanh is 1 and short of what overflows.
@@ -128,7 +135,11 @@ def _attend_range(
             value = tl.load(value_head + where)
         else:
             value = tl.load(value_head + where, mask=is_dim, other=0.0)
-        weights = weights.to(value.dtype)
+        if HAS_SCALES:
+            weights *= tl.load(value_scales + scale_at).to(tl.float32)[None, :]
+            weights, value = weights.to(query.dtype), value.to(query.dtype)
+        else:
+            weights = weights.to(value.dtype)
         if WIDENS_DOT:
             weights, value = weights.to(tl.float32), value.to(tl.float32)
         acc = tl.dot(weights, value, acc, input_precision="ieee")
@@ -143,6 +154,8 @@ def attend_tile(
     positions,
     key_head,
     value_head,
+    key_scales,
+    value_scales,
     block_table,
     scale,
     cap,
@@ -157,6 +170,7 @@ def attend_tile(
     SPLIT_LOOP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     WIDENS_DOT: tl.constexpr,
 ):
     """Attention of one tile.
@@ -166,6 +180,7 @@ def attend_tile(
         positions: int32 ``[M]`` of the rows' tokens.
         scale: of the scores: softmax scale * log2(e); with a soft cap 2 * log2(e) * softmax scale / soft cap.
         cap: soft cap * log2(e).
+        key_scales, value_scales: the head's, where HAS_SCALES (fp8.py): of slot 0 in block 0.
         WIDENS_DOT: multiply in fp32 what is given in less: Triton's interpreter multiplies bfloat16's bit patterns.
         SPLIT_LOOP: run the KV that every row sees in a loop without masks (worth its code where arithmetic bounds).
     Returns:
@@ -197,15 +212,15 @@ def attend_tile(
             seen_by_all = tl.minimum(first_row_position + 1 - first_position, end)
             middle = begin + tl.maximum(seen_by_all - begin, 0) // N * N
             acc, top, total = _attend_range(
-                acc, top, total, query, key_head, value_head, table, begin, middle, end - 1, first_position,
-                positions, scale, cap, window, stride_block, stride_token,
-                HEAD_DIM, BLOCK_SIZE, N, False, False, HAS_CAP, WIDENS_DOT,
+                acc, top, total, query, key_head, value_head, key_scales, value_scales, table, begin, middle, end - 1,
+                first_position, positions, scale, cap, window, stride_block, stride_token,
+                HEAD_DIM, BLOCK_SIZE, N, False, False, HAS_CAP, HAS_SCALES, WIDENS_DOT,
             )  # fmt: skip
             begin = middle
         acc, top, total = _attend_range(
-            acc, top, total, query, key_head, value_head, table, begin, end, end - 1, first_position,
-            positions, scale, cap, window, stride_block, stride_token,
-            HEAD_DIM, BLOCK_SIZE, N, True, HAS_WINDOW, HAS_CAP, WIDENS_DOT,
+            acc, top, total, query, key_head, value_head, key_scales, value_scales, table, begin, end, end - 1,
+            first_position, positions, scale, cap, window, stride_block, stride_token,
+            HEAD_DIM, BLOCK_SIZE, N, True, HAS_WINDOW, HAS_CAP, HAS_SCALES, WIDENS_DOT,
         )  # fmt: skip
     is_empty = total == 0.0
     out = acc / tl.where(is_empty, 1.0, total)[:, None]

@@ -14,6 +14,7 @@ from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens
+from engine.kernels.triton.fp8 import head_dim_of
 from engine.kernels.triton.gpu_layers import GpuLayer
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
@@ -49,7 +50,8 @@ class TritonAttention(ABC):
     """Attention of one model on one device. Frozen after construction; a step's state is in its DeviceWork.
 
     Args:
-        dtype: of queries and of the KV cache.
+        dtype: of queries and, unless that is fp8, of the KV cache.
+        fp8: the 8-bit format of products and of the KV cache (fp8.py); None: none, all is in dtype.
         block_size: tokens in a KV block.
         device: a CUDA or ROCm GPU, or the CPU where Triton interprets (TRITON_INTERPRET=1).
         architecture: names the tuned configuration; "auto" is the device's own.
@@ -73,6 +75,7 @@ class TritonAttention(ABC):
         device: torch.device,
         architecture: str = "auto",
         has_layers: bool = False,
+        fp8: torch.dtype | None = None,
     ) -> None:
         if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
             raise ValueError(
@@ -91,13 +94,15 @@ class TritonAttention(ABC):
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.group_size = num_q_heads // num_kv_heads
         self.dtype, self.block_size, self.device = dtype, block_size, device
-        self.has_layers = has_layers
+        self.has_layers, self.fp8 = has_layers, fp8
         self.is_amd = device.type == "cuda" and torch.version.hip is not None
         self.tuned = load_tuned(
             architecture_of(device) if architecture == "auto" else architecture,
             element_bits=dtype.itemsize * 8,
             head_dim=head_dim,
         )
+        if fp8 is not None:
+            self.tuned = self.tuned.for_8_bit_kv()
         self.num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -138,6 +143,10 @@ class TritonAttention(ABC):
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers of few launches; None where the model's own ones stay, as they compute something else."""
+        if self.fp8 is not None:
+            from engine.kernels.triton.fp8_layers import Fp8Layer  # other formats need none of it
+
+            return LayerByLayer(Fp8Layer(self, layer, self.fp8) for layer in weights)
         return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -162,9 +171,12 @@ class TritonAttention(ABC):
         """See `AttentionBackend.write_kv`; this takes one launch.
 
         Raises:
-            ValueError: head_dim is not contiguous, the caches' strides differ, or there are more rows than slots.
+            ValueError: head_dim is not contiguous, the caches' strides differ, or there are more rows than slots; or
+                the caches are in fp8, which the layers write.
         """
         num_rows, num_kv_heads, head_dim = key.shape
+        if self.fp8 is not None:
+            raise ValueError("keys and values in fp8 are written by the layers")
         if k_cache.stride() != v_cache.stride():
             raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
         if any(tensor.stride(-1) != 1 for tensor in (key, value, k_cache)):
@@ -229,16 +241,18 @@ class TritonAttention(ABC):
                 f"query and out must be [at most {work.capacity.num_rows}, {expected[1]}, {expected[2]}], "
                 f"got {tuple(query.shape)} and {tuple(out.shape)}"
             )
-        cache_shape = (k_cache.shape[0], self.block_size, self.num_kv_heads, self.head_dim)
+        head_size = self.head_dim + k_cache.shape[3] - head_dim_of(k_cache)
+        cache_shape = (k_cache.shape[0], self.block_size, self.num_kv_heads, head_size)
         if k_cache.shape != cache_shape or v_cache.shape != cache_shape or k_cache.stride() != v_cache.stride():
             raise ValueError(
                 f"caches must both be {cache_shape} with the same strides, got {tuple(k_cache.shape)} with "
                 f"{k_cache.stride()} and {tuple(v_cache.shape)} with {v_cache.stride()}"
             )
         for name, tensor in (("out", out), ("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
-            if tensor.dtype != self.dtype or tensor.stride(-1) != 1 or tensor.device.type != self.device.type:
+            expected_dtype = self.fp8 or self.dtype if name.endswith("cache") else self.dtype
+            if tensor.dtype != expected_dtype or tensor.stride(-1) != 1 or tensor.device.type != self.device.type:
                 raise ValueError(
-                    f"{name} must be {self.dtype} on {self.device} and contiguous along head_dim, "
+                    f"{name} must be {expected_dtype} on {self.device} and contiguous along head_dim, "
                     f"got {tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
                 )
         if softcap < 0 or window < 0:

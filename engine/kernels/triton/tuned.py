@@ -7,7 +7,7 @@ An entry's `origin` says whether its costs were measured, and on what, or estima
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -84,6 +84,11 @@ class TunedAttention:
     balance: float
     share_margin: float
     launches: tuple[Launch, ...]
+
+    def for_8_bit_kv(self) -> "TunedAttention":
+        """The same for KV in 8 bits. Converting it takes registers: with more stages, wide tiles would spill some."""
+        launches = (found if found.wide is None else replace(found, num_stages=2) for found in self.launches)
+        return replace(self, launches=tuple(launches))
 
 
 def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedAttention:

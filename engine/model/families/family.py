@@ -30,11 +30,11 @@ def find_family(
     Args:
         language_model: loaded.
         device: where it is; layers of a GPU do not cover these families.
-        kv_dtype: of its KV; layers in int8 do not either.
+        kv_dtype: of its KV; layers in 8-bit formats do not either.
     """
     config = language_model.config.get_text_config(decoder=True)
     layout = LAYOUTS.get(config.model_type)
-    if layout is None or device.type != "cpu" or kv_dtype == torch.int8:
+    if layout is None or device.type != "cpu" or kv_dtype.itemsize == 1:
         return None
     if getattr(config, "clip_qkv", None) is not None or getattr(config, "use_qk_norm", False):
         return None

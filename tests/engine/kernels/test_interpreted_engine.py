@@ -74,3 +74,15 @@ def test_the_kernels_give_the_same_answers(tiny_checkpoint: Callable[[str], Path
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "same answers for 7 prompts" in ended.stdout
+
+
+@pytest.mark.slow
+def test_fp8_scores_are_near_float32_ones(tiny_checkpoint: Callable[[str], Path]) -> None:
+    """Products and KV of a family with norms of the heads; KV memory holds as many blocks as its bytes say."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.engine.kernels.fp8_program", str(tiny_checkpoint("qwen3"))],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert "error" in ended.stdout

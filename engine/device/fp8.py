@@ -1,0 +1,33 @@
+"""Which 8-bit floating-point format a device multiplies."""
+
+import os
+
+import torch
+
+from engine.errors import ConfigError
+
+FORMATS = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+"""Of AMD's architectures. NVIDIA's, from compute capability 8.9 on, have float8_e4m3fn."""
+
+
+def find_fp8(device: torch.device) -> torch.dtype:
+    """The device's format of 4 exponent and 3 mantissa bits.
+
+    Raises:
+        ConfigError: it has none. A CPU has one where Triton interprets kernels on it (TRITON_INTERPRET=1).
+    """
+    if device.type == "cpu":
+        found, name = torch.float8_e4m3fn if os.environ.get("TRITON_INTERPRET") == "1" else None, "this CPU"
+    else:
+        properties = torch.cuda.get_device_properties(device)
+        name = properties.name
+        if torch.version.hip is not None:
+            found = FORMATS.get(properties.gcnArchName.split(":")[0])
+        else:
+            found = torch.float8_e4m3fn if (properties.major, properties.minor) >= (8, 9) else None
+    if found is None:
+        raise ConfigError(
+            f"dtype 'fp8' is computed on NVIDIA GPUs from compute capability 8.9 on (L40S, H100) and AMD's MI300 and "
+            f"MI350 series, not on {name}: set dtype to auto"
+        )
+    return found

@@ -1,0 +1,234 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# Device code has no Python types: Triton infers them at the launch.
+"""8-bit floating point (e4m3): rows and weights with one fp32 scale a row, KV with one bf16 scale a token and head.
+
+    scale = max(|x|) / LARGEST,   x is about fp8(x / scale) * scale
+
+A KV block holds the values ``[block_size, num_kv_heads, head_dim]``, then the scales ``[num_kv_heads, block_size]`` in
+2 bytes each: so values stay aligned, and the scales that a tile of one head reads follow each other. As a tensor that
+is ``[num_blocks, block_size, num_kv_heads, head_dim + 2]`` bytes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+"""Of NVIDIA and of AMD's gfx95x; of AMD's gfx94x, whose largest number is 240."""
+
+LEAST = tl.constexpr(1e-12)
+"""Of a row's largest element: a row of zeros has a scale as well."""
+
+SCALE_BYTES = tl.constexpr(2)
+
+SWIGLU_COLUMNS = 2048
+"""Of a row at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Rows as `torch._scaled_mm` takes them.
+
+    Args:
+        values: fp8 ``[T, n]``.
+        scales: fp32 ``[T, 1]``.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int, size: int, dtype: torch.dtype, device: torch.device) -> "ScaledRows":
+        """Room for rows.
+
+        Args:
+            num_rows, size: T and n.
+            dtype: of the values.
+            device: where they are.
+        """
+        scales = torch.empty((num_rows, 1), dtype=torch.float32, device=device)
+        return cls(torch.empty((num_rows, size), dtype=dtype, device=device), scales)
+
+
+def quantize_weights(weights: torch.Tensor, dtype: torch.dtype) -> ScaledRows:
+    """A matrix ``[columns, depth]`` with a scale for each of its rows, a column of the product."""
+    values = weights.float()
+    scales = values.abs().amax(dim=1, keepdim=True).clamp(min=LEAST.value) / torch.finfo(dtype).max
+    return ScaledRows((values / scales).to(dtype), scales)
+
+
+def scaled_linear(
+    rows: ScaledRows, weights: ScaledRows, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """The product of rows and weights.
+
+    Args:
+        rows: ``[T, depth]``.
+        weights: ``[columns, depth]``, in the same format.
+        bias: ``[columns]``.
+        out_dtype: of the result ``[T, columns]``.
+    """
+    return torch._scaled_mm(
+        rows.values, weights.values.t(), scale_a=rows.scales, scale_b=weights.scales.t(), bias=bias,
+        out_dtype=out_dtype, use_fast_accum=True,
+    )  # fmt: skip
+
+
+def rounds_first() -> bool:
+    """Whether `to_fp8` must: only where Triton interprets."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def largest_of(tensor: torch.Tensor) -> float:
+    """The largest number of a tensor's 8-bit format; 0 where it has another format, and no scales."""
+    return torch.finfo(tensor.dtype).max if tensor.dtype in FP8_DTYPES else 0.0
+
+
+def head_dim_of(cache: torch.Tensor) -> int:
+    """Of a KV cache ``[num_blocks, block_size, num_kv_heads, head_dim]``, in fp8 with the scales."""
+    return cache.shape[3] - (int(SCALE_BYTES.value) if cache.dtype in FP8_DTYPES else 0)
+
+
+def kv_strides(cache: torch.Tensor) -> tuple[int, int, int]:
+    """Elements from a block, a token and a head of a KV cache to the next.
+
+    Raises:
+        ValueError: the cache is in fp8 and its blocks are not contiguous, so that no scales are at their end.
+    """
+    block, token, head, _ = cache.stride()
+    if cache.dtype not in FP8_DTYPES:
+        return block, token, head
+    if not cache[0].is_contiguous() or block % 16:
+        raise ValueError(f"blocks of a KV cache in fp8 must be contiguous and of 16 bytes each, got {cache.stride()}")
+    head_dim = head_dim_of(cache)
+    return block, cache.shape[2] * head_dim, head_dim
+
+
+@triton.jit
+def scale_of(largest, LARGEST: tl.constexpr):
+    """The scale of elements of which the largest is given."""
+    return tl.maximum(largest, LEAST) / LARGEST
+
+
+@triton.jit
+def to_fp8(x, scale, out, ROUNDS_FIRST: tl.constexpr):
+    """fp32 x / scale in the 8-bit format that `out` points to, to the nearest, ties to even.
+
+    ROUNDS_FIRST: Triton's interpreter neither carries into the exponent nor rounds numbers below the smallest normal
+    one. Such a number is rounded by the addition of one whose last bit is worth as much as the format's.
+    """
+    x = x / scale
+    if ROUNDS_FIRST:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        IS_FNUZ: tl.constexpr = out.dtype.element_ty == tl.float8e4b8
+        SMALLEST: tl.constexpr = 0.0078125 if IS_FNUZ else 0.015625
+        MAGIC: tl.constexpr = 12288.0 if IS_FNUZ else 24576.0
+        x = tl.where(tl.abs(x) < SMALLEST, (x + MAGIC) - MAGIC, bits.to(tl.float32, bitcast=True))
+    return x.to(out.dtype.element_ty)
+
+
+@triton.jit
+def kv_scales(cache, kv_head, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Pointer to the scale of a head in slot 0 of block 0; blocks are stride_block // 2 elements apart."""
+    scales = cache + BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM + kv_head * BLOCK_SIZE * SCALE_BYTES
+    return scales.to(tl.pointer_type(tl.bfloat16), bitcast=True)
+
+
+@triton.jit
+def store_heads(
+    cache, place, first, second, kv_head, scale_at, is_element, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Both halves of some heads of one token ``[M, HALF_PADDED]`` to their places, 0 where they are no element."""
+    if LARGEST > 0:
+        first = first.to(tl.float32)
+        second = second.to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        scale = scale_of(largest, LARGEST).to(tl.bfloat16)
+        scales = kv_scales(cache, kv_head, 2 * HALF, NUM_KV_HEADS, BLOCK_SIZE)
+        tl.store(scales + scale_at, scale, mask=kv_head < NUM_KV_HEADS)
+        first = to_fp8(first, scale.to(tl.float32)[:, None], cache, ROUNDS_FIRST)
+        second = to_fp8(second, scale.to(tl.float32)[:, None], cache, ROUNDS_FIRST)
+    tl.store(cache + place, first, mask=is_element)
+    tl.store(cache + place + HALF, second, mask=is_element)
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x, rows, row_parts, out, scales, stride_x_row, stride_out_row, stride_part_row,
+    HAS_ROWS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, LARGEST: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, SIZE_PADDED)
+    source = row
+    if HAS_ROWS:
+        source = tl.load(rows + row)
+    is_element = column < tl.where(tl.load(row_parts + source * stride_part_row) > 0, SIZE, 0)
+    elements = tl.load(x + source * stride_x_row + column, mask=is_element, other=0.0).to(tl.float32)
+    scale = scale_of(tl.max(tl.abs(elements), 0), LARGEST)
+    tl.store(scales + row, scale)
+    tl.store(out + row * stride_out_row + column, to_fp8(elements, scale, out, ROUNDS_FIRST), mask=column < SIZE)
+
+
+@triton.jit
+def gated(gates, column, SIZE: tl.constexpr):
+    """silu(gate) * up in fp32 of some columns, 0 beyond the last."""
+    is_column = column < SIZE
+    gate = tl.load(gates + column, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(gates + column + SIZE, mask=is_column, other=0.0).to(tl.float32)
+    decay = tl.exp(-tl.abs(gate))  # never overflows
+    return gate * tl.where(gate >= 0.0, 1.0, decay) / (1.0 + decay) * up
+
+
+@triton.jit
+def _quantized_swiglu_kernel(
+    gate_up, out, scales, stride_gate_up_row, stride_out_row,
+    SIZE: tl.constexpr, N: tl.constexpr, LARGEST: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """A program a row, which goes through it twice: the scale is known at the end of the first time."""
+    row = tl.program_id(0).to(tl.int64)
+    gates = gate_up + row * stride_gate_up_row
+    largest = tl.zeros([N], dtype=tl.float32)
+    for begin in range(0, SIZE, N):
+        largest = tl.maximum(largest, tl.abs(gated(gates, begin + tl.arange(0, N), SIZE)))
+    scale = scale_of(tl.max(largest, 0), LARGEST)
+    tl.store(scales + row, scale)
+    for begin in range(0, SIZE, N):
+        column = begin + tl.arange(0, N)
+        found = to_fp8(gated(gates, column, SIZE), scale, out, ROUNDS_FIRST)
+        tl.store(out + row * stride_out_row + column, found, mask=column < SIZE)
+
+
+def quantize_rows(x: torch.Tensor, out: ScaledRows, row_parts: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+    """Quantises rows of attention's result; those that no tile has written become zeros.
+
+    Args:
+        x: ``[T, n]``.
+        out: of R rows of n, written.
+        row_parts: int32 ``[T or more]``, any stride: how many parts each row's result has; 0: nothing was written.
+        rows: int64 ``[R]``, the rows of x that are wanted; None: all, R = T.
+    """
+    num_rows, size = out.values.shape
+    if num_rows:
+        size_padded = triton.next_power_of_2(size)
+        _quantize_rows_kernel[(num_rows,)](
+            x, x if rows is None else rows, row_parts, out.values, out.scales,
+            x.stride(0), out.values.stride(0), row_parts.stride(0),
+            HAS_ROWS=rows is not None, SIZE=size, SIZE_PADDED=size_padded, LARGEST=largest_of(out.values),
+            ROUNDS_FIRST=rounds_first(), num_warps=min(max(size_padded // 512, 1), 16), enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def quantized_swiglu(gate_up: torch.Tensor, out: ScaledRows) -> None:
+    """Writes silu(gate) * up of ``[T, 2 n]``, gate beside up, quantised: out of T rows of n."""
+    num_rows, size = out.values.shape
+    if num_rows:
+        _quantized_swiglu_kernel[(num_rows,)](
+            gate_up, out.values, out.scales, gate_up.stride(0), out.values.stride(0),
+            SIZE=size, N=SWIGLU_COLUMNS, LARGEST=largest_of(out.values), ROUNDS_FIRST=rounds_first(),
+            num_warps=8, enable_fp_fusion=True,
+        )  # fmt: skip

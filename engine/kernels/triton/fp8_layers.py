@@ -1,0 +1,69 @@
+"""A decoder layer whose products are of 8-bit floating point (fp8.py), with 16-bit results."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.errors import ModelError
+from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.layer_by_layer import LayerState
+from engine.kernels.triton.fp8 import ScaledRows, quantize_rows, quantize_weights, quantized_swiglu, scaled_linear
+from engine.kernels.triton.gpu_layers import GpuLayer
+from engine.kernels.triton.layer_kernels import add_rms_norm
+
+if TYPE_CHECKING:
+    from engine.kernels.triton.triton_attention import TritonAttention
+
+MULTIPLE = 16
+"""Of rows and columns of a matrix: what the devices' products in fp8 take."""
+
+
+class Fp8Layer(GpuLayer):
+    """As `GpuLayer`, with one launch more: attention's result is quantised by its own.
+
+    The other two results that products read are quantised where they are computed, by the norms and SwiGLU.
+
+    Args:
+        dtype: of the products.
+    Raises:
+        ModelError: a matrix has another size than the products take.
+    """
+
+    def __init__(self, attention: "TritonAttention", weights: LayerWeights, dtype: torch.dtype) -> None:
+        super().__init__(attention, weights)
+        self._dtype = dtype
+        self._scaled: dict[str, ScaledRows] = {}
+        for name, (matrix, bias) in self._linears.items():
+            if matrix.shape[0] % MULTIPLE or matrix.shape[1] % MULTIPLE:
+                raise ModelError(f"dtype 'fp8': the {name} matrix is {tuple(matrix.shape)}, no multiples of {MULTIPLE}")
+            self._scaled[name] = quantize_weights(matrix, dtype)
+            self._linears[name] = (matrix.new_empty(0), bias)
+
+    def select_rows(self, s: LayerState) -> None:
+        """Quantises attention's result, of the rows that are wanted. Rows that no tile wrote, in a graph, become 0."""
+        num_rows = len(s.attended) if s.output_rows is None else len(s.output_rows)
+        rows = self._new_rows(num_rows, s.attended.shape[1])
+        quantize_rows(s.attended, rows, s.work.row_parts, s.output_rows)
+        s.attended = rows
+
+    def gate_up(self, s: LayerState) -> None:
+        found = self._product("gate_up", s.normed)
+        del s.normed
+        s.gated = self._new_rows(len(found), found.shape[1] // 2)
+        quantized_swiglu(found, s.gated)
+
+    def down(self, s: LayerState) -> None:
+        s.addend = self._summed(self._product("down", s.gated))
+        if s.is_last:
+            s.hidden += s.addend
+
+    def _norm(self, s: LayerState, weight: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+        s.normed = self._new_rows(len(s.hidden) if rows is None else len(rows), s.hidden.shape[1])
+        epsilon = self._weights.epsilon
+        s.hidden, _ = add_rms_norm(s.hidden, weight, epsilon, addend=s.addend, rows=rows, normed=s.normed)
+
+    def _product(self, name: str, rows: ScaledRows) -> torch.Tensor:
+        return scaled_linear(rows, self._scaled[name], self._linears[name][1], self._attention.dtype)
+
+    def _new_rows(self, num_rows: int, size: int) -> ScaledRows:
+        return ScaledRows.empty(num_rows, size, self._dtype, self._attention.device)

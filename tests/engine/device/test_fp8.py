@@ -1,0 +1,105 @@
+"""fp8: which devices compute it, what is refused before any work, and how much memory it takes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from engine import EngineConfig
+from engine.device.placement import dtype_name, find_dtype
+from engine.errors import CapacityError, ConfigError
+from engine.kv.block_copies import BlockCopies
+from engine.kv.kv_cache import KVCache, KVShape
+from engine.limits import check_kv_budget, check_weights
+from engine.model.model_shape import ModelShape
+from engine.simulation.device import DEVICES, Roofline, StepWork
+from tasks.forecast.hardware import choose_hardware
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    major: int = 0
+    minor: int = 0
+    gcnArchName: str = ""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "found"),
+    [
+        (Gpu("NVIDIA H200", 9, 0), torch.float8_e4m3fn),
+        (Gpu("NVIDIA L40S", 8, 9), torch.float8_e4m3fn),
+        (Gpu("NVIDIA A100", 8, 0), None),
+        (Gpu("AMD Instinct MI300X", gcnArchName="gfx942:sramecc+:xnack-"), torch.float8_e4m3fnuz),
+        (Gpu("AMD Instinct MI355X", gcnArchName="gfx950:sramecc+:xnack-"), torch.float8_e4m3fn),
+        (Gpu("AMD Instinct MI250X", gcnArchName="gfx90a:sramecc+:xnack-"), None),
+    ],
+)
+def test_the_format_is_the_device_s(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, found: torch.dtype | None) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch, "version", SimpleNamespace(hip="7.0" if gpu.gcnArchName else None))
+    device = torch.device("cuda")
+    if found is None:
+        with pytest.raises(ConfigError, match=f"dtype 'fp8' is computed on .* not on {gpu.name}: set dtype to auto"):
+            find_dtype("fp8", device)
+        return
+    assert find_dtype("fp8", device) == found
+    assert dtype_name(found) == "fp8"
+
+
+def test_a_cpu_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match=r"dtype 'fp8' is computed on .* not on this CPU: set dtype to auto"):
+        check_weights(EngineConfig(dtype="fp8", device="cpu"), tiny_llama)
+    with pytest.raises(ConfigError, match="dtype 'fp8' is computed on a GPU, not by attention 'torch'"):
+        EngineConfig(dtype="fp8", attention="torch")
+    with pytest.raises(ConfigError, match="dtype 'fp8' does not go with a model on 2 devices"):
+        EngineConfig(dtype="fp8", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_blocks_are_copied_to_the_last_bit(dtype: torch.dtype) -> None:
+    """NaN and both zeros included; a block has its values and 2 bytes of scale for each head."""
+    shape = KVShape(num_layers=2, num_kv_heads=2, head_dim=32, dtype=dtype)
+    cache = KVCache(shape, block_size=16, budget_bytes=5 * 16 * shape.bytes_per_token, device=torch.device("cpu"))
+    assert shape.bytes_per_token == 2 * 2 * 2 * (32 + 2)
+    assert cache.num_blocks == 5
+    assert cache.keys[0].dtype == dtype
+    for tensor in cache.tensors:
+        tensor.copy_(torch.randint(0, 256, tensor.shape, dtype=torch.uint8))
+    before = [tensor.clone() for tensor in cache.tensors]
+    kept = BlockCopies(cache).read_blocks(np.array([3, 1], dtype=np.int32))
+    BlockCopies(cache).write_blocks(np.array([0, 4], dtype=np.int32), kept)
+    for tensor, old in zip(cache.tensors, before, strict=True):
+        assert torch.equal(tensor[[0, 4, 1, 2, 3]], old[[3, 1, 1, 2, 3]])
+    assert cache.keys[0].view(torch.uint8).data_ptr() == cache.tensors[0].data_ptr()
+
+
+def test_explain_counts_what_is_in_8_bits_and_what_is_not() -> None:
+    narrow, wide = (ModelShape.from_config(CONFIG, dtype=dtype) for dtype in ("fp8", "bfloat16"))
+    layers = narrow.num_layer_weights
+    tables = 2 * 2 * narrow.num_head_weights  # embedding and output layer stay in 16 bits
+    assert narrow.weight_bytes == layers + tables
+    assert wide.weight_bytes == 2 * layers + tables
+    assert narrow.kv_bytes_per_token == 32 * 2 * 8 * (128 + 2)
+    work = StepWork(num_rows=1, num_output_rows=1, num_attention_pairs=0, num_kv_tokens_read=0)
+    in_fp8 = Roofline(narrow, DEVICES["h200"], "fp8")
+    assert in_fp8.count_bytes(work) == layers + 2 * narrow.num_head_weights + narrow.kv_bytes_per_token
+    with pytest.raises(ConfigError, match="device 'a100' has no rate for dtype 'fp8'"):
+        Roofline(narrow, DEVICES["a100"], "fp8")
+
+
+def test_a_kv_budget_is_judged_by_the_format(tiny_llama: Path) -> None:
+    hardware = choose_hardware("h200", tiny_llama, EngineConfig(dtype="fp8"))
+    block_bytes = 16 * hardware.shape.kv_bytes_per_token
+    check_kv_budget(EngineConfig(dtype="fp8", block_size=16, kv_memory_bytes=2 * block_bytes), tiny_llama)
+    with pytest.raises(CapacityError, match=f"one block of 16 tokens needs {block_bytes} bytes"):
+        check_kv_budget(EngineConfig(dtype="fp8", block_size=16, kv_memory_bytes=2 * block_bytes - 1), tiny_llama)
