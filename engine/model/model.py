@@ -76,9 +76,11 @@ class Model:
         self._join_layers: Callable[[DecoderLayers], nn.Module] = ReplacedLayers
         if not self.has_plain_layers:
             from engine.model.families.family import find_family
-            from engine.model.stock_model import find_logit_rule, longest_sequence
+            from engine.model.stock_model import find_logit_rule, longest_sequence, use_grouped_experts
 
             self.max_positions, self._finish_logits = longest_sequence(config), find_logit_rule(config)
+            if device.type == "cuda":
+                use_grouped_experts(language_model)
             if family := find_family(language_model, device, self.kv_shape.dtype):
                 self._read_layer, self._join_layers = family.read_weights, family.join_layers
         self.has_own_layers = self.has_plain_layers or self._join_layers is not ReplacedLayers

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from engine.errors import ModelError
 
@@ -42,6 +43,15 @@ def refuse_known(config: Any) -> None:
         reason = "positions are added to its attention scores (ALiBi)"
     if reason is not None:
         raise ModelError(f"architecture {config.model_type!r} is not supported: {reason}")
+
+
+def use_grouped_experts(language_model: PreTrainedModel) -> None:
+    """Has transformers' layers sort rows by expert and compute each product of all experts as one.
+
+    Other ways loop over experts, and wait for the device to know which. Models without experts stay as they are.
+    """
+    if any(hasattr(module, "is_concatenated") for module in language_model.modules()):
+        language_model.set_experts_implementation("grouped_mm")
 
 
 def find_logit_rule(config: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:

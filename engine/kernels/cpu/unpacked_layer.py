@@ -156,7 +156,7 @@ class UnpackedBranchedLayer(UnpackedLayer):
                 gated = self._activate(linear(rows, gates[expert]), linear(rows, ups[expert]), gate_bias, up_bias)
                 made[slots] = linear(gated, downs[expert], down_bias)
                 first += count
-        s.branch = (made.view(*s.weights.shape, -1) * s.weights.unsqueeze(2)).sum(dim=1).to(s.normed.dtype)
+        s.branch = (made.unflatten(0, s.weights.shape) * s.weights.unsqueeze(2)).sum(dim=1).to(s.normed.dtype)
 
     def add_mlp(self, s: LayerState) -> None:
         self._add_branch(s, self._branched.post_mlp_norm)

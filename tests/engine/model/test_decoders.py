@@ -98,6 +98,20 @@ def test_sequences_end_where_positions_would_depend_on_the_batch(name: str, long
     assert longest_sequence(make_config(name)) == longest
 
 
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "cohere2"])
+def test_experts_on_a_gpu_are_grouped_products(name: str) -> None:
+    """What is asked for, whatever the model had; no tensor is moved."""
+    language_model = make_tiny_model(shrink(make_config(name)))
+    language_model.config._experts_implementation = "eager"
+    Model(language_model, device=torch.device("cuda"), owns_weights=False)
+    asked = {
+        module.config._experts_implementation
+        for module in language_model.modules()
+        if type(module).__name__.endswith("Experts")
+    }
+    assert asked == ({"grouped_mm"} if name != "cohere2" else set())
+
+
 def test_the_text_model_in_a_model_of_images_is_computed() -> None:
     """Gemma 3 with its vision tower: its decoder is that of the text model, which is compared."""
     prove(transformers.Gemma3Config(), Engine)
