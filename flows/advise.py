@@ -19,7 +19,7 @@ from flows.nights.night_file import load_night
 from flows.settings import find_attachments
 from tasks.database.connection import connect
 from tasks.layouts.advice import LayoutAdvice, advise_layouts, explain_failure
-from tasks.layouts.settle import LayoutJob
+from tasks.layouts.side import LayoutJob
 from tasks.nights.graph import plan_waves
 from tasks.tokenize import read_max_model_len
 from tasks.workloads.workload import Workload, load_workload
@@ -64,6 +64,7 @@ def _make_job(database: Path, model: str, method: PlanMethod, attach: Mapping[st
         model_digest=checkpoint_digest(checkpoint),
         max_model_len=read_max_model_len(checkpoint, "auto"),
         method=method,
+        full=True,
         attach=attach,
     )
 

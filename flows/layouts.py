@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from flows.workload_run import Source
 from tasks.layouts.parts import arrange_workload
-from tasks.layouts.settle import LayoutJob, settle_layouts
+from tasks.layouts.settle import settle_layouts
+from tasks.layouts.side import LayoutJob
 from tasks.workloads.workload import Workload
 
 
@@ -27,5 +28,6 @@ def settle(source: Source, workloads: Sequence[Workload], *, is_kept: bool = Tru
         method=source.planning.method,
         full=source.full,
         attach=source.attach,
+        cache=source.database,
     )
     return settle_layouts(job, workloads, is_kept=is_kept)

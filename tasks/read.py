@@ -60,7 +60,7 @@ class ReadResult:
 
 def requests_schema(workload: Workload) -> pa.Schema:
     """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error, row_priority;
-    open_questions where a row makes several requests."""
+    open_questions where a row makes several requests; row_layout where rows may have an order of parts of their own."""
     return pa.schema(
         [
             pa.field("row_id", pa.int64(), nullable=False),
@@ -69,6 +69,7 @@ def requests_schema(workload: Workload) -> pa.Schema:
             pa.field("error", pa.large_string()),
             pa.field("row_priority", pa.int64(), nullable=False),
             *([pa.field("open_questions", OPEN_QUESTIONS, nullable=False)] if workload.kind.question_digests else []),
+            *([pa.field("row_layout", pa.string())] if workload.row_layouts is not None else []),
         ]
     )
 
@@ -136,8 +137,11 @@ def _select_rows(
         table = choice.prepare(connection, workload)
     digests = list(workload.kind.question_digests.values())
     newest = statement(f"read/newest_{'decisions' if digests else 'answers'}" if has_answers else NO_ANSWERS)
-    for text in (statement("read/macro_bytes_of"), statement("read/macro_problem_of"), newest):
+    macros = (statement("read/macro_bytes_of"), statement("read/macro_problem_of"))
+    for text in (*macros, statement("read/row_layouts"), newest):
         connection.execute(fill_identifiers(text, table=table, keys=workload.key))
+    if workload.row_layouts is not None:
+        workload.row_layouts.prepare(connection, workload)
     parameters: Mapping[str, Any] = {
         "requests_sql": workload.requests_sql,
         "keys": list(workload.key),
@@ -184,7 +188,7 @@ def _drop_done(rows: pa.RecordBatchReader, counts: dict[str, int]) -> Iterator[p
 
 def _put_texts(rows: Iterable[pa.RecordBatch], spill: SpillFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows with place_* and size_* in the spill file instead of text_*, so that a sort moves no text."""
-    unused = {"hashes", "open_questions"}.difference(schema.names)
+    unused = {"hashes", "open_questions", "row_layout"}.difference(schema.names)
     for batch in rows:
         texts = [name for name in batch.schema.names if name.startswith("text_")]
         columns = {name: batch.column(name) for name in batch.schema.names if name not in (*texts, *unused)}

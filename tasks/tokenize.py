@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
 from tasks.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from tasks.prompts.row_formats import RowEncoder
 
 TOKENS_SCHEMA = pa.schema(
     [
@@ -74,12 +77,16 @@ def write_tokens(
     """
     codec = TextCodec.load(Path(checkpoint))
     form = workload_format(workload.prompt, workload.kind.thinking, codec)
-    num_answer_tokens, cut = RequestForm.of(workload, codec, None).num_answer_tokens, None
+    num_answer_tokens, cut, encoder = RequestForm.of(workload, codec, None).num_answer_tokens, None, None
     if workload.kind.is_pooled:
         from tasks.prompts.text_limit import TextLimit  # other prompts are never cut
 
         limit = TextLimit.find(workload.kind, codec, Path(checkpoint), max_model_len)
         max_model_len, num_answer_tokens, cut = limit.max_tokens, 0, limit.cut
+    if workload.row_layouts is not None:
+        from tasks.prompts.row_formats import RowEncoder  # most workloads have one order for all rows
+
+        encoder = RowEncoder(workload, codec)
     with open_parquet(requests) as file:
         batches = tokenize_requests(
             file,
@@ -89,6 +96,7 @@ def write_tokens(
             num_answer_tokens=num_answer_tokens,
             suffixes=workload.kind.suffixes,
             cut=cut,
+            encoder=encoder,
         )
         return write_parquet(target, TOKENS_SCHEMA, batches)
 
@@ -117,6 +125,7 @@ def tokenize_requests(
     num_answer_tokens: int,
     suffixes: Sequence[str] = ("",),
     cut: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int32]] | None = None,
+    encoder: "RowEncoder | None" = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `TOKENS_SCHEMA`, in the requests' order.
 
@@ -129,11 +138,14 @@ def tokenize_requests(
         num_answer_tokens: of these, kept free for the answer.
         suffixes: see `AnswerKind.suffixes`.
         cut: shortens prompts that are too long; None: their rows get an error.
+        encoder: where rows have orders of parts of their own, in a column ``row_layout``; None: all have `form`.
     """
     trusted = [codec.trust(suffix) for suffix in suffixes]
     numbers = ["open_questions"] if len(suffixes) > 1 else []
     columns = sorted({column for _, column in form.segments if column is not None})
-    encoder = PromptEncoder(form, codec)
+    if encoder is not None:
+        columns.append("row_layout")
+    encode = (encoder or PromptEncoder(form, codec)).encode
     names = ["row_id", "error", "row_priority", *numbers, *columns]
     for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=names):
         of_rows: list[str | None] = batch.column("error").to_pylist()
@@ -145,7 +157,7 @@ def tokenize_requests(
             for (row, number), error in zip(asked.tolist(), errors, strict=True)
             if error is None
         ]
-        encoded = iter(encoder.encode(values) if cut is None else map(cut, encoder.encode(values)))
+        encoded = iter(encode(values) if cut is None else map(cut, encode(values)))
         prompts = [next(encoded) if error is None else NO_TOKENS for error in errors]
         for place, prompt in enumerate(prompts):
             errors[place] = errors[place] or _why_impossible(len(prompt), max_model_len, num_answer_tokens)

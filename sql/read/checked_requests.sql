@@ -3,7 +3,7 @@
 --          order, with a sort_key whose bytes give that of the key: rows with their text are too wide for a sort here,
 --          and so would a key be that is a text itself; of its sort_key the beginning is kept, and a digest of the whole
 -- grain:   one row a row of the workload's query
--- inputs:  newest_answers, macros bytes_of and problem_of
+-- inputs:  newest_answers, batchloom_row_layouts, macros bytes_of and problem_of
 -- identifiers: {columns}: the key's, then the prompt's fields that are not among them; {priority}
 --          (row_priority, which is null, where rows have none); {sha256_of}: a function like sha256, but faster
 -- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
@@ -81,11 +81,21 @@ keyed as (
         request_key,
         row_priority,
         hashes,
+        batchloom_row_layouts.part_order as row_layout,
         ltrim(concat_ws(' ', reason[1], reason[2])) as error,
         sha256(
-            concat_ws(',', list_aggregate(hashes, 'string_agg', ','), reason[2], $workload_digest, $model_digest)
+            concat_ws(
+                ',',
+                list_aggregate(
+                    coalesce(list_select(hashes, batchloom_row_layouts.places), hashes), 'string_agg', ','
+                ),
+                reason[2],
+                coalesce(batchloom_row_layouts.digest, $workload_digest),
+                $model_digest
+            )
         ) as content_key
     from reasoned
+    left join batchloom_row_layouts using (request_key)
 ),
 
 final as (
@@ -95,6 +105,7 @@ final as (
         keyed.request_key,
         keyed.row_priority,
         keyed.hashes,
+        keyed.row_layout,
         keyed.content_key,
         nullif(keyed.error, '') as error,
         newest_answers.content_key is not null
@@ -118,6 +129,7 @@ select
     row_priority,
     is_done,
     open_questions,
+    row_layout,
     case
         when octet_length(whole_key) > 300 then whole_key[:300] || unhex(sha256(whole_key))
         else whole_key

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 RESERVED_COLUMNS = (
     *("row_id", "content_key", "error", "status", "finish_reason", "model", "run_id", "created_at"),
     *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "compute_ms", "prefix_group"),
-    *("request_key", "is_sound", "row_priority", "question_states", "open_questions"),
+    *("request_key", "is_sound", "row_priority", "question_states", "open_questions", "row_layout"),
 )
 """Columns that batchloom writes: not for keys, prompt fields, priorities or answers."""
 

@@ -2,17 +2,16 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.errors import BatchloomError
-from tasks.layouts.estimate import count_bytes, read_part_texts
-from tasks.layouts.kept import read_order
-from tasks.layouts.parts import Order, split_prompt
-from tasks.layouts.search import Candidate, LayoutSearch
-from tasks.layouts.settle import LayoutJob
+from tasks.layouts.choose import find_orders, order_rows, spread_orders
+from tasks.layouts.estimate import RowOrders
+from tasks.layouts.side import LayoutJob, Side, describe_orders
 from tasks.workloads.workload import Workload
+
+AS_WRITTEN = "as written"
 
 MOST_SHOWN = 6
 """Orders of a single workload, beside its own."""
@@ -26,7 +25,7 @@ class LayoutCost:
     """One way to lay the prompts out.
 
     Attributes:
-        name: "as written", "kept", "best", or an order.
+        name: "as written", "kept", "one order" (the best one for all rows of a workload), "order per row", or an order.
         orders: labels of the parts of each workload, first to last; empty where nothing can move.
         num_computed_tokens: prompt tokens of one plan of all rows.
     """
@@ -64,71 +63,77 @@ def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvic
     Raises:
         what reading the rows and making their prompts raise.
     """
-    with tempfile.TemporaryDirectory(prefix="batchloom-advise-") as folder:
-        candidates, num_rows = [], 0
+    with tempfile.TemporaryDirectory(prefix="batchloom-advise-") as name:
+        folder = Path(name)
+        sides = []
         for number, workload in enumerate(workloads):
-            found = job.read(workload, Path(folder, str(number)), full=True)
-            num_rows += found.num_selected - found.num_errors
-            orders = list(permutations(split_prompt(workload).written))
-            candidates.append(Candidate(workload=workload, requests=found.requests, orders=orders))
-        names = tuple(workload.name for workload in workloads)
+            side = Side.read(job, workload, folder / str(number))
+            sides.append(replace(side, can_move=not side.parts.fixed_because))
+        names, num_rows = tuple(workload.name for workload in workloads), sum(side.num_rows for side in sides)
         if not num_rows:
             return LayoutAdvice(workloads=names, num_rows=0, sentences=("There are no rows that could be answered.",))
-        search = LayoutSearch(job.checkpoint, job.max_model_len, job.method, Path(folder))
-        ways = _list_ways(job, search, candidates)
+        ways = _list_ways(sides)
+        laid_out = {
+            name: [side.lay_out(each)[0] for side, each in zip(sides, orders, strict=True)]
+            for name, orders in ways.items()
+        }
         costs = tuple(
             LayoutCost(
                 name=name,
-                orders=tuple(each.parts.describe(order) for each, order in zip(candidates, orders, strict=True)),
-                num_computed_tokens=search.count_tokens(candidates, orders),
+                orders=tuple(describe_orders(side.parts, each) for side, each in zip(sides, orders, strict=True)),
+                num_computed_tokens=job.count_tokens(laid_out[name], folder / f"way-{number}"),
             )
-            for name, orders in ways.items()
+            for number, (name, orders) in enumerate(ways.items())
         )
-        num_prompt_tokens = search.count_tokens(candidates, ways["as written"], method="none")
+        num_prompt_tokens = job.count_tokens(laid_out[AS_WRITTEN], folder / "unshared", method="none")
     return LayoutAdvice(
         workloads=names,
         num_rows=num_rows,
         num_prompt_tokens=num_prompt_tokens,
         costs=costs,
-        sentences=tuple(_say(workloads, {cost.name: cost for cost in costs}, ways)),
+        sentences=tuple(_say(sides, costs)),
     )
 
 
-def _list_ways(job: LayoutJob, search: LayoutSearch, candidates: Sequence[Candidate]) -> dict[str, list[Order]]:
-    """Names of the layouts to compare, and the order of each workload in them."""
-    written = [each.orders[0] for each in candidates]
-    ways = {"as written": written}
-    kept = [
-        read_order(job.database, each.workload) if each.workload.prompt.layout == "auto" else None
-        for each in candidates
-    ]
-    if any(kept):
-        ways["kept"] = [order or own for order, own in zip(kept, written, strict=True)]
-    ways["best"] = search.find_best(candidates)
-    if len(candidates) == 1:
-        (only,) = candidates
-        texts = read_part_texts(only.requests, only.workload, only.parts)
-        by_bytes = sorted(only.orders, key=lambda order: count_bytes([texts], [order]))
-        shown = [order for order in by_bytes if [order] not in ways.values()][:MOST_SHOWN]
-        ways |= {only.parts.describe(order): [order] for order in shown}
+def _list_ways(sides: Sequence[Side]) -> dict[str, list[RowOrders]]:
+    """Names of the layouts to compare, and in each the order of every row."""
+    texts = [side.read_texts() for side in sides]
+    written = [side.parts.written for side in sides]
+    ways = {AS_WRITTEN: spread_orders(texts, written)}
+    if any(side.kept for side in sides):
+        ways["kept"] = [side.read_orders() for side in sides]
+    choices = [side.parts.orders if side.can_move else (side.order,) for side in sides]
+    one = find_orders(texts, choices)
+    ways["one order"] = spread_orders(texts, one)
+    if not all(side.is_uniform for side in sides):
+        ways["order per row"] = order_rows(texts, ways["one order"], [side.is_uniform for side in sides])
+    if len(sides) == 1:
+        (parts,) = (side.parts for side in sides)
+        num_bytes = texts[0].count_alone(parts.orders)
+        by_bytes = [order for _, order in sorted(zip(num_bytes, parts.orders, strict=True))]
+        shown = [order for order in by_bytes if order not in (*one, *written)][:MOST_SHOWN]
+        ways |= {parts.describe(order): spread_orders(texts, [order]) for order in shown}
     return ways
 
 
-def _say(workloads: Sequence[Workload], costs: dict[str, LayoutCost], ways: dict[str, list[Order]]) -> list[str]:
+def _say(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
     said = []
-    own = costs.get("kept", costs["as written"]).num_computed_tokens
-    saved = 1 - costs["best"].num_computed_tokens / own if own else 0.0
-    for workload, written, best in zip(workloads, ways["as written"], ways["best"], strict=True):
-        parts = split_prompt(workload)
-        if parts.fixed_because:
-            said.append(f"{workload.name}: its layout stays as it is written: {parts.fixed_because}.")
-        elif best == written or saved < WORTH_SAYING:
-            said.append(f"{workload.name}: its layout is right as it is.")
-        elif workload.prompt.layout == "auto":
-            said.append(f"{workload.name}: a night may choose {parts.describe(best)}.")
+    by_name = {cost.name: cost for cost in costs}
+    so_far = by_name.get("kept", by_name[AS_WRITTEN])
+    best = min(costs, key=lambda cost: cost.num_computed_tokens)
+    saved = 1 - best.num_computed_tokens / so_far.num_computed_tokens if so_far.num_computed_tokens else 0.0
+    for side, own, other in zip(sides, so_far.orders, best.orders, strict=True):
+        name = side.workload.name
+        if side.parts.fixed_because:
+            said.append(f"{name}: its layout stays as it is written: {side.parts.fixed_because}.")
+        elif own == other or saved < WORTH_SAYING:
+            said.append(f"{name}: its layout is right as it is.")
+        elif side.workload.prompt.layout == "auto":
+            said.append(f"{name}: a night may choose {other}.")
         else:
-            said.append(f'{workload.name}: layout = "auto" in its [prompt] lets a night choose {parts.describe(best)}.')
-    heads = {(each.prompt.system if each.prompt.chat else "", split_prompt(each).head) for each in workloads}
+            said.append(f'{name}: layout = "auto" in its [prompt] lets a night choose {other}.')
+    prompts = [side.workload.prompt for side in sides]
+    heads = {(each.system if each.chat else "", side.parts.head) for each, side in zip(prompts, sides, strict=True)}
     if len(heads) > 1:
         said.append(
             "Their prompts begin with different system messages or words, behind which nothing is shared: give "

@@ -1,33 +1,30 @@
-"""Which orders of several templates' parts let their prompts share most, computed from the rows' texts alone.
+"""How much text the prompts of several templates share in given orders of their parts, from the rows' texts alone.
 
-Prompts share a beginning as far as their parts are equal: rows and parts are chosen together, as SOLO and the GGR
-algorithm of "Optimizing LLM Queries in Relational Data Analytics Workloads" (section 4) do, but with one order a
-workload, so that all its rows are asked alike. Text is counted in bytes, which are about proportional to tokens. Parts
-that begin alike and then differ count as different, so the sharing that is found is a lower bound.
+Prompts share a beginning as far as their parts are equal. Text is counted in bytes, which are about proportional to
+tokens. Parts that begin alike and then differ count as different, so the sharing that is found is a lower bound.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from hashlib import blake2b
-from itertools import combinations, product
-from operator import mul
-from typing import Any
+from itertools import combinations
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
+from sql import statement
 from tasks.layouts.parts import Order, Parts
 from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.workloads.workload import Workload
 
-MOST_COMBINATIONS = 600
-"""Of orders of all workloads that are all compared; where there are more, one workload after the other is."""
-
 Hashes = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
+RowOrders = npt.NDArray[np.int8]
+"""``[num_rows, num_parts]``: the order of each row's parts."""
+
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(32)
 
@@ -38,29 +35,50 @@ class PartTexts:
 
     Attributes:
         head: hash of what stands before the parts.
-        hashes: uint64 ``[num_rows]`` of each part; rows whose texts are equal have equal ones, in all workloads.
-        num_bytes: int64 ``[num_rows]`` of each part.
+        hashes: ``[num_rows, num_parts]``; parts whose texts are equal have equal ones, in all workloads.
+        num_bytes: ``[num_rows, num_parts]``.
     """
 
     head: int
-    hashes: tuple[Hashes, ...]
-    num_bytes: tuple[Ints, ...]
-    _known: dict[Order, tuple[Hashes, Ints]] = field(default_factory=dict)
+    hashes: Hashes
+    num_bytes: Ints
 
-    def beginnings(self, order: Order) -> tuple[Hashes, Ints]:
-        """The different prompts up to the last part of `order`: a hash of each, and the bytes of that part."""
-        if order not in self._known:
-            chained = self._chain(order)
-            found, rows = np.unique(chained, return_index=True)
-            self._known[order] = found, self.num_bytes[order[-1]][rows]
-        return self._known[order]
+    def beginnings(self, orders: Order | RowOrders) -> Iterator[tuple[Hashes, Ints]]:
+        """For each number of parts the different prompts up to there: a hash of each, and the bytes of its last part.
 
-    def _chain(self, order: Order) -> Hashes:
-        chained = np.full(len(self.hashes[0]), self.head, np.uint64)
-        for number in order:
-            chained = (chained ^ self.hashes[number]) * _FACTOR
-            chained ^= chained >> _SHIFT
-        return chained
+        Args:
+            orders: of each row, or one for all.
+        """
+        chained = np.full(len(self.hashes), self.head, np.uint64)
+        rows = np.arange(len(self.hashes))
+        for part in orders if isinstance(orders, tuple) else orders.T:
+            chained = mix(chained, self.hashes[rows, part])
+            different, first = np.unique(chained, return_index=True)
+            yield different, self.num_bytes[rows, part][first]
+
+    def count_alone(self, orders: Sequence[Order]) -> list[int]:
+        """`count_bytes` of this workload alone in each of the orders, which are of the same parts.
+
+        What a part adds depends on the set of parts before it, not on their order, so sets are looked at: 31 of five
+        parts, which have 120 orders.
+        """
+        added: dict[Order, Ints] = {}
+        for size in range(1, self.hashes.shape[1] + 1):
+            for parts in combinations(range(self.hashes.shape[1]), size):
+                chained = reduce(mix, (self.hashes[:, part] for part in parts), np.array([self.head], np.uint64))
+                _, first = np.unique(chained, return_index=True)
+                added[parts] = self.num_bytes[first].sum(axis=0)
+        return [
+            sum(int(added[tuple(sorted(order[: place + 1]))][part]) for place, part in enumerate(order))
+            for order in orders
+        ]
+
+
+def mix(beginning: Hashes, following: Hashes) -> Hashes:
+    """Hashes of what begins so and goes on so; broadcasts."""
+    mixed = (beginning ^ following) * _FACTOR
+    mixed ^= mixed >> _SHIFT
+    return mixed
 
 
 def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> PartTexts:
@@ -68,93 +86,40 @@ def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> 
 
     Args:
         requests: of the workload.
-        workload: whose rows they are.
+        workload: whose rows they are, as its file has it.
         parts: of its template.
     """
-    with open_parquet(requests) as file:
-        table = file.read(columns=["error", *workload.prompt.fields])
-    table = table.filter(pc.is_null(table.column("error")))
-    hashed, sizes = {}, {}
-    for name in workload.prompt.fields:
-        column = table.column(name).cast("large_binary").combine_chunks().fill_null(b"").dictionary_encode()
-        values = np.array([_hash(value) for value in column.dictionary.to_pylist()] or [0], np.uint64)
-        lengths = np.array([len(value) for value in column.dictionary.to_pylist()] or [0], np.int64)
-        codes = column.indices.to_numpy()
-        hashed[name], sizes[name] = values[codes], lengths[codes]
-    hashes, num_bytes = [], []
-    for text in parts.parts:
-        names = re.findall(r"\{(\w+)\}", text.replace("{{", "").replace("}}", ""))
-        literal = re.sub(r"\{\w+\}", "{}", text)
-        combined = np.full(table.num_rows, _hash(literal.encode()), np.uint64)
-        for name in names:
-            combined = (combined ^ hashed[name]) * _FACTOR
-            combined ^= combined >> _SHIFT
-        hashes.append(combined)
-        num_bytes.append(sum((sizes[name] for name in names), np.full(table.num_rows, len(literal), np.int64)))
-    prompt = workload.prompt
+    fields, prompt = workload.prompt.fields, workload.prompt
+    open_parquet(requests).close()
+    with duckdb.connect() as connection:
+        given = {"requests": requests.path, "fields": list(fields)}
+        columns = connection.execute(statement("layouts/hash_fields"), given).fetchnumpy()
+    num_rows = len(columns[f"hash_{fields[0]}"])
+    hashes = np.empty((num_rows, len(parts.parts)), np.uint64)
+    num_bytes = np.empty((num_rows, len(parts.parts)), np.int64)
+    for number, text in enumerate(parts.parts):
+        literal = re.sub(r"\{\w+\}", "{}", text).encode()
+        hashes[:, number], num_bytes[:, number] = _hash(literal), len(literal)
+        for name in re.findall(r"\{(\w+)\}", text.replace("{{", "").replace("}}", "")):
+            hashes[:, number] = mix(hashes[:, number], columns[f"hash_{name}"])
+            num_bytes[:, number] += columns[f"size_{name}"]
     head = f"{prompt.chat}\n{prompt.system if prompt.chat else ''}\n{parts.head}"
-    return PartTexts(head=_hash(head.encode()), hashes=tuple(hashes), num_bytes=tuple(num_bytes))
+    return PartTexts(head=_hash(head.encode()), hashes=hashes, num_bytes=num_bytes)
 
 
-def count_bytes(workloads: Sequence[PartTexts], orders: Sequence[Order]) -> int:
+def count_bytes(workloads: Sequence[PartTexts], orders: Sequence[Order | RowOrders]) -> int:
     """Bytes of the parts that have to be computed where all prompts share what they can.
 
     Args:
         workloads: answered as one batch.
-        orders: of each.
+        orders: of the rows of each.
     """
-    found = [
-        texts.beginnings(order[:length])
-        for texts, order in zip(workloads, orders, strict=True)
-        for length in range(1, len(order) + 1)
-    ]
+    found = [each for texts, order in zip(workloads, orders, strict=True) for each in texts.beginnings(order)]
     if len(workloads) == 1 or not found:
         return sum(int(num_bytes.sum()) for _, num_bytes in found)
     hashes, num_bytes = (np.concatenate(column) for column in zip(*found, strict=True))
     _, first = np.unique(hashes, return_index=True)
     return int(num_bytes[first].sum())
-
-
-def find_orders(workloads: Sequence[PartTexts], choices: Sequence[Sequence[Order]]) -> list[Order]:
-    """The orders that compute the fewest bytes together; of equal ones, those that change fewest.
-
-    Where there are more than `MOST_COMBINATIONS`, workloads are improved one after the other, beginning with the best
-    order of each alone and with the best ones of each two.
-
-    Args:
-        workloads: answered as one batch.
-        choices: orders of each; the first one is its own so far.
-    """
-
-    def cost(orders: Sequence[Order]) -> tuple[int, int, Sequence[Order]]:
-        num_moved = sum(order != choice[0] for order, choice in zip(orders, choices, strict=True))
-        return count_bytes(workloads, orders), num_moved, orders
-
-    def best_of(numbers: Sequence[int]) -> tuple[Order, ...]:
-        some = [workloads[number] for number in numbers]
-        return min(product(*(choices[number] for number in numbers)), key=lambda orders: count_bytes(some, orders))
-
-    if reduce(mul, map(len, choices), 1) <= MOST_COMBINATIONS:
-        return list(min(map(cost, product(*choices)))[2])
-    alone = [best_of([number])[0] for number in range(len(workloads))]
-    starts = [alone]
-    for one, other in combinations(range(len(workloads)), 2):
-        starts.append([*alone])
-        starts[-1][one], starts[-1][other] = best_of([one, other])
-    return list(min(cost(_descend(start, choices, cost)) for start in starts)[2])
-
-
-def _descend(
-    orders: Sequence[Order], choices: Sequence[Sequence[Order]], cost: Callable[[Sequence[Order]], Any]
-) -> list[Order]:
-    """Change one workload's order at a time, until no change helps."""
-    found = list(orders)
-    while True:
-        before = cost(found)
-        for number, choice in enumerate(choices):
-            found = min(([*found[:number], order, *found[number + 1 :]] for order in choice), key=cost)
-        if cost(found) >= before:
-            return found
 
 
 def _hash(value: bytes) -> int:

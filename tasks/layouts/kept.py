@@ -6,13 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from sql import statement
 from tasks.database.connection import connect
 from tasks.database.schema import list_relations
-from tasks.layouts.parts import Order, arrange_workload, split_prompt
+from tasks.layouts.parts import Order, arrange_workload, name_order, split_prompt
+from tasks.workloads.row_layouts import RowLayouts
 from tasks.workloads.workload import Workload
 
 TABLE = "workload_layouts"
+ROWS_TABLE = "workload_row_layouts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The layout in which a workload is asked.
+
+    Attributes:
+        order: of the parts, for all rows that have none of their own.
+        has_rows: whether rows have orders of their own.
+    """
+
+    order: Order
+    has_rows: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,37 +38,63 @@ class Choice:
 
     Attributes:
         workload: as its file has it.
-        order: of its template's parts.
+        order: of its template's parts, for rows that have none of their own.
+        rows: the night's rows, see `RowLayouts.chosen`.
         num_tokens: that the plan of the night computes with it, of all workloads that are planned together.
         num_written_tokens: the same with the layouts as they are written.
     """
 
     workload: Workload
     order: Order
+    rows: pa.Table
     num_tokens: int
     num_written_tokens: int
 
 
-def read_order(database: str | Path, workload: Workload) -> Order | None:
-    """The order that is kept for the workload's template; None where no night has chosen one."""
+def read_kept(database: str | Path, workload: Workload) -> Kept | None:
+    """What is kept for the workload's template; None where no night has chosen, or may choose."""
+    if workload.prompt.layout == "written":
+        return None
+    key = {"workload": workload.name, "template_digest": _digest(workload)}
     with connect(database, read_only=True) as connection:
-        if TABLE not in list_relations(connection):
+        relations = list_relations(connection)
+        if TABLE not in relations:
             return None
-        key = {"workload": workload.name, "template_digest": _digest(workload)}
         found = connection.execute(statement("layouts/read_layout"), key).fetchall()
-    order = tuple(found[0][0]) if found else ()
-    return order if sorted(order) == list(split_prompt(workload).written) and found else None
+        order = tuple(found[0][0]) if found else ()
+        if not found or sorted(order) != list(split_prompt(workload).written):
+            return None
+        counted = connection.execute(statement("layouts/count_row_layouts"), key) if ROWS_TABLE in relations else None
+        return Kept(order=order, has_rows=counted is not None and counted.fetchall() != [(0,)])
 
 
 def use_kept(database: str | Path, workload: Workload) -> Workload:
     """The workload as its newest answers were asked for: in the layout that is kept, else as it is written."""
-    if workload.prompt.layout == "written":
-        return workload
-    return arrange_workload(workload, read_order(database, workload) or ())
+    return lay_out(workload, read_kept(database, workload))
+
+
+def lay_out(workload: Workload, kept: Kept | None, chosen: pa.Table | None = None) -> Workload:
+    """The workload in a layout.
+
+    Args:
+        workload: as its file has it.
+        kept: the layout; None: as the file has it.
+        chosen: rows with orders that are not kept yet, see `RowLayouts.chosen`.
+    """
+    if kept is None or (not kept.has_rows and chosen is None):
+        return arrange_workload(workload, kept.order if kept else ())
+    parts = split_prompt(workload)
+    layouts = RowLayouts(
+        templates={name_order(order): parts.arrange(order) for order in parts.orders},
+        template_digest=_digest(workload),
+        has_kept=kept.has_rows,
+        chosen=chosen,
+    )
+    return arrange_workload(workload, kept.order, layouts)
 
 
 def keep_choices(database: str | Path, choices: Sequence[Choice]) -> None:
-    """Replace what is kept for these workloads, all or nothing.
+    """Replace what is kept for these workloads and rows, all or nothing; other rows keep their orders.
 
     Raises:
         DatabaseError: the database is locked or cannot be written.
@@ -60,6 +103,7 @@ def keep_choices(database: str | Path, choices: Sequence[Choice]) -> None:
         connection.begin()
         try:
             connection.execute(statement("layouts/create_layouts"))
+            connection.execute(statement("layouts/create_row_layouts"))
             for choice in choices:
                 key = {"workload": choice.workload.name, "template_digest": _digest(choice.workload)}
                 connection.execute(statement("layouts/delete_layout"), {"workload": choice.workload.name})
@@ -70,6 +114,10 @@ def keep_choices(database: str | Path, choices: Sequence[Choice]) -> None:
                     "num_written_tokens": choice.num_written_tokens,
                 }
                 connection.execute(statement("layouts/insert_layout"), key | row)
+                connection.register("chosen_rows", choice.rows)
+                connection.execute(statement("layouts/delete_row_layouts"), key)
+                connection.execute(statement("layouts/insert_row_layouts"), key)
+                connection.unregister("chosen_rows")
             connection.commit()
         except BaseException:
             connection.rollback()

@@ -8,8 +8,9 @@ separators between parts.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
+from tasks.workloads.row_layouts import RowLayouts
 from tasks.workloads.workload import Workload
 
 MOST_PARTS = 5
@@ -47,6 +48,11 @@ class Parts:
     def written(self) -> Order:
         """The order of the file."""
         return tuple(range(len(self.parts)))
+
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        """All that there are, the written one first."""
+        return tuple(permutations(self.written))
 
     def arrange(self, order: Order) -> str:
         """The template with its parts in this order."""
@@ -101,12 +107,19 @@ def split_template(template: str, start: int = 0) -> Parts:
     )
 
 
-def arrange_workload(workload: Workload, order: Sequence[int]) -> Workload:
+def arrange_workload(workload: Workload, order: Sequence[int], row_layouts: RowLayouts | None = None) -> Workload:
     """The workload with its template's parts in this order; it is not arranged again.
 
     Args:
         workload: as its file has it.
         order: of its parts; the written one where it is empty.
+        row_layouts: rows that have another one.
     """
     template = split_prompt(workload).arrange(tuple(order)) if order else workload.prompt.template
-    return replace(workload, prompt=replace(workload.prompt, template=template, layout="written"))
+    prompt = replace(workload.prompt, template=template, layout="written")
+    return replace(workload, prompt=prompt, row_layouts=row_layouts)
+
+
+def name_order(order: Sequence[int]) -> str:
+    """An order as the database and artifacts have it, such as "2,0,1"."""
+    return ",".join(map(str, order))

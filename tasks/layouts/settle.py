@@ -2,63 +2,30 @@
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import permutations
+from collections.abc import Sequence
 from pathlib import Path
 
-from engine.planning.choose_prefixes import PlanMethod
-from tasks.layouts.kept import Choice, keep_choices, read_order
-from tasks.layouts.parts import Order, arrange_workload, split_prompt
-from tasks.layouts.search import Candidate, LayoutSearch
-from tasks.read import ReadResult, read_requests
+import numpy as np
+
+from tasks.layouts.choose import WORTH_SPLITTING, list_ways, spread_orders
+from tasks.layouts.estimate import RowOrders, count_bytes
+from tasks.layouts.kept import Choice, keep_choices, lay_out, use_kept
+from tasks.layouts.parts import split_prompt
+from tasks.layouts.side import LayoutJob, Side, can_move, describe_orders
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
 
 WORTH_CHANGING = 0.2
-"""Of the night's prompt tokens: what another layout has to save, with all that is answered anew because of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutJob:
-    """What layouts are chosen for.
-
-    Attributes:
-        database: with the rows, and the layouts of earlier nights.
-        checkpoint: whose tokenizer counts.
-        model_digest: of the checkpoint; answers of another model do not count as done.
-        max_model_len: tokens of the longest prompt plus answer.
-        method: of the plans.
-        full: rows that are answered are asked again.
-        attach: what queries may read beside the database.
-    """
-
-    database: Path
-    checkpoint: Path
-    model_digest: str
-    max_model_len: int
-    method: PlanMethod
-    full: bool = False
-    attach: Mapping[str, str] = field(default_factory=dict)
-
-    def read(self, workload: Workload, folder: Path, *, full: bool) -> ReadResult:
-        """The rows of a workload. See `tasks.read.read_requests`.
-
-        Args:
-            workload: in the layout in which it is asked.
-            folder: for them; made here.
-            full: those that are answered, too.
-        """
-        folder.mkdir()
-        return read_requests(self.database, workload, self.model_digest, folder, full=full, attach=self.attach)
+"""Of the night's prompt tokens: what another layout has to save where there is one that was chosen or answered in."""
 
 
 def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bool = True) -> list[Workload]:
     """The workloads in the layouts of this night, those with ``layout = "auto"`` in the kept or a new one.
 
-    A new layout is taken where none was chosen and nothing answered before, or where the plan computes fewer tokens
-    with it by `WORTH_CHANGING`, though rows that were answered are then answered again.
+    Only rows that are to be answered are looked at; those that are answered keep their order. A new layout is taken
+    where none was chosen and nothing answered before, or where the plan computes fewer tokens with it by
+    `WORTH_CHANGING`.
 
     Args:
         job: what they are chosen for.
@@ -67,92 +34,73 @@ def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bo
     Raises:
         what reading the rows and making their prompts raise.
     """
-    sides = [_Side.find(job.database, workload) for workload in workloads]
+    for workload in workloads:
+        if workload.prompt.layout == "auto" and (why := split_prompt(workload).fixed_because):
+            LOGGER.info("%s: the layout stays as it is written: %s", workload.name, why)
+    laid_out = [use_kept(job.database, workload) for workload in workloads]
+    if not any(map(can_move, workloads)):
+        return laid_out
     with tempfile.TemporaryDirectory(prefix="batchloom-layouts-") as folder:
-        busy = []
-        if any(side.can_move for side in sides):
-            for number, side in enumerate(sides):
-                side.found = job.read(side.arrange(), Path(folder, str(number)), full=job.full)
-            busy = [side for side in sides if side.found and side.found.num_selected > side.found.num_errors]
-        if any(side.can_move for side in busy):
-            choices = _choose(job, busy, Path(folder))
-            if choices and is_kept:
-                keep_choices(job.database, choices)
-    return [side.arrange() for side in sides]
+        sides = [Side.read(job, each, Path(folder, str(number))) for number, each in enumerate(workloads)]
+        busy = [number for number, side in enumerate(sides) if side.num_rows]
+        if not any(sides[number].can_move for number in busy):
+            return laid_out
+        chosen, choices = _choose(job, [sides[number] for number in busy], Path(folder))
+    if choices and is_kept:
+        keep_choices(job.database, choices)
+        return [use_kept(job.database, workload) for workload in workloads]
+    for number, workload in zip(busy, chosen, strict=True):
+        laid_out[number] = workload
+    return laid_out
 
 
-@dataclass(slots=True)
-class _Side:
-    """One of the workloads that are planned together.
+def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[Workload], list[Choice]]:
+    """The workloads laid out, and what is to be kept of it.
 
-    Attributes:
-        workload: as its file has it.
-        kept: order that an earlier night chose.
-        order: of this night.
-        can_move: whether the night may choose it.
-        found: rows to answer in the kept layout.
+    Layouts are compared by their texts. Only where these say that another one is worth it are the prompts made both
+    ways and their plans compared.
     """
-
-    workload: Workload
-    kept: Order | None
-    order: Order
-    can_move: bool
-    found: ReadResult | None = None
-
-    @classmethod
-    def find(cls, database: Path, workload: Workload) -> "_Side":
-        parts, is_auto = split_prompt(workload), workload.prompt.layout == "auto"
-        if is_auto and parts.fixed_because:
-            LOGGER.info("%s: the layout stays as it is written: %s", workload.name, parts.fixed_because)
-        can_move = is_auto and not parts.fixed_because
-        kept = read_order(database, workload) if can_move else None
-        return cls(workload, kept, kept or parts.written, can_move)
-
-    @property
-    def num_done(self) -> int:
-        return self.found.num_already_done if self.found else 0
-
-    def arrange(self) -> Workload:
-        return arrange_workload(self.workload, self.order)
-
-    def candidate(self, rows: ReadResult | None = None) -> Candidate:
-        rows = rows or self.found
-        assert rows is not None
-        others = permutations(sorted(self.order)) if self.can_move else ()
-        orders = [self.order, *(order for order in others if order != self.order)]
-        return Candidate(workload=self.workload, requests=rows.requests, orders=orders)
-
-
-def _choose(job: LayoutJob, sides: Sequence[_Side], folder: Path) -> list[Choice]:
-    """Set the order of each side; returns what is to be kept of it."""
-    search = LayoutSearch(job.checkpoint, job.max_model_len, job.method, folder)
-    asked = candidates = [side.candidate() for side in sides]
-    before, best = [side.order for side in sides], search.find_best(candidates)
-    num_before = num_after = search.count_tokens(candidates, before)
-    if best != before:
-        moved = [number for number, order in enumerate(best) if order != before[number]]
-        asked = list(candidates)
-        for number in moved:
-            if sides[number].num_done and not job.full:
-                rows = job.read(sides[number].arrange(), folder / f"all-{number}", full=True)
-                asked[number] = sides[number].candidate(rows)
-        is_first = not any(sides[number].num_done or sides[number].kept for number in moved)
-        num_after = search.count_tokens(asked, best)
-        if num_after < num_before * (1.0 if is_first else 1 - WORTH_CHANGING):
-            for side, order in zip(sides, best, strict=True):
-                side.order = order
-        else:
-            asked, num_after = candidates, num_before
-    chosen = [side for side in sides if side.can_move and side.order != side.kept]
-    if not chosen:
-        return []
-    written = [split_prompt(side.workload).written for side in sides]
-    num_written = search.count_tokens(asked, written)
-    for side in chosen:
-        layout = split_prompt(side.workload).describe(side.order)
-        LOGGER.info("%s: layout %s: %s prompt tokens, %s as written", side.workload.name, layout,
-                    f"{num_after:,}", f"{num_written:,}")  # fmt: skip
-    return [
-        Choice(workload=side.workload, order=side.order, num_tokens=num_after, num_written_tokens=num_written)
-        for side in chosen
+    texts, own = [side.read_texts() for side in sides], [side.read_orders() for side in sides]
+    laid_out = [lay_out(side.workload, side.kept) for side in sides]
+    best, num_tokens, num_before = own, 0, 0
+    is_uniform = [side.is_uniform for side in sides]
+    for number, orders in enumerate(list_ways(texts, [side.choices for side in sides], is_uniform)):
+        moved = [side for side, pair in zip(sides, zip(own, orders, strict=True), strict=True) if _differ(*pair)]
+        limit = 1 - WORTH_CHANGING if any(side.is_settled for side in moved) else 1.0
+        if not moved or count_bytes(texts, orders) >= limit * count_bytes(texts, own):
+            continue
+        if not num_before:
+            num_tokens = num_before = job.count_tokens(laid_out, folder / "before")
+        other = [side.lay_out(each)[0] for side, each in zip(sides, orders, strict=True)]
+        num_other = job.count_tokens(other, folder / f"way-{number}")
+        if num_other < min(limit * num_before, (1 - WORTH_SPLITTING) * num_tokens if number else num_before):
+            laid_out, best, num_tokens = other, orders, num_other
+    chosen = [
+        number
+        for number, side in enumerate(sides)
+        if side.can_move and (side.kept is None or _differ(own[number], best[number]))
     ]
+    if not chosen:
+        return laid_out, []
+    as_written = spread_orders(texts, [side.parts.written for side in sides])
+    written = [side.lay_out(orders)[0] for side, orders in zip(sides, as_written, strict=True)]
+    num_written = job.count_tokens(written, folder / "written")
+    num_tokens = num_tokens or num_written
+    choices = []
+    for side, rows in ((sides[number], best[number]) for number in chosen):
+        layout, base = describe_orders(side.parts, rows), side.lay_out(rows)[1]
+        LOGGER.info("%s: layout %s: %s prompt tokens, %s as written", side.workload.name, layout,
+                    f"{num_tokens:,}", f"{num_written:,}")  # fmt: skip
+        choice = Choice(
+            workload=side.workload,
+            order=base,
+            rows=side.list_rows(rows, base),
+            num_tokens=num_tokens,
+            num_written_tokens=num_written,
+        )
+        choices.append(choice)
+    return laid_out, choices
+
+
+def _differ(orders: RowOrders, others: RowOrders) -> bool:
+    return not np.array_equal(orders, others)

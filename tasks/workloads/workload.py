@@ -19,6 +19,7 @@ from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
 from tasks.answers.kind import AnswerKind
 from tasks.answers.toml_value import RESERVED_COLUMNS, Name, Output, Text, Texts, must, refuse_if
+from tasks.workloads.row_layouts import RowLayouts
 
 SHIPPED = Path(__file__).parents[2] / "workloads"
 
@@ -107,6 +108,7 @@ class Workload:
         key: columns that identify a row.
         priority: whole-number column of the query; larger ones are answered earlier, null is 0. Empty for none.
         adapter: LoRA adapter of the model that answers; None for none.
+        row_layouts: rows whose parts nights have put in another order; not a key of the file. None for none.
     """
 
     name: Annotated[Text, must(_PLAIN.fullmatch, "must hold letters, digits, '-' and '_' only, got {!r}")]
@@ -123,6 +125,7 @@ class Workload:
     prompt: Prompt
     priority: Name = ""
     adapter: Annotated[SkipValidation[Adapter | None], BeforeValidator(_find_adapter)] = None
+    row_layouts: SkipValidation[RowLayouts | None] = None
 
     @property
     def mode(self) -> str:
@@ -224,7 +227,8 @@ def load_workload(name_or_path: str | Path) -> Workload:
         raise WorkloadError(f"{path} cannot be read: {error}") from error
     try:
         values = tomllib.loads(text)
-        refuse_if("source" in values, "'source' is not a known key here")
+        for name in ("source", "row_layouts"):
+            refuse_if(name in values, f"{name!r} is not a known key here")
         source = str(path.absolute()) if is_path else str(name_or_path)
         workload = _read_workload(values, source, path.parent)
     except tomllib.TOMLDecodeError as error:

@@ -97,14 +97,46 @@ def test_a_night_chooses_once_and_keeps_its_choice(nights: Any, write_night: Any
     assert nights.sql("select doc_id, query_id, label, content_key from latest_kind order by all") == answers
 
 
+def test_rows_of_one_night_have_orders_of_their_own(nights: Any, write_night: Any, prefect_server: str) -> None:
+    """Half of the rows share a document, half a question: no order serves both, and the answers are those of each."""
+    file = write_night("kind")
+    long = "the night watchman walks around the house and looks at every door "
+    nights.sql("create table mixed (doc_id text, query_id text, body text, query_text text)")
+    for number in range(4):
+        nights.sql(f"insert into mixed values ('d', 'q{number}', '{long * 2}', '{number} {long}')")
+        nights.sql(f"insert into mixed values ('d{number}', 'q', '{number} {long}', '{long * 2}')")
+    (nights.path.parent / "about.sql").write_text("select doc_id, query_id, body, query_text from mixed")
+    (summary,) = night(file=file)
+    assert summary.num_ok == 8
+    assert nights.sql("select count(*), count(distinct part_order) from workload_row_layouts") == [(4, 1)]
+    ((num_tokens, num_written),) = [kept[1:] for kept in read_kept(nights).values()]
+    assert num_tokens < 0.8 * num_written
+    assert nights.sql("select num_prompt_tokens - num_cached_tokens from runs") < [(num_tokens + 1,)]
+    answers = nights.sql("select doc_id, query_id, label, label_logprobs, content_key from latest_kind order by all")
+    (summary,) = night(file=file)
+    assert (summary.num_rows, summary.num_already_done) == (0, 8)
+
+    # A file that is written in the order of some rows answers these alike.
+    (order,) = nights.sql("select distinct part_order from workload_row_layouts")[0]
+    source = (nights.path.parent / "kind.toml").read_text()
+    parts = ["Task: " + TASKS["kind"], "Question: {query_text}", "Document: {body}"]
+    moved = source.replace("\n\n".join(parts), "\n\n".join(parts[int(number)] for number in order.split(",")))
+    assert moved != source
+    (nights.path.parent / "kind.toml").write_text(moved.replace('layout = "auto"', 'layout = "written"'))
+    (summary,) = night(file=file)
+    assert (summary.num_ok, summary.num_already_done) == (4, 4)
+    again = nights.sql("select doc_id, query_id, label, label_logprobs, content_key from latest_kind order by all")
+    assert len(set(map(str, answers)) & set(map(str, again))) == 4
+
+
 def test_workloads_of_one_night_are_laid_out_for_each_other(
     nights: Any, write_night: Any, prefect_server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_night("kind", "angry")
     assert batchloom(["advise", str(file), "--json"]) == 0
     (advice,) = json.loads(capsys.readouterr().out)
-    written, best = (cost for cost in advice["costs"])
-    assert (written["name"], best["name"]) == ("as written", "best")
+    written, best, each = (cost for cost in advice["costs"])
+    assert (written["name"], best["name"], each["name"]) == ("as written", "one order", "order per row")
     assert best["num_computed_tokens"] < 0.7 * written["num_computed_tokens"]
     assert all(order.startswith("Document") for order in best["orders"]), "before the tasks, which differ"
     assert not nights.sql("from duckdb_tables() where table_name = 'workload_layouts'"), "advice writes nothing"
@@ -125,7 +157,7 @@ def test_advice_on_one_workload(nights: Any, write_night: Any, capsys: pytest.Ca
     (advice,) = json.loads(capsys.readouterr().out)
     assert advice["num_rows"] == 12
     costs = {cost["name"]: cost["num_computed_tokens"] for cost in advice["costs"]}
-    assert costs["best"] == min(costs.values()) < costs["as written"] < advice["num_prompt_tokens"]
+    assert costs["one order"] == min(costs.values()) < costs["as written"] < advice["num_prompt_tokens"]
     assert any('layout = "auto"' in sentence for sentence in advice["sentences"])
     assert batchloom(["advise", "snippets", *nights.inputs]) == 0
     assert "its layout is right as it is" in capsys.readouterr().out

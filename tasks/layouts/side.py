@@ -1,0 +1,223 @@
+"""One of the workloads that are planned together: its rows, how they are asked so far, and how they could be asked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from engine.planning.choose_prefixes import PlanMethod
+from tasks.layouts.choose import find_most_frequent
+from tasks.layouts.estimate import PartTexts, RowOrders, read_part_texts
+from tasks.layouts.kept import Kept, lay_out, read_kept
+from tasks.layouts.parts import Order, Parts, name_order, split_prompt
+from tasks.plan_prefix import write_plan
+from tasks.read import ReadResult, read_requests
+from tasks.runs.run import make_runs_folder
+from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.storage.plan_file import read_plan_summary
+from tasks.tokenize import BATCH_ROWS, TOKENS_SCHEMA, tokenize
+from tasks.workloads.workload import Workload
+
+PARTITION_TOKENS = 1 << 60
+"""One partition: where a night cuts its work says nothing of a layout."""
+
+MOST_SHOWN = 3
+"""Orders of the rows of one workload that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutJob:
+    """What layouts are chosen for.
+
+    Attributes:
+        database: with the rows, and the layouts of earlier nights.
+        checkpoint: whose tokenizer counts.
+        model_digest: of the checkpoint; answers of another model do not count as done.
+        max_model_len: tokens of the longest prompt plus answer.
+        method: of the plans.
+        full: rows that are answered are asked again.
+        attach: what queries may read beside the database.
+        cache: the database in whose cache prompts are left for the night; None: they are not kept.
+    """
+
+    database: Path
+    checkpoint: Path
+    model_digest: str
+    max_model_len: int
+    method: PlanMethod
+    full: bool = False
+    attach: Mapping[str, str] = field(default_factory=dict)
+    cache: Path | None = None
+
+    def read(self, workload: Workload, folder: Path) -> ReadResult:
+        """The rows of a workload that is laid out. See `tasks.read.read_requests`."""
+        folder.mkdir(parents=True)
+        return read_requests(self.database, workload, self.model_digest, folder, full=self.full, attach=self.attach)
+
+    def count_tokens(self, workloads: Sequence[Workload], folder: Path, method: PlanMethod | None = None) -> int:
+        """Prompt tokens that one plan of all rows computes. Prompts are made as a night makes them.
+
+        Args:
+            workloads: laid out.
+            folder: made here, for files that are not kept.
+            method: of the plan; None for the job's own.
+        Raises:
+            what reading the rows and making their prompts raise.
+        """
+        cache = self.cache or folder / "cache"
+        prompts = []
+        for number, workload in enumerate(workloads):
+            requests = self.read(workload, folder / str(number)).requests
+            make_runs_folder(cache)
+            given = (str(self.checkpoint), self.model_digest, self.max_model_len)
+            prompts.append(tokenize.fn(str(cache), requests, workload, *given))
+        joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, _renumber(prompts))
+        plan = write_plan(joint, folder / "plan.parquet", method or self.method, PARTITION_TOKENS, 1)
+        return read_plan_summary(plan).sharing.num_processed_tokens
+
+
+def _renumber(prompts: Sequence[ArtifactRef]) -> Iterator[pa.RecordBatch]:
+    """The rows of all files, numbered on."""
+    num_rows = 0
+    for ref in prompts:
+        with open_parquet(ref) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                row_ids = pa.array(range(num_rows, num_rows + batch.num_rows), pa.int64())
+                num_rows += batch.num_rows
+                batch = batch.set_column(0, TOKENS_SCHEMA.field("row_id"), row_ids)
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=TOKENS_SCHEMA)
+
+
+def can_move(workload: Workload) -> bool:
+    """Whether nights may choose the workload's layout."""
+    return workload.prompt.layout == "auto" and not split_prompt(workload).fixed_because
+
+
+def describe_orders(parts: Parts, orders: RowOrders) -> str:
+    """The labels of the parts in the orders that rows have, the most frequent order first."""
+    if not parts.parts:
+        return ""
+    different, num_rows = np.unique(orders, axis=0, return_counts=True)
+    names = [parts.describe(tuple(different[number])) for number in np.argsort(-num_rows, kind="stable")]
+    if len(names) == 1:
+        return names[0]
+    counts = sorted(num_rows.tolist(), reverse=True)
+    shown = [f"{name} ({count:,} rows)" for name, count in zip(names, counts, strict=True)][:MOST_SHOWN]
+    return "; ".join(shown) + (f"; {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Side:
+    """A workload, with the rows that are to be answered.
+
+    Attributes:
+        workload: as its file has it.
+        parts: of its template.
+        kept: the layout that earlier nights have chosen; None where none has.
+        can_move: whether another layout may be chosen.
+        found: the rows, in the layout so far.
+    """
+
+    workload: Workload
+    parts: Parts
+    kept: Kept | None
+    can_move: bool
+    found: ReadResult
+
+    @classmethod
+    def read(cls, job: LayoutJob, workload: Workload, folder: Path) -> "Side":
+        """Read what is kept, and the rows.
+
+        Args:
+            job: whose rows they are.
+            workload: as its file has it.
+            folder: for the rows; made here.
+        """
+        kept = read_kept(job.database, workload)
+        found = job.read(lay_out(workload, kept), folder)
+        parts = split_prompt(workload)
+        return cls(workload=workload, parts=parts, kept=kept, can_move=can_move(workload), found=found)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows with a prompt."""
+        return self.found.num_selected - self.found.num_errors
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether answers or an earlier choice speak for the layout so far."""
+        return self.kept is not None or self.found.num_already_done > 0
+
+    @property
+    def order(self) -> Order:
+        """Of rows that have none of their own."""
+        return self.kept.order if self.kept else self.parts.written
+
+    @property
+    def choices(self) -> list[Order]:
+        """Orders that all rows may have, `order` first."""
+        return [self.order, *(order for order in self.parts.orders if order != self.order)][
+            : None if self.can_move else 1
+        ]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows must have the same order.
+
+        Labels are encoded once for all rows, behind what ends every prompt, so there must be such a text.
+        """
+        has_ending = self.workload.prompt.chat or bool(self.parts.tail.strip())
+        return not self.can_move or (self.workload.kind.has_labels and not has_ending)
+
+    def read_texts(self) -> PartTexts:
+        """Of the rows with a prompt."""
+        return read_part_texts(self.found.requests, self.workload, self.parts)
+
+    def read_orders(self) -> RowOrders:
+        """The order so far of each row with a prompt."""
+        with open_parquet(self.found.requests) as file:
+            has_rows = "row_layout" in file.schema_arrow.names
+            table = file.read(columns=["error", *(["row_layout"] if has_rows else [])])
+        table = table.filter(pc.is_null(table.column("error")))
+        names = [""]
+        numbers = np.zeros(table.num_rows, np.int64)
+        if has_rows:
+            column = table.column("row_layout").combine_chunks().fill_null("").dictionary_encode()
+            names, numbers = column.dictionary.to_pylist() or names, column.indices.to_numpy()
+        orders = [tuple(map(int, name.split(","))) if name else self.order for name in names]
+        return np.array(orders, np.int8).reshape(len(names), -1)[numbers]
+
+    def lay_out(self, orders: RowOrders) -> tuple[Workload, Order]:
+        """The workload with its rows in these orders, and the order that it has for all others.
+
+        That is the most frequent one, but where a layout is settled the one so far, so that answered rows stay as they
+        are.
+
+        Args:
+            orders: of each row with a prompt.
+        """
+        if not self.can_move:
+            return lay_out(self.workload, self.kept), self.order
+        base = self.order if self.is_settled else find_most_frequent(orders)
+        has_rows = self.kept is not None and self.kept.has_rows
+        chosen = self.list_rows(orders, base)
+        is_alike = chosen.column("part_order").null_count == len(chosen) and not has_rows
+        return lay_out(self.workload, Kept(order=base, has_rows=has_rows), None if is_alike else chosen), base
+
+    def list_rows(self, orders: RowOrders, base: Order) -> pa.Table:
+        """See `RowLayouts.chosen`.
+
+        Args:
+            orders: of each row with a prompt.
+            base: of the workload.
+        """
+        with open_parquet(self.found.requests) as file:
+            table = file.read(columns=["error", *self.workload.key])
+        table = table.filter(pc.is_null(table.column("error")))
+        different, numbers = np.unique(orders, axis=0, return_inverse=True)
+        names = pa.array([None if tuple(order) == base else name_order(order) for order in different.tolist()])
+        columns = {f"key_{number}": table.column(name) for number, name in enumerate(self.workload.key)}
+        return pa.table(columns | {"part_order": names.cast(pa.string()).take(pa.array(numbers.reshape(-1)))})

@@ -1,0 +1,177 @@
+"""What a night chooses: never more tokens than as written or in one order, kept, and part of each row's content key."""
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.layouts.choose import find_orders, spread_orders
+from tasks.layouts.kept import use_kept
+from tasks.layouts.parts import arrange_workload, split_prompt
+from tasks.layouts.settle import settle_layouts
+from tasks.layouts.side import LayoutJob, Side
+from tasks.workloads.workload import Workload, load_workload
+
+WORKLOAD = """
+name = "w{number}"
+mode = "score"
+requests_sql = "rows.sql"
+key = ["id"]
+labels = ["yes", "no"]
+[prompt]
+chat = false
+layout = "auto"
+template = '''{template}'''
+[output]
+table = "w{number}"
+"""
+
+PARTS = ["Document: {a}", "Question: {b}\nof {a}", "Task: answer number NUMBER", "Customer: {c}"]
+
+FOLDERS = count()
+
+
+def make_job(folder: Path, rows: list[tuple[str, str, str]], model: Path) -> LayoutJob:
+    """A database with a row of texts a, b and c for each of `rows`, numbered."""
+    (folder / "rows.sql").write_text("select id, a, b, c from given")
+    database = folder / "team.duckdb"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("create table given (id text, a text, b text, c text)")
+        connection.executemany("insert into given values (?, ?, ?, ?)", [(str(i), *row) for i, row in enumerate(rows)])
+    return LayoutJob(
+        database=database, checkpoint=model, model_digest="m", max_model_len=1024, method="exact", cache=database
+    )
+
+
+def make_workload(folder: Path, number: int, parts: list[str]) -> Workload:
+    text = "\n\n".join(parts).replace("NUMBER", str(number)) + "\nAnswer:"
+    path = folder / f"w{number}.toml"
+    path.write_text(WORKLOAD.format(number=number, template=text))
+    return load_workload(path)
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(*[st.sampled_from(["red house", "blue house by the sea", "x"])] * 3), min_size=1, max_size=8
+    ),
+    layouts=st.lists(st.permutations(PARTS).map(lambda parts: parts[:3]), min_size=1, max_size=2),
+)
+def test_a_chosen_layout_never_plans_more_tokens(
+    tmp_path: Path, tiny_llama: Path, rows: list[tuple[str, str, str]], layouts: list[list[str]]
+) -> None:
+    folder = tmp_path / str(next(FOLDERS))
+    folder.mkdir()
+    job = make_job(folder, rows, tiny_llama)
+    workloads = []
+    for number, parts in enumerate(layouts):
+        has_field = any("{" in part for part in parts)
+        workloads.append(make_workload(folder, number, parts if has_field else [*parts, PARTS[0]]))
+    chosen = job.count_tokens(settle_layouts(job, workloads, is_kept=False), folder / "chosen")
+    sides = [Side.read(job, workload, folder / f"side-{number}") for number, workload in enumerate(workloads)]
+    texts = [side.read_texts() for side in sides]
+    one = spread_orders(texts, find_orders(texts, [side.choices for side in sides]))
+    assert chosen <= job.count_tokens([arrange_workload(each, ()) for each in workloads], folder / "written")
+    laid_out = [side.lay_out(orders)[0] for side, orders in zip(sides, one, strict=True)]
+    assert chosen <= job.count_tokens(laid_out, folder / "one")
+
+
+LONG = "The night watchman walks around the house and looks at every door. " * 3
+ROWS = [(LONG + "north", f"{number} {LONG[number:]}", "x") for number in range(6)]
+ROWS += [(f"{number} {LONG[number:]}", LONG + "south", "x") for number in range(6)]
+"""The first six share what a says, the others what b says."""
+
+
+@pytest.fixture
+def case(tmp_path: Path, tiny_llama: Path) -> tuple[LayoutJob, Workload]:
+    job = make_job(tmp_path, ROWS, tiny_llama)
+    return job, make_workload(tmp_path, 0, ["Document: {a}", "Question: {b}", "Customer: {c}"])
+
+
+def read_requests(job: LayoutJob, workload: Workload, folder: Path) -> dict[int, dict[str, Any]]:
+    rows = pq.read_table(job.read(workload, folder).requests.path).to_pylist()
+    return {int(row["id"]): row for row in rows}
+
+
+def test_rows_have_orders_of_their_own_and_keep_them(case: tuple[LayoutJob, Workload], tmp_path: Path) -> None:
+    job, workload = case
+    before = job.count_tokens([arrange_workload(workload, ())], tmp_path / "written")
+    (pending,) = settle_layouts(job, [workload], is_kept=False)
+    assert use_kept(job.database, workload).row_layouts is None, "nothing is written"
+    (chosen,) = settle_layouts(job, [workload])
+    num_tokens = job.count_tokens([chosen], tmp_path / "chosen")
+    assert num_tokens == job.count_tokens([pending], tmp_path / "pending") < 0.8 * before
+    with duckdb.connect(str(job.database)) as connection:
+        kept = connection.execute("select num_computed_tokens, num_written_tokens from workload_layouts").fetchall()
+        assert kept == [(num_tokens, before)]
+        assert connection.execute("select count(*) from workload_row_layouts").fetchone() == (6,)
+    first = read_requests(job, chosen, tmp_path / "first")
+    assert (
+        len({first[row]["row_layout"] for row in range(6)}) == len({first[row]["row_layout"] for row in range(12)}) - 1
+    )
+
+    # A row's content key is that of a workload that is written in its order.
+    for order in split_prompt(workload).orders:
+        name = ",".join(map(str, order))
+        alone = read_requests(job, arrange_workload(workload, order), tmp_path / f"alone-{name}")
+        for number, row in first.items():
+            is_same = (row["row_layout"] or ",".join(map(str, base_of(job)))) == name
+            assert (row["content_key"] == alone[number]["content_key"]) == is_same
+
+    # The next night finds all of it as it was, and new rows go into the order of the workload.
+    with duckdb.connect(str(job.database)) as connection:
+        connection.execute("insert into given values ('99', 'new', 'new', 'new')")
+    (again,) = settle_layouts(job, [workload])
+    second = read_requests(job, again, tmp_path / "second")
+    assert {number: second[number]["content_key"] for number in first} == {
+        number: row["content_key"] for number, row in first.items()
+    }
+    assert second[99]["row_layout"] is None
+
+
+def base_of(job: LayoutJob) -> list[int]:
+    with duckdb.connect(str(job.database)) as connection:
+        ((order,),) = connection.execute("select part_order from workload_layouts").fetchall()
+    return list(order)
+
+
+def test_little_gain_changes_no_order_and_another_template_is_chosen_for_anew(
+    case: tuple[LayoutJob, Workload], tmp_path: Path
+) -> None:
+    job, workload = case
+    (chosen,) = settle_layouts(job, [workload])
+    first = read_requests(job, chosen, tmp_path / "first")
+    with duckdb.connect(str(job.database)) as connection:
+        connection.execute("update given set a = a || '!' where id = '0'")
+    (again,) = settle_layouts(job, [workload])
+    second = read_requests(job, again, tmp_path / "second")
+    assert [second[row]["row_layout"] for row in second] == [first[row]["row_layout"] for row in first]
+    changed = replace(workload, prompt=replace(workload.prompt, template=workload.prompt.template + " "))
+    assert use_kept(job.database, changed).row_layouts is None
+    (other,) = settle_layouts(job, [changed])
+    with duckdb.connect(str(job.database)) as connection:
+        digests = connection.execute("select count(distinct template_digest) from workload_row_layouts")
+        assert digests.fetchone() == (1,)
+    assert other.row_layouts is not None
+
+
+def test_every_prompt_is_made_once(
+    case: tuple[LayoutJob, Workload], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts by which a layout was chosen are those that are answered, and a kept layout needs none."""
+    job, workload = case
+    (chosen,) = settle_layouts(job, [workload])
+
+    def write_tokens(*_: Any, **__: Any) -> None:
+        pytest.fail("prompts are made again")
+
+    monkeypatch.setattr("tasks.tokenize.write_tokens", write_tokens)
+    assert job.count_tokens([chosen], tmp_path / "night") > 0
+    (again,) = settle_layouts(job, [workload])
+    assert again.prompt == chosen.prompt
