@@ -65,6 +65,7 @@ class PrefixStore:
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
         self.folder = folder
         self._budget_bytes = budget_bytes
         self._opened_at = time.time()

@@ -85,8 +85,10 @@ def predict(
     )
 
 
-def find_fitting(order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float) -> list[int]:
-    """The partitions that are done in time, where each engine takes the next one when it is free.
+def find_fitting(
+    order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float
+) -> dict[int, float]:
+    """Of each partition that is begun in time the share that is done, where each engine takes the next when it is free.
 
     Args:
         order: in which partitions are taken.
@@ -95,13 +97,15 @@ def find_fitting(order: Sequence[int], seconds: Sequence[float], num_engines: in
         seconds_left: until the deadline.
     """
     ends = [0.0] * num_engines
-    fitting = []
+    shares = {}
     for partition in order:
         engine = ends.index(min(ends))
-        ends[engine] += seconds[partition]
+        begin, ends[engine] = ends[engine], ends[engine] + seconds[partition]
         if ends[engine] <= seconds_left:
-            fitting.append(partition)
-    return fitting
+            shares[partition] = 1.0
+        elif begin < seconds_left:
+            shares[partition] = (seconds_left - begin) / seconds[partition]
+    return shares
 
 
 def spread(count: int) -> list[int]:
@@ -131,7 +135,7 @@ def predict_run(
         seconds_left: until the deadline, if there is one.
     Returns:
         quantity to value, as `RunFacts.prediction` names them, and num_simulated_partitions; with a deadline also
-        num_fitting_partitions and num_fitting_rows, which will be done by then.
+        num_fitting_partitions and num_fitting_rows, which will be done by then; rows also of a partition that is cut.
     Raises:
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
@@ -164,9 +168,12 @@ def predict_on(
     found = predict(simulate, summary, team.num_engines, since=started)
     fitting = {}
     if seconds_left is not None:
-        fits = find_fitting(summary.dispatch_order, found.partition_seconds, team.num_engines, seconds_left)
+        shares = find_fitting(summary.dispatch_order, found.partition_seconds, team.num_engines, seconds_left)
         num_rows = count_partition_rows(plan)
-        fitting = {"num_fitting_partitions": len(fits), "num_fitting_rows": float(sum(num_rows[fits]))}
+        fitting = {
+            "num_fitting_partitions": sum(share == 1 for share in shares.values()),
+            "num_fitting_rows": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),
+        }
     return fitting | {
         "num_steps": found.scale * found.simulated.num_steps,
         "num_computed_tokens": found.scale * found.simulated.num_computed_tokens,

@@ -84,15 +84,18 @@ class Pace:
         return sum(self._ended[partition] for partition in counted) / forecast if forecast > 0 else 1.0
 
     def forecast_rows(self, now: float) -> int:
-        """Rows that are in partitions that will be done by the deadline, corrected by those that have ended."""
-        factor, left = self.factor, self._deadline - now
-        seconds = {partition: factor * self._seconds[partition] for partition in self._order}
-        for partition, begun in self._running.items():
-            whole = factor * self._seconds[partition] + self._find_load(partition)
-            seconds[partition] = max(0.0, whole - (now - begun))
-        order = [*self._running, *self._order]
-        places = find_fitting(range(len(order)), [seconds[partition] for partition in order], self._num_engines, left)
-        return self._num_done_rows + sum(int(self._num_rows[order[place]]) for place in places)
+        """Rows that will be done by the deadline, corrected by the partitions that have ended."""
+        factor, left, order = self.factor, max(0.0, self._deadline - now), [*self._running, *self._order]
+        whole = [factor * self._seconds[partition] + self._find_load(partition) for partition in order]
+        ahead = [
+            max(0.0, seconds - (now - self._running.get(partition, now)))
+            for partition, seconds in zip(order, whole, strict=True)
+        ]
+        num_rows = self._num_done_rows
+        for place, share in find_fitting(range(len(order)), ahead, self._num_engines, left).items():
+            done = 1 - (1 - share) * ahead[place] / whole[place] if share < 1 else 1.0
+            num_rows += int(done * self._num_rows[order[place]])
+        return num_rows
 
     def _find_load(self, partition: int) -> float:
         return self._load_seconds if partition in self._first else 0.0

@@ -15,6 +15,8 @@ from engine.errors import ConfigError
 from engine.execution.step_record import StepRecord
 from engine.keeping import prefix_keeper
 from engine.keeping.keeping_engine import KeepingEngine
+from engine.model.adapters.adapter import Adapter
+from tests.adapters import save_adapter
 from tests.engine.answers import assert_alike
 
 CONFIG = EngineConfig(
@@ -116,6 +118,22 @@ def test_any_nights_answer_as_without(
             content = bytearray(path.read_bytes())
             content[data.draw(st.integers(0, len(content) - 1))] ^= 0x55
             path.write_bytes(content)
+
+
+def test_prefixes_of_another_adapter_are_not_found(tiny_llama: Path, tmp_path: Path) -> None:
+    """Of an engine that exchanges adapters, as workloads of one model do."""
+    one, other = (Adapter.find(save_adapter(tiny_llama, tmp_path / f"{seed}", seed)) for seed in (1, 2))
+    config = replace(CONFIG, keep_prefixes_bytes=1 << 30, prefix_folder=str(tmp_path / "kept"))
+    engine, requests = KeepingEngine.load(tiny_llama, config, adapter=one, keeps_base=True), ask(range(3), [1, 2])
+    answers, num_first = run(engine, requests)
+    engine.use_adapter(other)
+    others, num_computed = run(engine, requests)
+    assert num_computed == num_first
+    assert_alike(others, run(Engine.load(tiny_llama, CONFIG, adapter=other), requests)[0])
+    engine.use_adapter(one)
+    again, num_computed = run(engine, requests)
+    assert_alike(again, answers)
+    assert num_computed < num_first / 2
 
 
 def test_what_costs_more_to_read_is_not_kept(

@@ -50,6 +50,7 @@ def test_what_was_written_is_found_by_its_tokens(tmp_path: Path, dtype: torch.dt
 
 
 def test_the_folder_is_its_users_alone(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir(mode=0o755)
     store = PrefixStore(tmp_path / "kept", 1 << 30)
     store.write(store.name_blocks(TOKENS, BLOCK_SIZE, "model"), make_kv(5))
     assert measure_read_rate(store.folder, 1 << 16) > 0

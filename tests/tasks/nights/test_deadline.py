@@ -64,13 +64,20 @@ def test_a_deadline_is_a_stop_request(tmp_path: object) -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=12), st.integers(1, 3), st.floats(0, 40))
 def test_what_fits_is_what_engines_end_in_time(seconds: list[float], num_engines: int, left: float) -> None:
     """Against a night over a fake clock: each engine takes the next partition when it is free."""
-    clocks, in_time = [0.0] * num_engines, []
+    clocks, in_time, begun = [0.0] * num_engines, [], []
     for partition, length in enumerate(seconds):
         engine = min(range(num_engines), key=clocks.__getitem__)
+        if clocks[engine] < left:
+            begun.append(partition)
         clocks[engine] += length
         if clocks[engine] <= left:
             in_time.append(partition)
-    assert find_fitting(range(len(seconds)), seconds, num_engines, left) == in_time
+    shares = find_fitting(range(len(seconds)), seconds, num_engines, left)
+    assert list(shares) == begun
+    assert [partition for partition, share in shares.items() if share == 1] == in_time
+    assert all(share > 0 for share in shares.values())
+    done = sum(share * seconds[partition] for partition, share in shares.items())
+    assert done == pytest.approx(sum(min(clock, left) for clock in clocks))
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.integers(-3, 3), st.integers(1, 50)), min_size=1, max_size=40))
