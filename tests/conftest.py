@@ -12,10 +12,11 @@ from hypothesis import settings
 
 # Prefect and the model cache read these when they are imported, so they are set before anything else is.
 _PRIVATE = tempfile.TemporaryDirectory(prefix="batchloom-tests-")
-# One cache for all of pytest's processes: kernels are compiled and GGUF files converted once, not once in each.
+# One cache for all of pytest's processes: kernels (Triton's, too) are compiled and GGUF files converted once.
 _CACHE = os.environ.setdefault("BATCHLOOM_TESTS_CACHE", f"{_PRIVATE.name}/cache")
 os.environ.update(
     BATCHLOOM_CACHE=_CACHE,
+    TRITON_CACHE_DIR=f"{_CACHE}/triton",
     PREFECT_HOME=f"{_PRIVATE.name}/prefect",
     PREFECT_LOCAL_STORAGE_PATH=f"{_PRIVATE.name}/prefect/storage",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
