@@ -1,30 +1,39 @@
 """Layers in one call are, bit by bit, what the kernels make of them one after the other."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.branched_layer import BranchedWeights, Experts
 from engine.kernels.cpu.native import PackedWeight
 from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
+from engine.kernels.cpu.unpacked_layer import make_unpacked_layer
 from engine.kernels.decoder_layer import LayerWeights, Linear
+from engine.kernels.layer_by_layer import LayerByLayer
 from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
 EPSILON, SCALE = 1e-5, 0.2
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
-    made = NativeBackend(
+def make_kernels(folder: Path) -> NativeBackend:
+    return NativeBackend(
         has_layers=True,
         num_q_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=DIM,
         dtype=torch.bfloat16,
         block_size=BLOCK_SIZE,
-        folder=tmp_path_factory.mktemp("kernels"),
+        folder=folder,
     )
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
+    made = make_kernels(tmp_path_factory.mktemp("kernels"))
     if not made.has_products:
         assert made.pack(torch.ones(32, 32).bfloat16()) is None
         pytest.skip("this CPU does not multiply bf16: layers are never packed")
@@ -120,3 +129,71 @@ def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: 
         assert torch.equal(out, expected)
         written, wanted = (*keys, *values), (*expected_keys, *expected_values)
         assert all(torch.equal(*pair) for pair in zip(written, wanted, strict=True))
+
+
+@pytest.fixture(scope="module")
+def kernels_without_tiles(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXXFLAGS", "-O1 -DNO_TILES")
+        return make_kernels(tmp_path_factory.mktemp("vectors"))
+
+
+@pytest.mark.parametrize("fixture", ["kernels", "kernels_without_tiles"])
+@pytest.mark.parametrize("kind", ["plain", "shared and gated", "biases and limits"])
+def test_experts_are_those_of_torch(kind: str, fixture: str, request: pytest.FixtureRequest) -> None:
+    """More rows than a thread keeps, more columns than one piece of the depth, an expert that no row chooses."""
+    kernels: NativeBackend = request.getfixturevalue(fixture)
+    if not kernels.has_products:
+        pytest.skip("this CPU does not multiply bf16: layers are never packed")
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).bfloat16()
+
+    hidden_size, size, num_experts, num_shared = 2112, 96, 6, 2 if kind == "shared and gated" else 0
+    has_biases, num_all = kind == "biases and limits", num_experts + num_shared
+    router_bias = torch.tensor([0.0, 0.5, 0, 0, -1e4, 1]).bfloat16()
+    layer = BranchedWeights(
+        attention_norm=torch.ones(hidden_size).bfloat16(),
+        qkv=(draw((HEADS + 2 * KV_HEADS) * DIM, hidden_size), None),
+        output=(torch.zeros(hidden_size, HEADS * DIM).bfloat16(), None),  # the same rows reach both routers
+        mlp_norm=draw(hidden_size) + 1,
+        gate=3 * draw(num_all * size, hidden_size),
+        up=3 * draw(num_all * size, hidden_size),
+        down=draw(num_all * hidden_size, size),
+        gate_bias=draw(num_all * size) if has_biases else None,
+        up_bias=draw(num_all * size) if has_biases else None,
+        down_bias=draw(num_all * hidden_size) if has_biases else None,
+        gate_function="clamped" if has_biases else "silu",
+        gate_alpha=1.702,
+        gate_limit=2.0,
+        q_norm=None,
+        k_norm=None,
+        epsilon=EPSILON,
+        scale=SCALE,
+        experts=Experts(
+            router=draw(num_experts + (num_shared > 0), hidden_size),
+            router_bias=router_bias if has_biases else None,
+            num_experts=num_experts,
+            num_chosen=3,
+            num_shared=num_shared,
+            is_renormalised=kind != "shared and gated",
+        ),
+    )
+    work = kernels.prepare(batch_of(99))
+    num_rows = len(work.slots)
+    cos, sin = torch.ones(num_rows, DIM), torch.zeros(num_rows, DIM)
+    hidden = draw(num_rows, hidden_size)
+    shape = (int(work.slots.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
+    keys, values = ([torch.zeros(shape, dtype=torch.bfloat16)] for _ in range(2))
+    packed = kernels.make_layers([layer])
+    assert isinstance(packed, PackedLayers)
+    expected = LayerByLayer([make_unpacked_layer(kernels, layer)])(hidden, keys, values, work, cos, sin)
+    # Few of them, all, and none.
+    for output_rows in (torch.tensor([7, 0, num_rows - 1]), None, torch.tensor([], dtype=torch.int64)):
+        out = packed(hidden.clone(), keys, values, work, cos, sin, output_rows)
+        wanted = expected if output_rows is None else expected[output_rows]
+        assert out.shape == wanted.shape
+        # What the experts add is large beside the rows; each rounding of it is 1/256 at most.
+        assert len(out) == 0 or (out - wanted).abs().max() < 0.05 * wanted.abs().max()
+    assert (expected - hidden).abs().max() > 10 * hidden.abs().max()
