@@ -146,6 +146,9 @@ class EngineConfig:
     tensor_parallel_size: Annotated[
         int, Field(ge=1, description="GPUs of this host that each compute a share of every layer of one model")
     ] = 1
+    deterministic: Annotated[
+        bool, Field(description="answers have the same bits in any batch: in bfloat16 on a CPU, and in int8 always")
+    ] = False
     num_threads: Annotated[int, Field(ge=0, description="of the CPU, in each process; 0: torch decides")] = 0
 
     def __post_init__(self) -> None:
@@ -164,6 +167,10 @@ class EngineConfig:
             raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
         if self.dtype == "fp8" and self.attention in ("native", "torch"):
             raise ConfigError(f"dtype 'fp8' is computed on a GPU, not by attention {self.attention!r}")
+        if self.deterministic:
+            from engine.deterministic import check_deterministic  # most nights need not be
+
+            check_deterministic(self)
         if self.dtype in ("int8", "quantized") and (
             self.device.startswith("cuda") or self.attention not in ("auto", "native")
         ):

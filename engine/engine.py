@@ -208,15 +208,16 @@ class Engine:
                 num_prompt_tokens=len(request.token_ids),
                 error=reason,
             )
-        block_size = self._cache.block_size
-        layout = self._cache.layout
-        pool, swap = make_pool(self.config, self._cache.num_blocks, layout), None
+        config, block_size, layout = self.config, self._cache.block_size, self._cache.layout
+        pool, swap = make_pool(config, self._cache.num_blocks, layout), None
         if self._num_swap_blocks:
             from engine.kv.block_copies import BlockCopies
 
             swap = SwapSpace(BlockCopies(self._cache), self._num_swap_blocks, layout.windows if layout else ())
         scheduler = Scheduler(
-            schedule_groups(requests, groups, impossible, block_size, self.config.sharing, self._make_node),
+            schedule_groups(
+                requests, groups, impossible, block_size, config.sharing, self._make_node, config.deterministic
+            ),
             pool=pool,
             config=self._config,
             swap=swap,

@@ -47,7 +47,10 @@ class StepRunner:
         self.model = model
         self._config = config
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
-        self.attention = make_attention(
+        make = make_attention
+        if config.deterministic:
+            from engine.model.deterministic import make_deterministic as make  # most nights need not be
+        self.attention = make(
             "torch" if is_cpu_share and config.attention == "auto" else config.attention,
             num_q_heads=model.num_q_heads,
             kv_shape=model.kv_shape,

@@ -32,6 +32,7 @@ class NativeBackend(NativeOperations):
 
     name = "native"
     graphable = None
+    label_columns = staticmethod(columns_in_float64)
 
     def __init__(self, *, has_layers: bool, **shape: Any) -> None:
         super().__init__(**shape)
@@ -71,7 +72,7 @@ class NativeBackend(NativeOperations):
 class PackedOutputLayer:
     """An output layer (`engine.kernels.decoder_layer.OutputLayer`) with packed weights."""
 
-    def __init__(self, kernels: NativeKernels, packed: PackedWeight) -> None:
+    def __init__(self, kernels: NativeBackend, packed: PackedWeight) -> None:
         self._kernels = kernels
         self._packed = packed
 
@@ -84,7 +85,7 @@ class PackedOutputLayer:
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         bias = None if self._packed.bias is None else self._packed.bias[token_ids]
-        return columns_in_float64(hidden, self.weights_of(token_ids), bias)
+        return self._kernels.label_columns(hidden, self.weights_of(token_ids), bias)
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)

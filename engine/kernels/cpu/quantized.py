@@ -17,9 +17,9 @@ from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import COMPUTE_LAYERS, load_library
-from engine.kernels.cpu.native_layers import PackedLayers, PairLayer
+from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers, PairLayer
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
-from engine.kernels.decoder_layer import DecoderLayers, columns_in_float64
+from engine.kernels.decoder_layer import DecoderLayers
 
 _PANEL = 2 * HALF
 
@@ -205,7 +205,7 @@ def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PairLayer:
 class QuantizedOutputLayer:
     """An output layer (`engine.kernels.decoder_layer.OutputLayer`), or a table of embeddings, that stays quantized."""
 
-    def __init__(self, kernels: NativeKernels, library: ctypes.CDLL, weight: QuantizedWeight) -> None:
+    def __init__(self, kernels: NativeBackend, library: ctypes.CDLL, weight: QuantizedWeight) -> None:
         self._kernels = kernels
         self._library = library
         self._weight = weight
@@ -232,7 +232,7 @@ class QuantizedOutputLayer:
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         bias = None if self._weight.bias is None else self._weight.bias[token_ids]
-        return columns_in_float64(hidden, self.weights_of(token_ids), bias)
+        return self._kernels.label_columns(hidden, self.weights_of(token_ids), bias)
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """bfloat16 ``[..., hidden]``."""

@@ -24,6 +24,7 @@ from engine.kernels.cpu.quantized import (
 )
 from engine.model.attention import AttentionBackend
 from engine.model.checkpoint import GGUF_TENSORS, cache_folder, is_plain, read_config, resolve_checkpoint
+from engine.model.layer_windows import find_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.model import Model
 from engine.model.quantized.gguf_weights import GgufWeights
@@ -82,6 +83,8 @@ def _why_not(
         return "the model's layers are not those of Llama, Mistral or Qwen"
     if weights.why_not_covered is not None:
         return weights.why_not_covered
+    if config.deterministic and find_windows(values.to_dict()):
+        return "deterministic takes layers without a sliding window"
     num_q_heads = int(values.num_attention_heads)
     try:
         backend = NativeBackend(

@@ -19,6 +19,7 @@ def schedule_groups(
     block_size: int,
     sharing: Sharing = "path",
     make_node: Callable[..., PrefixNode] = PrefixNode,
+    shares_whole_blocks: bool = False,
 ) -> list[ScheduledGroup]:
     """Turns a plan into groups to run.
 
@@ -38,6 +39,7 @@ def schedule_groups(
         block_size: tokens in a KV block.
         sharing: the policy.
         make_node: makes the nodes of prefixes.
+        shares_whole_blocks: whether what a prefix has beyond its full blocks is computed with each suffix.
     """
     if sharing in ("lru", "none"):
         indices = sorted(index for group in groups for member in group.members for index in member.request_indices)
@@ -59,8 +61,9 @@ def schedule_groups(
         base = _common_node(group, block_size, nodes, make_node) if sharing == "path" else None
         node, num_covered = base, base.end if base is not None else 0
         # A prefix shorter than a block is computed with each suffix: a part of attention of its own would cost more.
-        if len(group.prefix) > num_covered and len(group.prefix) >= block_size:
-            node = make_node(parent=base, token_ids=group.prefix[num_covered:], start=num_covered)
+        end = len(group.prefix) // block_size * block_size if shares_whole_blocks else len(group.prefix)
+        if end > num_covered and end >= block_size:
+            node = make_node(parent=base, token_ids=group.prefix[num_covered:end], start=num_covered)
         sequences = [Sequence(request=_most_urgent(requests, owners), owners=owners, node=node) for owners in answers]
         scheduled.append(ScheduledGroup(node=node, sequences=sequences))
     return scheduled

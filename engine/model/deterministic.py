@@ -1,0 +1,38 @@
+"""The attention backend where results must not depend on what else is computed."""
+
+from typing import Any
+
+import torch
+
+from engine.config import Attention
+from engine.errors import ConfigError
+from engine.kernels.cpu.deterministic import DeterministicBackend
+from engine.kernels.cpu.native_build import NativeBuildError
+from engine.kv.kv_cache import KVShape
+from engine.model.attention import AttentionBackend, make_attention
+from engine.model.checkpoint import cache_folder
+
+
+def make_deterministic(
+    name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
+) -> AttentionBackend:
+    """As `make_attention`, with results that do not depend on what else is computed; int8 has no others.
+
+    Raises:
+        ConfigError: results would depend on it, or the kernels do not cover the model.
+    """
+    shape: dict[str, Any] = {"num_q_heads": num_q_heads, "block_size": block_size, "has_layers": has_layers}
+    if kv_shape.dtype == torch.int8:
+        return make_attention(name, kv_shape=kv_shape, device=device, **shape)
+    if device.type != "cpu":
+        raise ConfigError(f"deterministic: sums on a GPU depend on the batch; set device to cpu, got {device}")
+    if not has_layers:
+        raise ConfigError("deterministic: the layers are transformers' own, whose products depend on the batch")
+    shape |= {"num_kv_heads": kv_shape.num_kv_heads, "head_dim": kv_shape.head_dim, "dtype": kv_shape.dtype}
+    try:
+        backend = DeterministicBackend(**shape, folder=cache_folder())
+    except (ValueError, NativeBuildError) as error:
+        raise ConfigError(f"deterministic: {error}") from error
+    if not backend.has_products:
+        raise ConfigError(f"deterministic: products are of bfloat16, on AMX or AVX512-BF16, got {backend.dtype} here")
+    return backend

@@ -1,0 +1,149 @@
+"""Bfloat16 with `deterministic`: answers that do not depend on what else is computed, to the last bit."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, MistralConfig, MistralForCausalLM
+
+from engine import Engine, EngineConfig, Request
+from engine.errors import ConfigError, ModelError
+from engine.kernels.cpu.deterministic import DeterministicBackend
+from engine.kernels.cpu.native_build import load_library
+from engine.kernels.decoder_layer import columns_in_float64
+from engine.model.checkpoint import cache_folder
+from tests.engine.model.test_int8 import LABELS, answer
+
+KV_BYTES = 1 << 22
+SHARED = [(7 * i * i + i) % 490 + 3 for i in range(420)]
+PROMPTS = [
+    *([*SHARED[:300], 20 + number, 30 + number] for number in range(3)),
+    *([*SHARED[: 210 + 40 * number], *range(10, 10 + 23 * number)] for number in range(1, 4)),
+    *([*SHARED, *range(9, 9 + number)] for number in (1, 2)),
+    *([4 + number] * (1 + 60 * number) for number in range(3)),
+]
+"""Shared beginnings that end within a block and within a chunk of attention, before and behind the first one."""
+
+
+def load(checkpoint: Path, **changes: Any) -> Engine:
+    given = {"dtype": "bfloat16", "device": "cpu", "kv_memory_bytes": KV_BYTES, "deterministic": True} | changes
+    return Engine.load(checkpoint, EngineConfig(**given))
+
+
+def requests_of(numbers: list[int]) -> list[Request]:
+    """Each prompt answered greedily, drawn, and scored."""
+    asked = []
+    for number in numbers:
+        prompt = PROMPTS[number]
+        asked += [
+            Request(request_id=f"g{number}", token_ids=prompt, max_new_tokens=6, ignore_eos=True),
+            Request(request_id=f"d{number}", token_ids=prompt, max_new_tokens=4, temperature=1.0, seed=number),
+            Request(request_id=f"s{number}", token_ids=prompt, mode="score", labels=LABELS),
+        ]
+    return asked
+
+
+@pytest.fixture
+def num_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def has_products() -> None:
+    if not load_library(cache_folder()).has_products():
+        pytest.skip("this CPU does not multiply bf16")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def checkpoint(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path], has_products: None) -> Path:
+    return tiny_checkpoint(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path) -> dict[str, tuple[object, ...]]:
+    """Every request in a call of its own."""
+    engine = load(checkpoint, max_num_batched_tokens=64)
+    return {name: found for one in requests_of([*range(len(PROMPTS))]) for name, found in answer(engine, [one]).items()}
+
+
+def test_prompts_together_are_answered_as_alone(
+    checkpoint: Path, alone: dict[str, tuple[object, ...]], num_threads: Callable[[int], None]
+) -> None:
+    for threads, max_num_batched_tokens in ((1, 2048), (2, 150)):
+        num_threads(threads)
+        engine = load(checkpoint, max_num_batched_tokens=max_num_batched_tokens)
+        assert answer(engine, requests_of([*range(len(PROMPTS))])) == alone
+
+
+@pytest.mark.slow
+@settings(max_examples=3)
+@given(data=st.data())
+def test_answers_do_not_depend_on_the_batch(
+    data: st.DataObject, checkpoint: Path, alone: dict[str, tuple[object, ...]]
+) -> None:
+    """Any rows together, shared or not, in steps of any size, preempted or not, guessed or not, on a thread or two."""
+    numbers = data.draw(st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, unique=True))
+    chosen = data.draw(
+        st.fixed_dictionaries(
+            {
+                "max_num_batched_tokens": st.sampled_from([33, 200, 2048]),
+                "sharing": st.sampled_from(["path", "group", "lru", "none"]),
+                "preemption": st.sampled_from(["recompute", "swap"]),
+                "kv_memory_bytes": st.sampled_from([KV_BYTES, 1 << 18]),
+                "output_reserve": st.sampled_from([0.0, 1.0]),
+                "prompt_lookup": st.sampled_from(["never", "always"]),
+            }
+        )
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(data.draw(st.sampled_from([1, 2])))
+    found = answer(load(checkpoint, **chosen), requests_of(numbers))
+    torch.set_num_threads(before)
+    assert len(found) == 3 * len(numbers)
+    assert found == {name: alone[name] for name in found}
+
+
+def test_a_column_of_labels_is_the_same_with_any_others(has_products: None) -> None:
+    backend = DeterministicBackend(
+        has_layers=True, num_q_heads=2, num_kv_heads=1, head_dim=16, dtype=torch.bfloat16, block_size=32,
+        folder=cache_folder(),
+    )  # fmt: skip
+    hidden, weight, bias = torch.randn(150, 999), torch.randn(7, 999), torch.randn(7)
+    found = backend.label_columns(hidden, weight, bias)
+    assert torch.allclose(found, columns_in_float64(hidden, weight, bias), rtol=1e-12, atol=1e-12)
+    for row in (0, 63, 64, 149):
+        alone = [
+            backend.label_columns(hidden[row : row + 1], weight[at : at + 1], bias[at : at + 1]) for at in range(7)
+        ]
+        assert torch.equal(torch.cat(alone, dim=1), found[row : row + 1])
+    assert backend.label_columns(hidden[:0], weight, None).shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float32"}, "deterministic goes with dtype 'auto' or 'bfloat16' or 'int8' or 'quantized', got"),
+        ({"attention": "torch"}, "deterministic goes with attention 'auto' or 'native', got 'torch'"),
+        ({"device": "cuda"}, "deterministic goes with device 'auto' or 'cpu', got 'cuda'"),
+        ({"keep_prefixes_bytes": 1}, "deterministic goes with keep_prefixes_bytes 0, got 1"),
+        ({"tensor_parallel_size": 2}, "deterministic goes with tensor_parallel_size 1, got 2"),
+    ],
+)
+def test_what_depends_on_the_batch_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(deterministic=True, **change)
+
+
+def test_a_window_is_refused(tiny_llama: Path, has_products: None) -> None:
+    values = AutoConfig.from_pretrained(tiny_llama).to_dict() | {"sliding_window": 40, "architectures": None}
+    model = MistralForCausalLM(MistralConfig(**{**values, "model_type": "mistral"}))
+    with pytest.raises(
+        ModelError, match="deterministic takes layers without a sliding window, got one of 40 positions"
+    ):
+        Engine.load(model, EngineConfig(dtype="bfloat16", device="cpu", kv_memory_bytes=KV_BYTES, deterministic=True))
