@@ -8,6 +8,8 @@
 // Log-sum-exps are not kept: a row's running maximum, sum and output pass from its prefix to its own part.
 #pragma once
 
+#include <memory>
+
 #include "pairs.h"
 #include "work_items.h"
 
@@ -345,8 +347,9 @@ struct Attend {
 
 template <typename T>
 Workspace<T>& workspace() {
-  static thread_local Workspace<T> own;
-  return own;
+  // Behind a pointer: the address of a thread's own memory would be asked for, by a call, wherever it is used.
+  static thread_local const auto own = std::make_unique<Workspace<T>>();
+  return *own;
 }
 
 // Rows that products compute for `used` ones.

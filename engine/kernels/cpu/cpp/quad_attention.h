@@ -10,6 +10,8 @@
 //   values [8 quads of tokens][D][4]                      (quads along the tokens), then bf16 scales [32]
 #pragma once
 
+#include <memory>
+
 #include "quads.h"
 #include "work_items.h"
 
@@ -371,8 +373,9 @@ inline void load_quad_attention_tiles() {
 #endif
 
 inline QuadWorkspace& quad_workspace() {
-  static thread_local QuadWorkspace own;
-  return own;
+  // Behind a pointer: the address of a thread's own memory would be asked for, by a call, wherever it is used.
+  static thread_local const auto own = std::make_unique<QuadWorkspace>();
+  return *own;
 }
 
 // Query rows (token-major, then query head) of `count` tokens for one KV head, as bytes.
