@@ -21,7 +21,8 @@ constexpr int SUB = 32;         // tokens in a sub-block of KV
 constexpr int ROWS = 32;        // query rows of a tile: tokens x query heads of one KV head
 constexpr int CHUNK = 128;      // KV tokens whose weights have a scale in common
 constexpr int MAX_DIM = 256;    // largest head dim
-constexpr int MARGIN = 32;      // around a chunk, for vectors that begin before it or end after it
+constexpr int MARGIN = 32;      // after a chunk, for vectors that end there
+constexpr int STRIDE = CHUNK + MARGIN;  // from a row's scores to the next one's
 constexpr int MAX_PIECES = CHUNK / SUB + 2;
 constexpr float WEIGHT_ONE = 65504.0f;  // the largest weight; a little above it still fits 16 bits
 
@@ -39,13 +40,12 @@ struct alignas(64) QuadWorkspace {
   float factor[ROWS];                             // of a row's scores, with log2(e) in it
   int32_t offset[ROWS];                           // -128 times the sum of a row of q
   int32_t sums[ROWS * SUB + 16];                  // of a piece that begins within its sub-block
-  int32_t chunk_sums[ROWS * (CHUNK + MARGIN)];    // queries times keys of a chunk
-  float scores[ROWS * CHUNK];                     // the same times the scales of keys, in units of `factor`
+  float scores[ROWS * STRIDE];                    // of a chunk in units of `factor`; before that, sums in 32 bits
   float key_scales[CHUNK + MARGIN], value_scales[CHUNK + MARGIN];
   float largest_scale[CHUNK + MARGIN];            // of values up to each token
-  uint8_t weights[2][MARGIN + ROWS * CHUNK + MARGIN];  // high and low bytes
-  uint8_t piece_weights[MAX_PIECES][2][ROWS * SUB];
-  int32_t products[2][ROWS * 16];
+  uint8_t weights[2][ROWS * CHUNK];               // high and low bytes
+  int8_t values[CHUNK * MAX_DIM];                 // of a chunk: [CHUNK / 4][D][4]
+  int32_t products[2][2][ROWS * 16];              // of high and low bytes, in turn
   float out[ROWS * MAX_DIM];
   float top[ROWS], sum[ROWS];
   Lanes exponentials[ROWS];                       // sums of a row's, lane by lane
@@ -108,18 +108,20 @@ struct QuadAttend {
       find_scales(w, pieces, num_pieces, seen_by(0), count);
       // Pass by pass, so that rows do not wait for each other's reductions.
       for (int r = 0; r < num_rows; r++) scale_row(w, r, seen_by(r));
-      for (int r = 0; r < num_rows; r++) weigh_row(w, r, seen_by(r));
+      for (int r = 0; r < num_rows; r++) weigh_row(w, r, seen_by(r), count);
       for (int r = 0; r < num_rows; r++) w.chunk_sum[r] = sum_lanes(w.exponentials[r]);
       merge_sums(w);
-      add_values(w, pieces, num_pieces, num_rows);
+      for (int i = 0; i < num_pieces; i++) gather_values(w.values, pieces[i]);
+      add_values(w, num_rows, count);
     }
   }
 
-  // chunk_sums[r][at ...] = q[r] . keys of a piece. What is beyond the piece is overwritten, or not looked at.
+  // Sums of q[r] times keys of a piece, where scores [r][at ...] will be. What is beyond the piece is overwritten, or not
+  // looked at.
   void score(QuadWorkspace& w, const Piece& piece, int num_rows) const {
-    int32_t* const to = w.chunk_sums + piece.at;
+    int32_t* const to = reinterpret_cast<int32_t*>(w.scores) + piece.at;
     int32_t* const sums = piece.first ? w.sums : to;
-    const int stride = piece.first ? SUB : CHUNK + MARGIN;
+    const int stride = piece.first ? SUB : STRIDE;
 #ifdef HAS_AMX
     if (use_tiles)
       score_tiles(w.q, piece.keys, sums, stride, num_rows > 16);
@@ -128,7 +130,7 @@ struct QuadAttend {
       score_vectors(w, piece.keys, sums, stride, num_rows);
     for (int r = 0; piece.first && r < num_rows; r++)
       for (int i = 0; i < piece.count; i += 16)
-        store_ints(to + r * (CHUNK + MARGIN) + i, load_ints(sums + r * SUB + piece.first + i));
+        store_ints(to + r * STRIDE + i, load_ints(sums + r * SUB + piece.first + i));
   }
 
   // 16 scales of a sub-block from token `first` on; those beyond its end are zero.
@@ -140,7 +142,7 @@ struct QuadAttend {
   }
 
 #ifdef HAS_AMX
-  // Tile registers: 0 to 3 sums, 4 queries, 5 keys.
+  // Tile registers: 0 to 3 sums, 4 and 5 queries, 6 and 7 keys.
   void score_tiles(const int8_t* q, const int8_t* keys, int32_t* sums, int stride, bool both) const {
     _tile_zero(0);
     _tile_zero(1);
@@ -150,18 +152,15 @@ struct QuadAttend {
     }
     for (int d = 0; d < dim; d += 64) {
       _tile_loadd(4, q + d, dim);
-      _tile_loadd(5, keys + d * 16, 64);
-      _tile_dpbssd(0, 4, 5);
+      _tile_loadd(6, keys + d * 16, 64);
+      _tile_loadd(7, keys + 16 * dim + d * 16, 64);
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbssd(1, 4, 7);
       if (both) {
-        _tile_loadd(4, q + 16 * dim + d, dim);
-        _tile_dpbssd(2, 4, 5);
+        _tile_loadd(5, q + 16 * dim + d, dim);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
       }
-      _tile_loadd(5, keys + 16 * dim + d * 16, 64);
-      if (both) {
-        _tile_dpbssd(3, 4, 5);
-        _tile_loadd(4, q + d, dim);
-      }
-      _tile_dpbssd(1, 4, 5);
     }
     _tile_stored(0, sums, stride * 4);
     _tile_stored(1, sums + 16, stride * 4);
@@ -199,6 +198,7 @@ struct QuadAttend {
       }
     }
     store_lanes(w.value_scales + count, Lanes{});
+    store_lanes(w.value_scales + count + 16, Lanes{});
     float most = 0;
     int token = 0;
     if (first_seen >= 16) {
@@ -211,13 +211,13 @@ struct QuadAttend {
       w.largest_scale[token] = most = w.value_scales[token] > most ? w.value_scales[token] : most;
   }
 
-  // The scores of a row's first `seen` tokens of a chunk, up to a multiple of 16, and the largest of them.
+  // The scores of a row's first `seen` tokens of a chunk, up to a multiple of 32, and the largest of them.
   static void scale_row(QuadWorkspace& w, int row, int seen) {
-    const int32_t* sums = w.chunk_sums + row * (CHUNK + MARGIN);
-    float* scores = w.scores + row * CHUNK;
+    float* scores = w.scores + row * STRIDE;
     Lanes most = Lanes{} - 1e30f;
-    for (int j = 0; j < seen; j += 16) {
-      Lanes found = to_lanes(load_ints(sums + j)) * load_lanes(w.key_scales + j);
+    int j = 0;
+    for (; j < seen; j += 16) {
+      Lanes found = to_lanes(load_ints(scores + j)) * load_lanes(w.key_scales + j);
       if (j + 16 > seen) {
         const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         found = lanes < seen - j ? found : Lanes{} - 1e30f;
@@ -225,28 +225,32 @@ struct QuadAttend {
       most = larger(most, found);
       store_lanes(scores + j, found);
     }
+    if (j % 32) store_lanes(scores + j, Lanes{} - 1e30f);
     w.chunk_top[row] = seen ? largest_lane(most) * w.factor[row] : -1e30f;
   }
 
-  // The weights of the same tokens, relative to the largest score; zeros from there on.
-  static void weigh_row(QuadWorkspace& w, int row, int seen) {
-    const float* scores = w.scores + row * CHUNK;
-    uint8_t* high = w.weights[0] + MARGIN + row * CHUNK;
-    uint8_t* low = w.weights[1] + MARGIN + row * CHUNK;
+  // The weights of the same tokens, relative to the largest score; zeros for what is left of `count` tokens, up to a
+  // multiple of 64.
+  static void weigh_row(QuadWorkspace& w, int row, int seen, int count) {
+    const float* scores = w.scores + row * STRIDE;
+    uint8_t *high = w.weights[0] + row * CHUNK, *low = w.weights[1] + row * CHUNK;
     const float largest_scale = seen ? w.largest_scale[seen - 1] : 0.0f;
     const Lanes factor = Lanes{} + w.factor[row], top = Lanes{} - w.chunk_top[row];
     const Lanes inverse = Lanes{} + (largest_scale > 0 ? WEIGHT_ONE / largest_scale : 0.0f);
     Lanes sums = {};
     int j = 0;
-    for (; j < seen; j += 16) {
-      const Lanes weight = exp2_lanes(fused(load_lanes(scores + j), factor, top));
-      sums += weight;
-      const Lanes scaled = load_lanes(w.value_scales + j) * inverse;
-      const Bits rounded = Bits(fused(weight, scaled, Lanes{} + 8388608.0f));  // 2^23: low bits are whole
-      store_bytes(high + j, rounded >> 8);
-      store_bytes(low + j, rounded);
+    for (; j < seen; j += 32) {
+      Bits rounded[2];
+      for (int half = 0; half < 2; half++) {
+        const int at = j + 16 * half;
+        const Lanes weight = exp2_lanes(fused(load_lanes(scores + at), factor, top));
+        sums += weight;
+        const Lanes scaled = load_lanes(w.value_scales + at) * inverse;
+        rounded[half] = Bits(fused(weight, scaled, Lanes{} + 8388608.0f));  // 2^23: low bits are whole
+      }
+      store_low_bytes(rounded, high + j, low + j);
     }
-    for (; j < CHUNK; j += 16) store_bytes(high + j, Bits{}), store_bytes(low + j, Bits{});
+    for (; j < (count + 63) / 64 * 64; j += 32) std::memset(high + j, 0, 32), std::memset(low + j, 0, 32);
     w.exponentials[row] = sums, w.chunk_scale[row] = largest_scale / WEIGHT_ONE;
   }
 
@@ -264,113 +268,97 @@ struct QuadAttend {
     }
   }
 
-  // A piece's weights, from row to row `stride` apart, in the order of its sub-block.
-  struct PieceWeights {
-    const uint8_t *high, *low;
-    int stride;
-  };
-
-  // Those of a whole sub-block lie so. Those of a part of one are copied, with zeros for the other tokens there.
-  static PieceWeights place_weights(QuadWorkspace& w, const Piece& piece, uint8_t (&to)[2][ROWS * SUB], int num_rows) {
-    const uint8_t *high = w.weights[0] + MARGIN + piece.at, *low = w.weights[1] + MARGIN + piece.at;
-    if (piece.count == SUB) return {high, low, CHUNK};
-    typedef uint8_t Tokens __attribute__((vector_size(SUB)));
-    Tokens mask;
-    for (int i = 0; i < SUB; i++) mask[i] = i >= piece.first && i < piece.first + piece.count ? 255 : 0;
-    for (int part = 0; part < 2; part++) {
-      for (int r = 0; r < num_rows; r++) {
-        Tokens bytes;
-        std::memcpy(&bytes, (part ? low : high) - piece.first + r * CHUNK, SUB);
-        bytes &= mask;
-        std::memcpy(to[part] + r * SUB, &bytes, SUB);
+  // Values of a piece among those of its chunk, quads along the chunk's tokens. What comes after the piece in its last quad
+  // is overwritten, or has no weight.
+  void gather_values(int8_t* to, const Piece& piece) const {
+    const int shift = (piece.first - piece.at) & 3;  // tokens by which quads here and there differ
+    for (int at = piece.at / 4 * 4; at < piece.at + piece.count; at += 4) {
+      const int first = at - piece.at + piece.first - shift;  // a quad of the sub-block, and perhaps the next one
+      const int8_t* from = piece.values + first * dim;
+      const bool is_low = first >= 0, is_high = shift && first + 4 < SUB;
+      const uint32_t kept = at < piece.at ? (1u << 8 * (piece.at - at)) - 1 : 0;  // of the piece before
+      if (!shift && !kept) {
+        std::memcpy(to + at * dim, from, size_t(4) * dim);
+        continue;
+      }
+      for (int d = 0; d < 4 * dim; d += 64) {
+        const Bits low = is_low ? Bits(load_ints(from + d)) >> 8 * shift : Bits{};
+        const Bits high = is_high ? Bits(load_ints(from + 4 * dim + d)) << (32 - 8 * shift) : Bits{};
+        store_ints(to + at * dim + d, Ints((Bits(load_ints(to + at * dim + d)) & kept) | ((low | high) & ~kept)));
       }
     }
-    return {to[0], to[1], SUB};
   }
 
-  // out = out rescale + share weights . values of all pieces.
-  void add_values(QuadWorkspace& w, const Piece* pieces, int num_pieces, int num_rows) const {
-    PieceWeights weights[MAX_PIECES];
-    for (int i = 0; i < num_pieces; i++) weights[i] = place_weights(w, pieces[i], w.piece_weights[i], num_rows);
+  // out = out rescale + share weights . values of a chunk. The products of 16 columns go to the output while the next ones
+  // are computed.
+  void add_values(QuadWorkspace& w, int num_rows, int count) const {
     for (int d = 0; d < dim; d += 16) {
+      int32_t(&products)[2][ROWS * 16] = w.products[d / 16 % 2];
 #ifdef HAS_AMX
-      if (use_tiles)
-        weigh_tiles(w, pieces, weights, num_pieces, num_rows > 16, d);
-      else
-#endif
-        weigh_vectors(w, pieces, weights, num_pieces, num_rows, d);
-      for (int r = 0; r < num_rows; r++) {
-        float* out = w.out + r * dim + d;
-        const Ints products = (load_ints(w.products[0] + r * 16) << 8) + load_ints(w.products[1] + r * 16);
-        store_lanes(out, fused(to_lanes(products), Lanes{} + w.share[r], load_lanes(out) * w.rescale[r]));
+      if (use_tiles) {
+        weigh_tiles(w, num_rows > 16, count, d);
+        if (d) add_products(w, num_rows, d - 16);
+        _tile_stored(0, products[0], 64);
+        _tile_stored(1, products[1], 64);
+        if (num_rows > 16) {
+          _tile_stored(2, products[0] + 16 * 16, 64);
+          _tile_stored(3, products[1] + 16 * 16, 64);
+        }
+        continue;
       }
+#endif
+      weigh_vectors(w, products, num_rows, count, d);
+      if (d) add_products(w, num_rows, d - 16);
+    }
+    add_products(w, num_rows, dim - 16);
+  }
+
+  void add_products(QuadWorkspace& w, int num_rows, int d) const {
+    const int32_t(&products)[2][ROWS * 16] = w.products[d / 16 % 2];
+    for (int r = 0; r < num_rows; r++) {
+      float* out = w.out + r * dim + d;
+      const Ints sums = (load_ints(products[0] + r * 16) << 8) + load_ints(products[1] + r * 16);
+      store_lanes(out, fused(to_lanes(sums), Lanes{} + w.share[r], load_lanes(out) * w.rescale[r]));
     }
   }
 
 #ifdef HAS_AMX
-  // Tile registers: 0 to 3 sums, 6 weights, 7 values, see QUAD_ATTENTION_TILES.
-  void weigh_tiles(QuadWorkspace& w, const Piece* pieces, const PieceWeights* weights, int num_pieces, bool both,
-                   int d) const {
+  // Tile registers: 0 to 3 sums of high and low bytes, 4 and 5 weights, 6 values.
+  void weigh_tiles(const QuadWorkspace& w, bool both, int count, int d) const {
     _tile_zero(0);
     _tile_zero(1);
     if (both) {
       _tile_zero(2);
       _tile_zero(3);
     }
-    for (int i = 0; i < num_pieces; i++) {
-      _tile_loadd(7, pieces[i].values + d * 4, dim * 4);
-      const int64_t stride = weights[i].stride;
-      _tile_loadd(6, weights[i].high, stride);
-      _tile_dpbusd(0, 6, 7);
-      _tile_loadd(6, weights[i].low, stride);
-      _tile_dpbusd(1, 6, 7);
+    for (int token = 0; token < count; token += 64) {
+      _tile_loadd(6, w.values + token * dim + d * 4, dim * 4);
+      _tile_loadd(4, w.weights[0] + token, CHUNK);
+      _tile_dpbusd(0, 4, 6);
+      _tile_loadd(5, w.weights[1] + token, CHUNK);
+      _tile_dpbusd(1, 5, 6);
       if (both) {
-        _tile_loadd(6, weights[i].high + 16 * stride, stride);
-        _tile_dpbusd(2, 6, 7);
-        _tile_loadd(6, weights[i].low + 16 * stride, stride);
-        _tile_dpbusd(3, 6, 7);
+        _tile_loadd(4, w.weights[0] + 16 * CHUNK + token, CHUNK);
+        _tile_dpbusd(2, 4, 6);
+        _tile_loadd(5, w.weights[1] + 16 * CHUNK + token, CHUNK);
+        _tile_dpbusd(3, 5, 6);
       }
-    }
-    _tile_stored(0, w.products[0], 64);
-    _tile_stored(1, w.products[1], 64);
-    if (both) {
-      _tile_stored(2, w.products[0] + 16 * 16, 64);
-      _tile_stored(3, w.products[1] + 16 * 16, 64);
     }
   }
 #endif
 
-  void weigh_vectors(QuadWorkspace& w, const Piece* pieces, const PieceWeights* weights, int num_pieces, int num_rows,
-                     int d) const {
+  void weigh_vectors(const QuadWorkspace& w, int32_t (&to)[2][ROWS * 16], int num_rows, int count, int d) const {
     const int size = dim;
     for (int part = 0; part < 2; part++) {
-      by_quad_rows(num_rows, [=, &w](auto rows, int first) {
+      by_quad_rows(num_rows, [=, &w, &to](auto rows, int first) {
         QuadSums<rows, 1> sums{};
-        for (int i = 0; i < num_pieces; i++) {
-          const int64_t stride = weights[i].stride;
-          const uint8_t* from = (part ? weights[i].low : weights[i].high) + first * stride;
-          const int end = pieces[i].first + pieces[i].count;
-          for (int token = pieces[i].first / 4 * 4; token < end; token += 4)
-            sums.add(from + token, stride, pieces[i].values + token * size + d * 4, 0);
-        }
-        sums.store(w.products[part] + first * 16, 16);
+        for (int token = 0; token < count; token += 4)
+          sums.add(w.weights[part] + first * CHUNK + token, CHUNK, w.values + token * size + d * 4, 0);
+        sums.store(to[part] + first * 16, 16);
       });
     }
   }
 };
-
-#ifdef HAS_AMX
-// Registers 6 and 7 hold 32 tokens: bytes of weights, and 8 quads of values.
-inline void load_quad_attention_tiles() {
-  static const TileConfig config = [] {
-    TileConfig made;
-    made.row_bytes[6] = SUB;
-    made.rows[7] = SUB / 4;
-    return made;
-  }();
-  _tile_loadconfig(&config);
-}
-#endif
 
 inline QuadWorkspace& quad_workspace() {
   // Behind a pointer: the address of a thread's own memory would be asked for, by a call, wherever it is used.
@@ -408,7 +396,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
   {
     QuadWorkspace& w = quad_workspace();
 #ifdef HAS_AMX
-    if (part.use_tiles) load_quad_attention_tiles();
+    if (part.use_tiles) load_tile_config();
 #endif
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {

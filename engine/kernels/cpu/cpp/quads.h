@@ -51,6 +51,26 @@ inline void store_bytes(void* to, Bits bits) {
 #endif
 }
 
+// Of 32 numbers the second bytes, and the first.
+inline void store_low_bytes(const Bits (&bits)[2], uint8_t* second, uint8_t* first) {
+#if !defined(NO_VECTORS) && defined(__AVX512VBMI__)
+  // Bytes 4 i, then bytes 4 i + 1.
+  const __m512i order = _mm512_set_epi8(
+      125, 121, 117, 113, 109, 105, 101, 97, 93, 89, 85, 81, 77, 73, 69, 65,
+      61, 57, 53, 49, 45, 41, 37, 33, 29, 25, 21, 17, 13, 9, 5, 1,
+      124, 120, 116, 112, 108, 104, 100, 96, 92, 88, 84, 80, 76, 72, 68, 64,
+      60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0);
+  const __m512i both = _mm512_permutex2var_epi8(__m512i(bits[0]), order, __m512i(bits[1]));
+  _mm256_storeu_si256((__m256i*)first, _mm512_castsi512_si256(both));
+  _mm256_storeu_si256((__m256i*)second, _mm512_extracti64x4_epi64(both, 1));
+#else
+  for (int half = 0; half < 2; half++) {
+    store_bytes(second + 16 * half, bits[half] >> 8);
+    store_bytes(first + 16 * half, bits[half]);
+  }
+#endif
+}
+
 inline Lanes to_lanes(Ints ints) { return __builtin_convertvector(ints, Lanes); }
 inline Lanes larger(Lanes a, Lanes b) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
