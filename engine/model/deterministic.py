@@ -16,7 +16,7 @@ from engine.model.checkpoint import cache_folder
 def make_deterministic(
     name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
 ) -> AttentionBackend:
-    """As `make_attention`, with results that do not depend on what else is computed; int8 has no others.
+    """See `make_attention`; results do not depend on what else is computed. Int8 has no others.
 
     Raises:
         ConfigError: results would depend on it, or the kernels do not cover the model.
