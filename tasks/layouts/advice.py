@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.errors import BatchloomError
-from tasks.layouts.choose import find_orders, order_rows, spread_orders
+from tasks.layouts.choose import WORTH_SPLITTING, find_orders, order_rows, spread_orders
 from tasks.layouts.estimate import RowOrders
 from tasks.layouts.side import LayoutJob, Side, describe_orders
 from tasks.workloads.workload import Workload
@@ -120,7 +120,9 @@ def _say(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
     said = []
     by_name = {cost.name: cost for cost in costs}
     so_far = by_name.get("kept", by_name[AS_WRITTEN])
-    best = min(costs, key=lambda cost: cost.num_computed_tokens)
+    best, each = by_name["one order"], by_name.get("order per row")
+    if each is not None and each.num_computed_tokens < (1 - WORTH_SPLITTING) * best.num_computed_tokens:
+        best = each
     saved = 1 - best.num_computed_tokens / so_far.num_computed_tokens if so_far.num_computed_tokens else 0.0
     for side, own, other in zip(sides, so_far.orders, best.orders, strict=True):
         name = side.workload.name

@@ -85,7 +85,7 @@ def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[W
     as_written = spread_orders(texts, [side.parts.written for side in sides])
     written = [side.lay_out(orders)[0] for side, orders in zip(sides, as_written, strict=True)]
     num_written = job.count_tokens(written, folder / "written")
-    num_tokens = num_tokens or num_written
+    num_tokens = num_tokens or job.count_tokens(laid_out, folder / "chosen")
     choices = []
     for side, rows in ((sides[number], best[number]) for number in chosen):
         layout, base = describe_orders(side.parts, rows), side.lay_out(rows)[1]
