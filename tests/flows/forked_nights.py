@@ -10,6 +10,7 @@ has ended, its exit status (minus the number of the signal that killed it). Keys
     kill        number of the call at which the child kills itself, and "before" or "after" it
     poison      token id: the child, or a process that it starts, kills itself when the model is about to compute it
     file_bytes  limit of the operating system on the size of a file
+    num_steps   of the engine, after which the night's deadline comes
 """
 
 import json
@@ -27,7 +28,7 @@ from flows.cli import batchloom, main
 from flows.nightly import nightly
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import load_workload
 
@@ -67,6 +68,16 @@ def watch_calls(path: str, kill: tuple[int, str] | None) -> None:
     watch("replace")
 
 
+def end_after(num_steps: int) -> None:
+    """Let the deadline come before the step after so many."""
+    steps, has_time = iter(range(num_steps)), StopRequest.has_time
+
+    def has_time_yet(stop: StopRequest, step_seconds: float) -> bool:
+        return has_time(stop, step_seconds if next(steps, None) is not None else 1e9)
+
+    StopRequest.has_time = has_time_yet  # type: ignore[method-assign]
+
+
 def work(order: dict[str, Any]) -> int:
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
@@ -80,6 +91,8 @@ def work(order: dict[str, Any]) -> int:
     if "file_bytes" in order:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
+    if "num_steps" in order:
+        end_after(order["num_steps"])
     if "infer" in order:
         partition, job = order["infer"]
         job |= {"plan": ArtifactRef.from_json(job["plan"]), "workload": load_workload(job["workload"]["source"])}

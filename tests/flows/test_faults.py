@@ -462,14 +462,51 @@ def test_a_cascade_killed_at_any_moment_is_ended_by_the_next_night(
 
 
 @pytest.mark.slow
+def test_a_night_with_a_deadline_killed_at_any_moment_is_ended_by_the_next(
+    nights: Any, forker: Forker, write_cascade: Any, tmp_path: Path
+) -> None:
+    """The deadline comes in the first step of the graph or in a later one, as far as the night gets before the kill."""
+    calls, random_ = tmp_path / "calls", random.Random(SEED + 2)
+    bases = {name: tmp_path / name / "team.duckdb" for name in ("whole", "cut")}
+    num_steps, num_calls = {"whole": 10**6}, dict[str, int]()
+    for name, database in bases.items():
+        database.parent.mkdir()
+        shutil.copyfile(nights.path, database)
+        order = {"arguments": [*write_cascade(database, 1.0), "--budget", "1h"], "num_steps": num_steps[name]}
+        assert forker.run(**order, calls=str(calls)) == 0, forker.said
+        num_calls[name] = len(calls.read_text().splitlines())
+        with duckdb.connect(str(database), read_only=True) as connection:
+            (num_done,) = connection.execute("select count(*) from steps").fetchone() or (0,)
+            ends = connection.execute("select status from runs order by started_at, run_id").fetchall()
+        num_steps["cut"] = num_done // 2
+        assert (("deadline",) in ends) == (name == "cut")
+    expected = read_cascade(bases["whole"])
+    assert [len(rows) for rows in expected] == [6, 12, 1]
+    assert read_cascade(bases["cut"])[:2] != expected[:2], "the deadline has left rows"
+    assert forker.run(arguments=write_cascade(bases["cut"], 1.0)) == 0, forker.said
+    assert read_cascade(bases["cut"]) == expected, "what the deadline left is answered by the next night, once"
+    for point in range(NUM_POINTS // 4):
+        name, kind = ("whole", "cut")[point % 2], ("before", "after")[point // 2 % 2]
+        number = 1 + int((0.2 + 0.7 * random_.random()) * num_calls[name])
+        database = tmp_path / f"{point}" / "team.duckdb"
+        database.parent.mkdir()
+        shutil.copyfile(nights.path, database)
+        order = {"arguments": [*write_cascade(database, 1.0), "--budget", "1h"], "num_steps": num_steps[name]}
+        assert forker.run(**order, calls=str(calls), kill=(number, kind)) == -signal.SIGKILL, forker.said
+        assert forker.run(arguments=order["arguments"]) == 0, forker.said
+        assert read_cascade(database) == expected, f"point {point}: {name} {kind} {number}\n{forker.said}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [(), ("--budget", "1h")])
 def test_a_row_that_kills_both_models_is_an_error_row_of_a_cascade(
-    nights: Any, forker: Forker, write_cascade: Any
+    nights: Any, forker: Forker, write_cascade: Any, limit: tuple[str, ...]
 ) -> None:
     """Found by the small model in a process of its own; the large one, which gets it next, has one from the start."""
     nights.sql("insert into queries values ('q-poison', 'What is ~?')")
     nights.sql("insert into ranking_candidates values ('q-poison', 'd0')")
     (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
-    command = write_cascade(nights.path, 0.000001)
+    command = [*write_cascade(nights.path, 0.000001), *limit]
     assert forker.run(arguments=command, poison=poison) == -signal.SIGKILL, forker.said
     assert forker.run(arguments=command, poison=poison) == 0, forker.said
     rankings, snippets, often = read_cascade(nights.path)
@@ -477,14 +514,15 @@ def test_a_row_that_kills_both_models_is_an_error_row_of_a_cascade(
     assert (len(rankings), len(snippets), often) == (7, 12, [(1,)])
 
 
+@pytest.mark.parametrize("limit", [(), ("--budget", "1h")])
 def test_a_cascade_on_a_full_disk_goes_on_when_there_is_room(
-    nights: Any, forker: Forker, write_cascade: Any, tmp_path: Path
+    nights: Any, forker: Forker, write_cascade: Any, tmp_path: Path, limit: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "disk"
     with small_disk(folder, nights.path.stat().st_size + 300_000):
         database = folder / "team.duckdb"
         shutil.copyfile(nights.path, database)
-        command = write_cascade(database, 1.0)
+        command = [*write_cascade(database, 1.0), *limit]
         assert forker.run(arguments=command) == 1, forker.said
         assert "No space left on device" in forker.said
         subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
