@@ -64,7 +64,8 @@ def generated(model: PreTrainedModel) -> list[list[int]]:
 def stock_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a family that transformers' own layers compute."""
     folder = tmp_path_factory.mktemp("starcoder2")
-    tiny = shrink(transformers.Starcoder2Config(hidden_size=768, num_attention_heads=12, sliding_window=None))
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "sliding_window": None}
+    tiny = shrink(transformers.Starcoder2Config(**sizes, hidden_act="relu"))
     tiny.vocab_size = 512
     make_tiny_model(tiny).save_pretrained(folder)
     return folder

@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedCon
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
 from engine.model import attention, stock_attention
+from engine.model.model import Model
 from engine.model.proof import probe
 from engine.model.proof.probe import prove
 
@@ -70,8 +71,12 @@ def test_a_forgotten_soft_cap_is_found_with_its_switch(monkeypatch: pytest.Monke
 def test_forgotten_sinks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "s_aux")
     config = transformers.GptOssConfig(**SIZES, num_local_experts=4, layer_types=LAYERS)
+
+    def make_engine(model: Model, config: EngineConfig) -> Engine:
+        return Engine(model, replace(config, attention="torch"))  # whose layers call the attention function
+
     with pytest.raises(ModelError, match="layer 0 is the first that differs"):
-        prove(config, Engine)
+        prove(config, make_engine)
 
 
 def test_what_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
