@@ -9,6 +9,8 @@ its times and highest resident memory are recorded, DuckDB's included.
 Checked before a figure counts: every row is there once, prompts gathered from partitions are the tokenized ones, and
 the plan saves what the shape of the data gives. A wrong answer ends the run with exit code 1 and no figures.
 
+``--night embeddings`` does the same with a night of embeddings, see benchmarks/embedding_night.py.
+
 Goals: the largest size within 4 GB at every stage, and processor time per request
 that grows by less than half from the smallest (the clock's time counts what else the machine does).
 """
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -77,10 +80,10 @@ class TextMaker:
             yield " ".join([self._sentences[i] for i in row])
 
 
-def make_database(path: Path, num_requests: int, codec: TextCodec) -> None:
+def make_database(folder: Path, num_requests: int) -> None:
     """Documents once, queries, and the pairs that want a snippet."""
-    maker = TextMaker(codec)
-    with connect(path, create=True, memory_limit="1GB") as connection:
+    maker = TextMaker(TextCodec.load(find_checkpoint()))
+    with connect(folder / "case.duckdb", create=True, memory_limit="1GB") as connection:
         create_schema(connection)
 
         def insert(table: str, batch: pa.Table) -> None:
@@ -102,16 +105,15 @@ def make_database(path: Path, num_requests: int, codec: TextCodec) -> None:
             insert("snippet_requests", pa.table(pairs | {"query_id": [f"q{n:07d}" for n in numbers]}))
 
 
-def run_stage(stage: str, folder: Path, checkpoint: Path) -> dict[str, float]:
-    """One stage in this process: seconds on the clock and of the processor, and highest resident GB."""
-    started, started_cpu = time.perf_counter(), time.process_time()
+def run_stage(stage: str, folder: Path) -> None:
+    """One stage of the night of snippets in this process."""
     stages: dict[str, Callable[[], object]] = {
         "read": lambda: read_requests(folder / "case.duckdb", load_workload("snippets"), "model", folder),
         "tokenize": lambda: write_tokens(
             describe_parquet(folder / "requests.parquet"),
             folder / "tokens.parquet",
             load_workload("snippets"),
-            checkpoint,
+            find_checkpoint(),
             MAX_MODEL_LEN,
         ),
         "plan": lambda: write_plan(
@@ -124,6 +126,26 @@ def run_stage(stage: str, folder: Path, checkpoint: Path) -> dict[str, float]:
         "gather": lambda: gather(folder),
     }
     stages[stage]()
+
+
+def find_checkpoint() -> Path:
+    return unpack_gguf(resolve_checkpoint(str(find_demo_model())))
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """A kind of night: its stages, how its database is made from a number of rows, one stage, what comes out."""
+
+    stages: tuple[str, ...]
+    prepare: Callable[[Path, int], None]
+    run_stage: Callable[[str, Path], None]
+    check: Callable[[Path, int], dict[str, Any]]
+
+
+def measure_stage(run_stage: Callable[[str, Path], None], stage: str, folder: Path) -> dict[str, float]:
+    """One stage in this process: seconds on the clock and of the processor, and highest resident GB."""
+    started, started_cpu = time.perf_counter(), time.process_time()
+    run_stage(stage, folder)
     return {
         "wall_s": round(time.perf_counter() - started, 2),
         "cpu_s": round(time.process_time() - started_cpu, 2),
@@ -171,23 +193,33 @@ def check(folder: Path, num_requests: int) -> dict[str, Any]:
         "num_partitions": summary.num_partitions,
         "largest_to_mean_partition_cost": round(float(costs.max() / costs.mean()), 4),
         "database_gb": round((folder / "case.duckdb").stat().st_size / 1e9, 3),
+        **{
+            f"{name}_gb": round((folder / f"{name}.parquet").stat().st_size / 1e9, 3)
+            for name in ("requests", "tokens", "plan")
+        },
     }
 
 
-def measure_size(num_requests: int, checkpoint: Path, scratch: Path | None) -> dict[str, Any]:
+def find_night(name: str) -> Night:
+    if name == "snippets":
+        return Night(STAGES, make_database, run_stage, check)
+    from benchmarks import embedding_night as night
+
+    return Night(night.STAGES, night.prepare, night.run_stage, night.check)
+
+
+def measure_size(night: Night, num_requests: int, scratch: Path | None) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="batchloom-scale-", dir=scratch) as name,
         ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes,
     ):
         folder = Path(name)
-        make_database(folder / "case.duckdb", num_requests, TextCodec.load(checkpoint))
+        night.prepare(folder, num_requests)
         stages = {}
-        for stage in STAGES:
-            stages[stage] = processes.submit(run_stage, stage, folder, checkpoint).result()
+        for stage in night.stages:
+            stages[stage] = processes.submit(measure_stage, night.run_stage, stage, folder).result()
             print(f"{num_requests:,} requests, {stage}: {stages[stage]}", file=sys.stderr)
-        sizes = {f"{name}_gb": round((folder / f"{name}.parquet").stat().st_size / 1e9, 3)
-                 for name in ("requests", "tokens", "plan")}  # fmt: skip
-        return check(folder, num_requests) | sizes | {"stages": stages}
+        return night.check(folder, num_requests) | {"stages": stages}
 
 
 def main() -> int:
@@ -197,13 +229,13 @@ def main() -> int:
         "--sizes", type=int, nargs="+", default=[62_500, 250_000, 1_000_000], help="requests, ascending"
     )
     parser.add_argument("--scratch", type=Path, help="folder for the files: about 15 GB for a million requests")
+    parser.add_argument("--night", choices=["snippets", "embeddings"], default="snippets")
     arguments = parser.parse_args()
-    machine = describe_machine()
-    checkpoint = unpack_gguf(resolve_checkpoint(str(find_demo_model())))
+    machine, night = describe_machine(), find_night(arguments.night)
     try:
-        sizes = [measure_size(size, checkpoint, arguments.scratch) for size in arguments.sizes]
+        sizes = [measure_size(night, size, arguments.scratch) for size in arguments.sizes]
     except WrongAnswerError as error:
-        print(f"wrong plan, no figures: {error}", file=sys.stderr)
+        print(f"no figures: {error}", file=sys.stderr)
         return 1
     peak_gb = max(stage["peak_resident_gb"] for size in sizes for stage in size["stages"].values())
     growth = {
@@ -212,12 +244,12 @@ def main() -> int:
             / (sizes[0]["stages"][stage]["cpu_s"] / sizes[0]["num_requests"]),
             2,
         )
-        for stage in STAGES
+        for stage in night.stages
     }
     report(
         "scale", None, arguments.out, machine=machine,
         versions={name: version(name) for name in ("duckdb", "pyarrow", "tokenizers", "numpy")},
-        sizes=sizes, cpu_time_per_request_last_to_first_size=growth,
+        night=arguments.night, sizes=sizes, cpu_time_per_request_last_to_first_size=growth,
         goals_met={
             f"{sizes[-1]['num_requests']:,} requests within 4 GB at every stage": peak_gb <= 4,
             "CPU time per request grows by less than half": max(growth.values()) < 1.5,

@@ -33,6 +33,7 @@ from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
+from tests.tiny_encoders import save_encoder
 
 ROOT = Path(__file__).parents[2]
 NUM_POINTS = int(os.environ.get("BATCHLOOM_FAULT_POINTS", "9"))
@@ -250,6 +251,50 @@ def read_decisions(database: Path | str, *, has_size: bool) -> list[tuple[Any, .
     """Every row of the table, not only the newest."""
     with duckdb.connect(str(database), read_only=True) as connection:
         return connection.execute(DECISIONS.format(size="round(size, 3)" if has_size else "null")).fetchall()
+
+
+EMBED = """
+name = "embeddings"
+mode = "embed"
+requests_sql = "select_documents.sql"
+key = ["doc_id"]
+[prompt]
+template = "{body}"
+[output]
+table = "document_embeddings"
+"""
+EMBEDDINGS = "select doc_id, embedding::varchar, status, error, num_prompt_tokens from document_embeddings order by all"
+
+
+def test_a_killed_night_of_embeddings_goes_on(nights: Any, forker: Forker, tmp_path: Path) -> None:
+    nights.add_towers(8)
+    model = save_encoder("bert", tmp_path / "model")
+    (tmp_path / "select_documents.sql").write_text("select doc_id, body from documents")
+    workload = tmp_path / "embeddings.toml"
+    workload.write_text(EMBED)
+    calls, random_ = tmp_path / "calls", random.Random(SEED + 2)
+    expected: list[tuple[Any, ...]] = []
+    num_calls = num_killed = 0
+    for point, kind in enumerate(("never", "before", "after")):
+        database = tmp_path / f"{point}" / "team.duckdb"
+        database.parent.mkdir()
+        shutil.copyfile(nights.path, database)
+        order: dict[str, Any] = {"arguments": [*arguments(database, model), "--workload", str(workload)]}
+        order["arguments"] += ["--partition-tokens", "150"]
+        if num_calls:
+            kill = (1 + int((0.3 + 0.6 * random_.random()) * num_calls), kind)
+            num_killed += forker.run(**order, calls=str(calls), kill=kill) == -signal.SIGKILL
+        assert forker.run(**order, calls=str(calls)) == 0, forker.said
+        num_calls = num_calls or len(calls.read_text().splitlines())
+        with duckdb.connect(str(database), read_only=True) as connection:
+            rows = connection.execute(EMBEDDINGS).fetchall()
+            (num_written,) = connection.execute("select sum(num_ok) from runs").fetchone() or (0,)
+        expected = expected or rows
+        assert len({doc_id for doc_id, *_ in rows}) == len(rows) == num_written == 12
+        assert all(status == "ok" and embedding for _, embedding, status, *_ in rows)
+        assert rows == expected, f"{kind}\n{forker.said}"
+        assert find_leftovers(database) == []
+    assert num_killed == 2
 
 
 @pytest.mark.parametrize(("retries", "expected_deaths"), [(0, 7), (1, 11)])
