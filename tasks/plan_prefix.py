@@ -7,7 +7,6 @@ with each shared prefix once, so that a worker reads its partition and nothing e
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +53,8 @@ def plan_prefix(
     content = (tokens.digest, method, partition_tokens, num_answer_tokens, is_cheapest_first)
 
     def write(target: Path) -> ArtifactRef:
-        plan = partial(write_plan, tokens, target, method, partition_tokens, num_answer_tokens)
-        return plan(is_cheapest_first=is_cheapest_first)
+        given = (method, partition_tokens, num_answer_tokens)
+        return write_plan(tokens, target, *given, is_cheapest_first=is_cheapest_first)
 
     return build_once(database, "plan", content, CODE, write)
 

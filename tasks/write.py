@@ -96,15 +96,11 @@ def write_answers(
         except BaseException:
             connection.rollback()
             raise
-    num_rows, num_ok, num_errors, num_unanswered = counts
     return RunSummary(
         run_id=run.run_id,
         workload=run.workload,
         status=run.status,
-        num_rows=num_rows,
-        num_ok=num_ok,
-        num_errors=num_errors,
-        num_unanswered=num_unanswered,
+        **counts,
         num_already_done=run.num_already_done,
         **_sum_tokens(parts),
         best_token_saving_ratio=run.best_token_saving_ratio,
@@ -175,7 +171,8 @@ def _replace_run(
     requests: ArtifactRef | None,
     steps: Sequence[ArtifactRef],
     started: float,
-) -> tuple[int, int, int, int]:
+) -> dict[str, int]:
+    """Returns the counts of `RunSummary` that SQL takes from the rows."""
     this_run = {"run_id": run.run_id}
     for table in ("steps", "runs"):
         connection.execute(fill_identifiers(statement("write/delete_run_rows"), table=table), this_run)
@@ -190,7 +187,6 @@ def _replace_run(
         "versions": json.dumps(dict(run.versions)),
     }
     row |= {f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES}
-    counts = connection.execute(
-        fill_identifiers(statement("write/insert_run"), table=workload.output.table), row
-    ).fetchall()[0]
-    return (int(counts[0]), int(counts[1]), int(counts[2]), int(counts[3]))
+    insert = fill_identifiers(statement("write/insert_run"), table=workload.output.table)
+    names = ("num_rows", "num_ok", "num_errors", "num_unanswered")
+    return dict(zip(names, connection.execute(insert, row).fetchall()[0], strict=True))

@@ -1,17 +1,17 @@
 """The device a run is predicted for, and what of its memory is left for KV; no weights are read."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
-from engine.errors import CapacityError, ConfigError, ModelError
+from engine.errors import CapacityError, ConfigError
 from engine.model.checkpoint import is_quantized
 from engine.model.model_shape import ModelShape
 from engine.planning.plan import PrefixGroup
+from engine.pooling.sentence_files import read_json
 from engine.request import Request
 from engine.simulation.device import DEVICES, Device, Roofline, predicted_kv_bytes
 from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps
@@ -103,7 +103,7 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
     if name.lower() not in (*DEVICES, *_LOOKED_AT):
         raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_LOOKED_AT))}")
     kind, most_kv_bytes = name.lower(), None
-    values = _read_config(checkpoint)
+    values = read_json(checkpoint / "config.json")
     if kind in DEVICES:
         device = DEVICES[kind]
         dtype = next(iter(device.peak_flops)) if config.dtype == "auto" else config.dtype
@@ -155,17 +155,6 @@ def _join(device: Device, size: int) -> Device:
         peak_bytes_per_second=device.peak_bytes_per_second * size,
         memory_bytes=device.memory_bytes * size,
     )
-
-
-def _read_config(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint / "config.json"
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: expected an object, got {type(values).__name__}")
-    return values
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -74,7 +74,7 @@ def predict(
     partition_seconds = [
         done[number].seconds if number in done else cost * seconds_per_cost for number, cost in enumerate(costs)
     ]
-    seconds = max(share.seconds for share in hand_out(order, partition_seconds, num_engines))
+    seconds = max(hand_out(order, partition_seconds, num_engines).values())
     return RunPrediction(
         simulated=simulated,
         num_simulated=len(done),

@@ -80,12 +80,7 @@ def needs_isolation(database: str | Path, workload: str) -> bool:
 
 
 def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> None:
-    """Say whether the workload's next run needs crash isolation; see `needs_isolation`.
-
-    Args:
-        workload: its name.
-        is_needed: False clears the mark.
-    """
+    """Say whether the workload's next run needs crash isolation. See `needs_isolation`."""
     if is_needed:
         _isolation_mark(database, workload).touch(mode=0o600)
     else:

@@ -64,13 +64,7 @@ class RunRecord:
 
     @classmethod
     def begin(cls, workload: Workload, model: str, model_digest: str, config: Mapping[str, Any]) -> "RunRecord":
-        """The record of a run that starts now; see the attributes.
-
-        Args:
-            model: as the user named it.
-            model_digest: of the checkpoint.
-            config: settings of engine and flow, JSON values.
-        """
+        """The record of a run that starts now. See `RunRecord`."""
         return cls(
             run_id=new_run_id(workload.name),
             workload=workload.name,

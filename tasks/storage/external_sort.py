@@ -173,8 +173,6 @@ def _from_bytes(values: pa.LargeBinaryArray, kind: pa.DataType) -> pa.Array:
 BUCKET_TOKENS = 1_000_000
 """Of a bucket on average; the largest of a million are about ten times as large."""
 
-BATCH_ROWS = 1024
-
 
 def sort_prompts(
     tokens: pq.ParquetFile, folder: str | Path, *, bucket_tokens: int = BUCKET_TOKENS, memory_limit: str = MEMORY_LIMIT

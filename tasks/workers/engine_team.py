@@ -2,8 +2,8 @@
 
 import heapq
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.config import EngineConfig
@@ -61,31 +61,19 @@ def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> Eng
     return EngineTeam(num_engines=num_workers, num_on_host=num_workers, engine=engine, environments=environments)
 
 
-@dataclass(slots=True, kw_only=True)
-class EngineShare:
-    """What one engine takes: its partitions in turn, and the seconds that they take together."""
-
-    partitions: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-def hand_out(order: Sequence[int], partition_seconds: Sequence[float], num_engines: int) -> list[EngineShare]:
-    """Each partition to the engine that is free first, as `flows.workers` does.
+def hand_out(order: Iterable[int], partition_seconds: Sequence[float], num_engines: int) -> dict[int, float]:
+    """Seconds until each partition is done, where the engine that is free first takes the next. See `flows.workers`.
 
     Args:
         order: in which partitions are handed out.
         partition_seconds: that each takes, by its number.
         num_engines: that work side by side.
     """
-    shares = [EngineShare() for _ in range(num_engines)]
-    free_at = [(0.0, number) for number in range(num_engines)]
+    free_at, ends = [0.0] * num_engines, {}
     for partition in order:
-        _, number = free_at[0]
-        share = shares[number]
-        share.partitions.append(partition)
-        share.seconds += partition_seconds[partition]
-        heapq.heapreplace(free_at, (share.seconds, number))
-    return shares
+        ends[partition] = free_at[0] + partition_seconds[partition]
+        heapq.heapreplace(free_at, ends[partition])
+    return ends
 
 
 def _divide(engine: EngineConfig, num_workers: int) -> EngineConfig:

@@ -104,11 +104,9 @@ def test_engines_side_by_side_are_predicted_and_reported_as_such(nights: Any) ->
 
 def test_the_engine_that_is_free_takes_the_next_partition() -> None:
     seconds = [5.0, 1.0, 4.0, 3.0]
-    shares = hand_out([0, 2, 3, 1], seconds, 2)
-    assert [(share.partitions, share.seconds) for share in shares] == [([0, 1], 6.0), ([2, 3], 7.0)]
-    (alone,) = hand_out(range(4), seconds, 1)
-    assert (alone.partitions, alone.seconds) == ([0, 1, 2, 3], 13.0)
-    assert max(share.seconds for share in hand_out([0, 2, 3, 1], seconds, 9)) == 5.0
+    assert hand_out([0, 2, 3, 1], seconds, 2) == {0: 5.0, 2: 4.0, 3: 7.0, 1: 6.0}
+    assert hand_out(range(4), seconds, 1) == {0: 5.0, 1: 6.0, 2: 10.0, 3: 13.0}
+    assert hand_out([0, 2, 3, 1], seconds, 9) == dict(enumerate(seconds))
 
 
 def test_a_night_that_cannot_be_predicted_goes_on(
