@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,14 +81,8 @@ class Source:
         full: bool,
         attach: Mapping[str, str],
     ) -> "Source":
-        """Look the model up.
+        """Look the model up. See `flows.nightly.nightly` for the parameters.
 
-        Args:
-            model: checkpoint folder, GGUF file or hub id.
-            engine: limits the length of a prompt with its answer.
-            planning: how prompts are grouped.
-            full: answer every row again.
-            attach: name to absolute path of what SQL may read beside the database.
         Raises:
             ModelError: it cannot be used.
         """
@@ -290,8 +284,12 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
         parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work, pace)
     if pace is not None:
         pace.note(run)
-    reasons = count_reasons(parts)
-    set_isolation(source.database, workload.name, is_needed=ENDED.reason in reasons)
-    num_tried = sum(part.num_rows for part in parts)
+    return summary.num_rows - check_failures(night, workload, parts)
+
+
+def check_failures(night: Night, workload: Workload, parts: Sequence[ArtifactRef]) -> int:
+    """How many rows are in a run's parts; raises where too many of them failed. See `FailurePolicy.check`."""
+    reasons, num_tried = count_reasons(parts), sum(part.num_rows for part in parts)
+    set_isolation(night.source.database, workload.name, is_needed=ENDED.reason in reasons)
     night.failures.check(reasons, num_tried)
-    return summary.num_rows - num_tried
+    return num_tried

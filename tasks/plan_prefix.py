@@ -20,7 +20,7 @@ from engine.planning.plan import Plan, SharingStats
 from engine.planning.plan_partitions import group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
-from tasks.storage.external_sort import BUCKET_TOKENS, MEMORY_LIMIT, cut_by, sort_batches, sort_prompts
+from tasks.storage.external_sort import BUCKET_TOKENS, cut_by, sort_batches, sort_prompts
 from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, plan_batches, schema_with
 from tasks.storage.spill_file import SpillFile
 
@@ -69,7 +69,6 @@ def write_plan(
     is_cheapest_first: bool = False,
     range_tokens: int = RANGE_TOKENS,
     bucket_tokens: int = BUCKET_TOKENS,
-    memory_limit: str = MEMORY_LIMIT,
 ) -> ArtifactRef:
     """Write `target`: the plan of all prompts in `tokens`. In memory are one range and a few numbers a group.
 
@@ -79,14 +78,13 @@ def write_plan(
         is_cheapest_first: of one priority, groups that cost the least a row are in the first partitions.
         range_tokens: see `plan_ranges`.
         bucket_tokens: see `sort_prompts`.
-        memory_limit: see `sort_batches`.
     Raises:
         ArtifactError: the tokens are not what their reference says, or `target` or its folder cannot be written.
     """
     folder = Path(target).parent
     groups = _Groups()
     with open_parquet(tokens) as file, SpillFile(folder) as planned:
-        rows = sort_prompts(file, folder, bucket_tokens=bucket_tokens, memory_limit=memory_limit)
+        rows = sort_prompts(file, folder, bucket_tokens=bucket_tokens)
         ranges = plan_ranges(rows, method=method, range_tokens=range_tokens)
         planned.write_batches(PLAN_SCHEMA, _split_ranges(ranges, groups, partition_tokens, num_answer_tokens))
         costs, priorities = groups.concatenate("costs"), groups.concatenate("priorities")
@@ -106,7 +104,7 @@ def write_plan(
         common_lens = placement.common_lens(groups.concatenate("common_lens"))
         batches = _place_rows(planned.read_batches(), placement.partitions, common_lens.astype(np.int32))
         if np.any(np.diff(placement.partitions) < 0):
-            batches = sort_batches(batches, "partition", folder, memory_limit=memory_limit)
+            batches = sort_batches(batches, "partition", folder)
         schema = schema_with(summary)
         # A partition has row groups of its own.
         cut = (batch.replace_schema_metadata(schema.metadata) for batch in cut_by(batches, "partition"))

@@ -83,8 +83,6 @@ def read_requests(
     full: bool = False,
     attach: Mapping[str, str] | None = None,
     choice: "RowChoice | None" = None,
-    lock_timeout_seconds: float = 30.0,
-    memory_limit: str = MEMORY_LIMIT,
 ) -> ReadResult:
     """Write ``requests.parquet``: one row a row of the workload's query that has no answer for its content yet.
 
@@ -98,7 +96,6 @@ def read_requests(
         full: select rows that are answered, too.
         attach: what the query may read beside the database; see `tasks.database.connection.restrict_sql`.
         choice: the rows among them that a step of a cascade answers, which `full` does not change but for the first.
-        memory_limit: of DuckDB, as in "2GB"; see `tasks.database.connection.connect`.
 
     Raises:
         DatabaseError: no database, locked, or a table or column is missing, or the priority is no whole
@@ -107,9 +104,7 @@ def read_requests(
     """
     started = time.perf_counter()
     counts = {"done": 0, "errors": 0}
-    with connect(
-        database, read_only=True, lock_timeout_seconds=lock_timeout_seconds, memory_limit=memory_limit
-    ) as connection:
+    with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
         connection.execute(statement("settings/set_joins_as_written"))
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))

@@ -4,17 +4,25 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from engine.errors import FailureRateError
 from flows.layouts import settle
-from flows.workload_run import Night, begin_record, infer, plan_requests, read_rows, tokenize_rows, write_and_report
-from tasks.infer import ENDED
+from flows.workload_run import (
+    Night,
+    begin_record,
+    check_failures,
+    infer,
+    plan_requests,
+    read_rows,
+    tokenize_rows,
+    write_and_report,
+)
 from tasks.nights.joint_tokens import count_shared, find_first_row_ids, join_tokens, name_shared
-from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
 from tasks.runs.infer_job import InferJob, Member
 from tasks.runs.progress import PlannedWork
-from tasks.runs.run import Run, set_isolation
+from tasks.runs.run import Run
 from tasks.runs.run_record import RunSummary
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
@@ -136,12 +144,9 @@ def _infer_together(
         night.workers.infer_partitions(job, summary.dispatch_order, title, work)
     failed: dict[str, Exception] = {}
     for workload, run in jobs:
-        parts = run.list_parts()
-        reasons = count_reasons(parts)
-        set_isolation(source.database, workload.name, is_needed=ENDED.reason in reasons)
         try:
-            night.failures.check(reasons, sum(part.num_rows for part in parts))
-        except Exception as error:
+            check_failures(night, workload, run.list_parts())
+        except FailureRateError as error:
             failed[workload.name] = error
     return failed
 

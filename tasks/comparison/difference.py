@@ -43,8 +43,6 @@ def compare_with_gold(
     gold: str,
     workloads: tuple[Workload, Workload],
     rows: Sequence[PairedRow],
-    *,
-    lock_timeout_seconds: float = 30.0,
 ) -> list[Difference]:
     """Judge both sides by gold, in memory; the database is only read.
 
@@ -52,11 +50,10 @@ def compare_with_gold(
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
         workloads: the first and the second.
         rows: their answers.
-        lock_timeout_seconds: how long to wait while another process has the database open.
     Raises:
         DatabaseError: gold cannot be used, for one of the workloads; or none of its rows is in the sample.
     """
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
+    with connect(database, read_only=True) as connection:
         types = dict(connection.execute(statement("gold/column_types"), {"relation": gold}).fetchall())
         if not types:
             raise DatabaseError(f"no table or view {gold!r} with gold rows")

@@ -56,15 +56,13 @@ class DemoContents:
     missing: tuple[str, ...]
 
 
-def read_demo_contents(folder: Path | None = None) -> DemoContents:
+def read_demo_contents() -> DemoContents:
     """Reads questions.toml, rankings.toml and gold.toml, and the documents they name from this Python's reference.
 
-    Args:
-        folder: of the three files; None for the project's own.
     Raises:
         ConfigError: this Python's reference has fewer than `MIN_DOCUMENTS` of the topics.
     """
-    folder = folder or Path(__file__).parents[2] / "demo"
+    folder = Path(__file__).parents[2] / "demo"
     questions = tomllib.loads((folder / "questions.toml").read_text(encoding="utf-8"))
     rankings = tomllib.loads((folder / "rankings.toml").read_text(encoding="utf-8"))
     gold = tomllib.loads((folder / "gold.toml").read_text(encoding="utf-8"))

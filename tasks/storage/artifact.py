@@ -194,11 +194,11 @@ def build_once(
     return replace(built, path=str(path))
 
 
-def prune_cache(database: str | Path, keep_days: float = KEEP_DAYS) -> None:
-    """Delete the artifacts that no run has used for `keep_days`, and what killed processes had begun to write."""
+def prune_cache(database: str | Path) -> None:
+    """Delete the artifacts that no run has used for `KEEP_DAYS`, and what killed processes had begun to write."""
     folder = runs_folder(database) / "cache"
     for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
-        if time.time() - path.stat().st_mtime > keep_days * 86400:
+        if time.time() - path.stat().st_mtime > KEEP_DAYS * 86400:
             path.unlink(missing_ok=True)
 
 

@@ -175,7 +175,7 @@ BUCKET_TOKENS = 1_000_000
 
 
 def sort_prompts(
-    tokens: pq.ParquetFile, folder: str | Path, *, bucket_tokens: int = BUCKET_TOKENS, memory_limit: str = MEMORY_LIMIT
+    tokens: pq.ParquetFile, folder: str | Path, *, bucket_tokens: int = BUCKET_TOKENS
 ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
     """Row id, priority and prompt of all rows without error; of equal prompts in the order of the file.
 
@@ -183,12 +183,11 @@ def sort_prompts(
         tokens: of `TOKENS_SCHEMA`; read twice.
         folder: where that lies which does not fit in memory.
         bucket_tokens: see `BUCKET_TOKENS`.
-        memory_limit: see `sort_batches`.
     Raises:
         ArtifactError: the folder cannot be written.
     """
     bounds = _choose_bounds(tokens, bucket_tokens)
-    rows = sort_batches(_number_buckets(tokens, bounds), "bucket", folder, memory_limit=memory_limit)
+    rows = sort_batches(_number_buckets(tokens, bounds), "bucket", folder)
     for bucket, pieces in groupby(cut_by(rows, "bucket"), key=_bucket_of):
         # Odd buckets hold copies of one bound and need no sort.
         for batch in pieces if bucket % 2 else [pa.concat_batches(list(pieces))]:
