@@ -12,7 +12,6 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.device.placement import resolve_device, resolve_prefill_device, use_device, use_threads
-from engine.errors import RequestError
 from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
@@ -21,7 +20,6 @@ from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import load_model, read_config
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
-from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Completion, Mode, Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
@@ -284,16 +282,7 @@ class Engine:
         return self._prefill_client
 
     def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None) -> list[Completion]:
-        limits, seen = self._limits, set[str]()
-        for request in requests:
-            if request.request_id in seen:
-                raise RequestError(f"request {request.request_id!r}: the request_id is used twice in one call")
-            seen.add(request.request_id)
-            reason = limits.why_impossible(request, can_decode=decode is not None)
-            if request.mode != mode:
-                reason = f"mode is {request.mode!r}, expected {mode!r} here"
-            if reason is not None:
-                raise RequestError(f"request {request.request_id!r}: {reason}")
-        groups = plan_prefix_groups([request.token_ids for request in requests])
-        answers = {answer.request_id: answer for answer in self.run_plan(requests, groups, decode=decode)}
-        return [answers[request.request_id] for request in requests]
+        from engine.execution.answer_all import answer_all  # a night has a plan
+
+        why_impossible = partial(self._limits.why_impossible, can_decode=decode is not None)
+        return answer_all(requests, mode, why_impossible, partial(self.run_plan, decode=decode))

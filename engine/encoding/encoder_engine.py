@@ -12,12 +12,12 @@ from engine.device.placement import find_dtype, resolve_device, use_device, use_
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
-from engine.errors import ConfigError, ModelError, RequestError
+from engine.errors import ConfigError, ModelError
+from engine.execution.answer_all import answer_all
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import resolve_checkpoint
 from engine.planning.plan import PrefixGroup
-from engine.planning.prefix_groups import plan_prefix_groups
 from engine.pooling.pooled_rows import Vector, pooled_answer
 from engine.pooling.sentence_files import read_json
 from engine.request import POOLED_MODES, Completion, Mode, Request
@@ -104,15 +104,7 @@ class EncoderEngine:
             RequestError: a request is impossible; raised before any work starts.
             ModelError: the checkpoint has no such answers, or its pooling is not supported.
         """
-        for request in requests:
-            reason = self._why_impossible(request)
-            if request.mode != mode:
-                reason = f"mode is {request.mode!r}, expected {mode!r} here"
-            if reason is not None:
-                raise RequestError(f"request {request.request_id!r}: {reason}")
-        groups = plan_prefix_groups([request.token_ids for request in requests])
-        answers = {answer.request_id: answer for answer in self.run_plan(requests, groups)}
-        return [answers[request.request_id] for request in requests]
+        return answer_all(requests, mode, self._why_impossible, self.run_plan)
 
     def run_plan(
         self,
