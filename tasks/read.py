@@ -131,10 +131,9 @@ def _select_rows(
     if choice and has_answers:
         table = choice.prepare(connection, workload)
     digests = list(workload.kind.question_digests.values())
-    newest = statement(f"read/newest_{'decisions' if digests else 'answers'}" if has_answers else NO_ANSWERS)
-    macros = (statement("read/macro_bytes_of"), statement("read/macro_problem_of"))
-    for text in (*macros, statement("read/row_layouts"), newest):
-        connection.execute(fill_identifiers(text, table=table, keys=workload.key))
+    newest = f"read/newest_{'decisions' if digests else 'answers'}" if has_answers else NO_ANSWERS
+    for name in ("read/macro_bytes_of", "read/macro_problem_of", "read/row_layouts", newest):
+        connection.execute(fill_identifiers(statement(name), table=table, keys=workload.key))
     if workload.row_layouts is not None:
         workload.row_layouts.prepare(connection, workload)
     parameters: Mapping[str, Any] = {

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
 from tasks.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from tasks.prompts.row_formats import RowEncoder
 
 TOKENS_SCHEMA = pa.schema(
     [
@@ -125,7 +122,7 @@ def tokenize_requests(
     num_answer_tokens: int,
     suffixes: Sequence[str] = ("",),
     cut: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int32]] | None = None,
-    encoder: "RowEncoder | None" = None,
+    encoder: Any = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `TOKENS_SCHEMA`, in the requests' order.
 
@@ -143,8 +140,7 @@ def tokenize_requests(
     trusted = [codec.trust(suffix) for suffix in suffixes]
     numbers = ["open_questions"] if len(suffixes) > 1 else []
     columns = sorted({column for _, column in form.segments if column is not None})
-    if encoder is not None:
-        columns.append("row_layout")
+    columns += [] if encoder is None else ["row_layout"]
     encode = (encoder or PromptEncoder(form, codec)).encode
     names = ["row_id", "error", "row_priority", *numbers, *columns]
     for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=names):

@@ -227,8 +227,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
         raise WorkloadError(f"{path} cannot be read: {error}") from error
     try:
         values = tomllib.loads(text)
-        for name in ("source", "row_layouts"):
-            refuse_if(name in values, f"{name!r} is not a known key here")
+        refuse_if({"source", "row_layouts"} & values.keys(), "'source' and 'row_layouts' are not known keys here")
         source = str(path.absolute()) if is_path else str(name_or_path)
         workload = _read_workload(values, source, path.parent)
     except tomllib.TOMLDecodeError as error:
