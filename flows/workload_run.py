@@ -256,11 +256,6 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
         load_seconds = find_load_seconds(night, night.deadline, workload.name)
         if load_seconds is None:
             return summary.num_rows
-    has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
-    if not has_time and source.plan_method(workload) != "none":
-        from flows.prediction import predict_night  # a simulation that short nights do not need
-
-        pace = predict_night(night, workload, run, plan, summary, answer, load_seconds or 0.0)
     exchange = None
     if url := night.machines.exchange:
         from tasks.runs.run_exchange import Exchange  # most nights are of one host
@@ -279,6 +274,11 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
         deadline=night.deadline,
         keeps_base=night.keeps_base,
     )
+    has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
+    if not has_time and source.plan_method(workload) != "none":
+        from flows.prediction import predict_night  # a simulation that short nights do not need
+
+        pace = predict_night(night, workload.name, {run: 1.0}, job, summary, answer.num_tokens, load_seconds or 0.0)
     with run.measure("infer"):
         work = PlannedWork.of(summary, workload, answer.expected_output_tokens)
         parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work, pace)

@@ -187,7 +187,7 @@ def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSu
     """Answer workloads of one model and adapter, together where that can be, and say by name how each ended."""
     results: dict[str, RunSummary | Exception] = {}
     together = [workload for workload in workloads if not workload.kind.is_pooled]
-    if len(together) > 1 and night.deadline is None and not night.machines.exchange:
+    if len(together) > 1 and not night.machines.exchange:
         try:
             results = answer_wave(night, together)
         except Exception as error:

@@ -6,7 +6,10 @@ from contextlib import ExitStack
 
 from engine.errors import FailureRateError
 from flows.layouts import settle
+from flows.nights.in_time import find_load_seconds
+from flows.prediction import predict_night
 from flows.workload_run import (
+    FEWEST_TOKENS_TO_PREDICT,
     Night,
     begin_record,
     check_failures,
@@ -37,7 +40,8 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
     """Answer workloads from one plan: a beginning that prompts of several share is computed once for all.
 
     Each has a run of its own, with its table, content keys, counts and report. Steps, the seconds of planning and
-    inference and the plan's saving are those of all, and each run names what it shares with which other one.
+    inference, the plan's saving and what was forecast of them are those of all, and each run names what it shares with
+    which other one. A deadline leaves rows of any of them.
 
     Args:
         night: whose model answers.
@@ -52,23 +56,24 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
     try:
         for workload in workloads:
             jobs.append((workload, Run.create(night.source.database, begin_record(night, workload))))
-        failed = _answer_jobs(night, jobs)
+        ends = _answer_jobs(night, jobs)
     except BaseException as error:
         for workload, run in jobs:
             stop_run(run, workload, error)
         raise
     results: dict[str, RunSummary | Exception] = {}
     for workload, run in jobs:
-        if workload.name in failed:
-            stop_run(run, workload, failed[workload.name])
-            results[workload.name] = failed[workload.name]
+        end = ends.get(workload.name, 0)
+        if isinstance(end, Exception):
+            stop_run(run, workload, end)
+            results[workload.name] = end
         else:
-            results[workload.name] = write_and_report(night, workload, run)
+            results[workload.name] = write_and_report(night, workload, run, end)
     return results
 
 
-def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, Exception]:
-    """Read, tokenize, plan and infer; gives the workloads of which too many rows failed."""
+def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, int | Exception]:
+    """Read, tokenize, plan and infer; gives by workload how many rows the deadline has left, or why it failed."""
     source = night.source
     busy = []
     for workload, run in jobs:
@@ -77,8 +82,8 @@ def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, Exception]:
             busy.append((workload, run, found.requests))
     if len(busy) == 1:
         workload, run, requests = busy[0]
-        infer(night, workload, run, plan_requests(source, workload, run, requests))
-    if len(busy) < 2:
+        return {workload.name: infer(night, workload, run, plan_requests(source, workload, run, requests))}
+    if not busy:
         return {}
     tokens = [tokenize_rows(source, workload, run, requests) for workload, run, requests in busy]
     jobs = [(workload, run) for workload, run, _ in busy]
@@ -88,10 +93,11 @@ def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, Exception]:
 def _plan_together(night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
     """The plan of all prompts, noted in each run with what the run shares with the others."""
     planning, database = night.source.planning, str(night.source.database)
-    num_answer_tokens = _average([workload.kind.max_answer_tokens for workload, _ in jobs], tokens)
+    num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in jobs], tokens))
+    given = (planning.method, planning.partition_tokens, num_answer_tokens, night.source.is_cheapest_first)
     with _measure(jobs, "plan"):
         joint = join_tokens(database, tokens)
-        plan = plan_prefix(database, joint, planning.method, planning.partition_tokens, round(num_answer_tokens))
+        plan = plan_prefix(database, joint, *given)
         shared = count_shared(joint, find_first_row_ids(tokens), jobs[0][1].folder)
     sharing = read_plan_summary(plan).sharing
     names = [workload.name for workload, _ in jobs]
@@ -107,11 +113,14 @@ def _plan_together(night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactR
 
 def _infer_together(
     night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactRef], plan: ArtifactRef
-) -> dict[str, Exception]:
-    """Each partition of the joint plan to parts of all runs; gives the workloads of which too many rows failed."""
+) -> dict[str, int | Exception]:
+    """Each partition of the joint plan to parts of all runs; gives by workload the rows left, or why it failed."""
     source, summary = night.source, read_plan_summary(plan)
     title = " + ".join(workload.name for workload, _ in jobs)
     LOGGER.info("%s: %s", title, summary.text)
+    load_seconds = 0.0 if night.deadline is None else find_load_seconds(night, night.deadline, title)
+    if load_seconds is None:
+        return {workload.name: ref.num_rows for (workload, _), ref in zip(jobs, tokens, strict=True)}
     lengths = [read_answer_length(source.database, workload) for workload, _ in jobs]
     firsts = find_first_row_ids(tokens)
     first, first_run = jobs[0]
@@ -124,6 +133,7 @@ def _infer_together(
         engine=night.engine,
         failures=night.failures,
         expected_output_tokens=None,
+        deadline=night.deadline,
         keeps_base=night.keeps_base,
         members=tuple(
             Member(
@@ -135,20 +145,27 @@ def _infer_together(
             for (workload, run), first_row_id, length in zip(jobs, firsts, lengths, strict=True)
         ),
     )
+    num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
     work = PlannedWork(
         num_rows=summary.num_rows,
         num_prompt_tokens=summary.sharing.num_processed_tokens,
-        answer_tokens=_average([length.num_tokens for length in lengths], tokens) - 1,
+        answer_tokens=num_answer_tokens - 1,
     )
+    shares = {run: ref.num_rows / summary.num_rows for (_, run), ref in zip(jobs, tokens, strict=True)}
+    pace = None
+    if night.deadline is not None or summary.sharing.num_processed_tokens >= FEWEST_TOKENS_TO_PREDICT:
+        pace = predict_night(night, title, shares, job, summary, max(1, round(num_answer_tokens)), load_seconds)
     with _measure(jobs, "infer"):
-        night.workers.infer_partitions(job, summary.dispatch_order, title, work)
-    failed: dict[str, Exception] = {}
-    for workload, run in jobs:
+        night.workers.infer_partitions(job, summary.dispatch_order, title, work, pace)
+    ends: dict[str, int | Exception] = {}
+    for (workload, run), ref in zip(jobs, tokens, strict=True):
+        if pace is not None:
+            pace.note(run, shares[run])
         try:
-            check_failures(night, workload, run.list_parts())
+            ends[workload.name] = ref.num_rows - check_failures(night, workload, run.list_parts())
         except FailureRateError as error:
-            failed[workload.name] = error
-    return failed
+            ends[workload.name] = error
+    return ends
 
 
 def _measure(jobs: Sequence[Job], stage: str) -> ExitStack:

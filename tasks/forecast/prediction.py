@@ -3,18 +3,20 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from engine.planning.plan import Plan
+from engine.request import Request
 from engine.simulation.simulation import SimulationSummary
 from tasks.forecast.hardware import Hardware, choose_hardware
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
-from tasks.read import AnswerLength
+from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
 from tasks.workers.engine_team import EngineTeam, hand_out
@@ -117,20 +119,14 @@ def spread(count: int) -> list[int]:
 
 @task(name="predict", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def predict_run(
-    plan: ArtifactRef,
-    summary: PlanSummary,
-    workload: Workload,
-    answer: AnswerLength,
-    checkpoint: Path,
-    team: EngineTeam,
-    seconds_left: float | None = None,
+    job: InferJob, summary: PlanSummary, num_answer_tokens: int, team: EngineTeam, seconds_left: float | None = None
 ) -> dict[str, float]:
     """Steps, tokens, memory and time of a run, before its model is loaded, from a part of its partitions.
 
     Args:
+        job: what all partitions have in common; of one workload, or of several that are planned together.
         summary: of the plan.
-        answer: length of the answers.
-        checkpoint: the model's folder.
+        num_answer_tokens: of an answer, as it is expected.
         team: the engines.
         seconds_left: until the deadline, if there is one.
     Returns:
@@ -140,30 +136,44 @@ def predict_run(
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
-    engine = team.engine
+    engine, checkpoint = team.engine, Path(job.checkpoint)
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
-    return predict_on(hardware, plan, summary, workload, answer, checkpoint, team, seconds_left)
+    workloads = [member.workload for member in job.members] or [job.workload]
+    codec = TextCodec.load(checkpoint) if any(workload.kind.has_labels for workload in workloads) else None
+
+    def make_form(workload: Workload, expected_output_tokens: int | None) -> RequestForm:
+        return RequestForm.of(workload, codec, expected_output_tokens)
+
+    ask: Callable[[Plan], list[Request]]
+    if job.members:
+        from tasks.partitions.joint import ask_jointly  # most plans are of one workload
+
+        ask = partial(ask_jointly, job=job, make_form=make_form)
+    else:
+        ask = make_form(job.workload, job.expected_output_tokens).ask
+    return predict_on(hardware, job.plan, summary, ask, num_answer_tokens, team, seconds_left)
 
 
 def predict_on(
     hardware: Hardware,
     plan: ArtifactRef,
     summary: PlanSummary,
-    workload: Workload,
-    answer: AnswerLength,
-    checkpoint: Path,
+    ask: Callable[[Plan], list[Request]],
+    num_answer_tokens: int,
     team: EngineTeam,
     seconds_left: float | None = None,
 ) -> dict[str, float]:
-    """See `predict_run`; on a device that is known already."""
+    """See `predict_run`; on a device that is known already.
+
+    Args:
+        ask: the requests of rows of the plan.
+    """
     started, engine = time.perf_counter(), team.engine
     kv_bytes = hardware.kv_bytes(engine)
-    codec = TextCodec.load(checkpoint) if workload.kind.has_labels else None
-    form = RequestForm.of(workload, codec, answer.expected_output_tokens)
 
     def simulate(partition: int) -> SimulationSummary:
         rows = read_partition(plan, partition)
-        return hardware.simulate(form.ask(rows), rows.groups(), engine, kv_bytes, answer.num_tokens)
+        return hardware.simulate(ask(rows), rows.groups(), engine, kv_bytes, num_answer_tokens)
 
     found = predict(simulate, summary, team.num_engines, since=started)
     fitting = {}

@@ -13,7 +13,8 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.forecast.hardware import choose_hardware
 from tasks.forecast.prediction import predict_on
-from tasks.read import AnswerLength
+from tasks.prompts.prompt import RequestForm
+from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.workers.engine_team import EngineTeam
@@ -106,10 +107,12 @@ def forecast_whole(
     whole = read_plan_summary(plan)
     length = mean_of(np.array(output_tokens, dtype=float), whole.num_rows, workload.kind.max_answer_tokens)
 
+    codec = TextCodec.load(checkpoint) if workload.kind.has_labels else None
+
     def simulate(of_plan: ArtifactRef, of_workload: Workload, num_tokens: float) -> dict[str, float]:
-        answer = AnswerLength(num_tokens=max(1, round(num_tokens)), num_earlier_answers=len(output_tokens))
-        summary = read_plan_summary(of_plan)
-        return predict_on(hardware, of_plan, summary, of_workload, answer, checkpoint, team)
+        num_answer_tokens = max(1, round(num_tokens))
+        form = RequestForm.of(of_workload, codec, num_answer_tokens if output_tokens else None)
+        return predict_on(hardware, of_plan, read_plan_summary(of_plan), form.ask, num_answer_tokens, team)
 
     simulated = simulate(sample.plan, sample.workload, sample.mean_output_tokens)
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])

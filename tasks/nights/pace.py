@@ -100,10 +100,10 @@ class Pace:
     def _find_load(self, partition: int) -> float:
         return self._load_seconds if partition in self._first else 0.0
 
-    def note(self, run: Run) -> None:
-        """Keep what the report compares with what came true."""
+    def note(self, run: Run, share: float = 1.0) -> None:
+        """Keep what the report compares with what came true; of all rows, a run may have a share."""
         if self._ended:
             prediction = dict(run.record.config["prediction"]) | {"pace": self.factor}
             if self.half_time_rows is not None:
-                prediction["half_time_rows"] = self.half_time_rows
+                prediction["half_time_rows"] = self.half_time_rows * share
             run.note(config={**run.record.config, "prediction": prediction})

@@ -14,9 +14,8 @@ from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import Workers
 from flows.workload_run import FEWEST_TOKENS_TO_PREDICT, Night, Source
 from tasks.forecast.prediction import spread
-from tasks.read import read_answer_length
 from tasks.report import write_report
-from tasks.runs.infer_job import FailurePolicy
+from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import ArtifactRef
@@ -135,9 +134,20 @@ def test_a_night_that_cannot_be_predicted_goes_on(
         num_rows=1, num_groups=1, num_partitions=1, partition_costs=(1,), dispatch_order=(0,), sharing=sharing
     )
 
+    job = InferJob(
+        run_folder=run.folder,
+        plan=plan,
+        workload=workload,
+        checkpoint=str(tmp_path / "gone"),
+        model_digest="",
+        engine=EngineConfig(device="cpu"),
+        failures=FailurePolicy(),
+        expected_output_tokens=None,
+    )
+
     @flow(name="unpredictable", persist_result=False)
     def unpredictable() -> None:
-        predict_night(night, workload, run, plan, summary, read_answer_length(nights.path, workload))
+        predict_night(night, workload.name, {run: 1.0}, job, summary, 1)
 
     unpredictable()
     assert run.record.config == {"full": False}

@@ -1,6 +1,7 @@
 """Workloads over the same documents, planned as one batch: a document once for all questions, answers as alone."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.planning.plan import SharingStats
 from engine.planning.planner import plan_prompts
 from engine.request import Request
 from flows.nights.night import night
+from tasks.runs.infer_job import StopRequest
 from tasks.storage.plan_file import token_arrays
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -170,6 +172,42 @@ def test_what_is_answered_already_is_not_planned_again(nights: Any, write_night:
     assert [(summary.num_ok, summary.num_already_done) for summary in summaries] == [(16, 0), (4, 12), (4, 12)]
     for table in ("latest_moods", "latest_urgent", "latest_summary"):
         assert nights.sql(f"select count(distinct (doc_id, query_id)) from {table} where status = 'ok'") == [(16,)]
+
+
+def test_a_deadline_leaves_rows_of_one_batch(
+    nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes at a step; the next night does the rest, and each answer is that of a night with time."""
+    names = ["urgent", "summary", "angry"]
+    night(file=write_night(*names))
+    undisturbed = read_answers(nights)
+    steps = iter(range(12))
+    has_time = StopRequest.has_time
+    monkeypatch.setattr(
+        StopRequest, "has_time", lambda stop, seconds: has_time(stop, seconds if next(steps, None) is not None else 1e9)
+    )
+    with caplog.at_level("INFO", "batchloom"):
+        cut = night(file=write_night(*names, partition_tokens=300), full=True, budget="1h")
+    monkeypatch.undo()
+    assert [(summary.workload, summary.status) for summary in cut] == [(name, "deadline") for name in names]
+    num_done, num_left = (
+        sum(counts) for counts in zip(*((one.num_ok, one.num_unanswered) for one in cut), strict=True)
+    )
+    assert num_done + num_left == 36
+    assert min(num_done, num_left) > 0
+    assert re.search(
+        r"urgent \+ summary \+ angry: .* s to the deadline.*: [\d,]+ of 36 rows, .*should fit", caplog.text
+    )
+    newest = "select config, shared_with from runs where run_id in (select max(run_id) from runs group by workload)"
+    for config, shared_with in nights.sql(newest):
+        prediction = json.loads(config)["prediction"]
+        assert 0 < prediction["num_fitting_rows"] <= 12
+        assert len(json.loads(shared_with)) == 2
+    rest = night(file=write_night(*names, partition_tokens=300))
+    assert {summary.status for summary in rest} == {"completed"}
+    assert read_answers(nights) == undisturbed
+    written = "select count(*) from urgent union all select count(*) from summary union all select count(*) from angry"
+    assert sum(count for (count,) in nights.sql(written)) == 36 + num_done + sum(summary.num_ok for summary in rest)
 
 
 def test_a_workload_that_fails_fails_alone(nights: Any, write_night: Any, tmp_path: Path) -> None:
