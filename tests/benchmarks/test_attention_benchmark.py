@@ -175,6 +175,7 @@ def test_a_kernel_thousands_of_times_as_fast_as_ours_has_a_mean(
     times = {"fused": 300_000.0, "paged": 300_000.0, "sdpa": 60.0}
     found = [(name, DeviceTime(us=us, not_captured="no GPU")) for name, us in times.items()]
     monkeypatch.setattr(attention, "gated", lambda *_: found)
+    monkeypatch.setattr(attention, "measure_ceilings", lambda _: Ceilings(memory_gb_s=1.0, matrix_tflops=1.0))
     file = tmp_path / "attention.json"
     attention.measure_all([SMALL], HERE, file, seconds=60)
     assert json.loads(file.read_text())["summary"]["geometric mean over sdpa"] == pytest.approx(0.0002)

@@ -224,14 +224,14 @@ def test_a_question_that_alone_is_too_long_is_an_error_of_its_row(nights: Nights
 
 
 def test_a_question_that_fails_in_the_engine_is_asked_again(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_model = attempt._run_model
+    run_model = attempt.run_model
 
     def fail_some(rows: Any, job: Any, model: Any, on_step: Any) -> Any:
         if 3 * 4 + 1 in rows.row_id.tolist():
             raise RuntimeError("a bad tile")
         yield from run_model(rows, job, model, on_step)
 
-    monkeypatch.setattr(attempt, "_run_model", fail_some)
+    monkeypatch.setattr(attempt, "run_model", fail_some)
     monkeypatch.setattr("tasks.partitions.failing.check_other_rows", lambda job: None)
     summary = nights.run(nights.load(QUESTIONS))
     assert (summary.num_ok, summary.num_errors) == (NUM_ROWS - 1, 1)
@@ -247,7 +247,7 @@ def test_a_question_that_fails_in_the_engine_is_asked_again(nights: Nights, monk
 
 
 def test_a_run_that_was_stopped_keeps_whole_rows(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_model = attempt._run_model
+    run_model = attempt.run_model
 
     def stop_early(*arguments: Any) -> Any:
         for number, completion in enumerate(run_model(*arguments)):
@@ -255,7 +255,7 @@ def test_a_run_that_was_stopped_keeps_whole_rows(nights: Nights, monkeypatch: py
                 raise attempt.StoppedError
             yield completion
 
-    monkeypatch.setattr(attempt, "_run_model", stop_early)
+    monkeypatch.setattr(attempt, "run_model", stop_early)
     summary = nights.run(nights.load(QUESTIONS))
     monkeypatch.undo()
     assert 0 < summary.num_ok < NUM_ROWS
