@@ -1,6 +1,7 @@
 """Bfloat16 with `deterministic`: answers that do not depend on what else is computed, to the last bit."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, MistralConfig, MistralForCausalLM
 
-from engine import Engine, EngineConfig, Request
+from engine import Engine, EngineConfig
 from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.deterministic import DeterministicBackend
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.decoder_layer import columns_in_float64
 from engine.model.checkpoint import cache_folder
-from tests.engine.model.test_int8 import LABELS, answer
+from tests.engine.model.any_batch import KV_BYTES, Answers, answer, answer_alone, check_any_batch, requests_of
 
-KV_BYTES = 1 << 22
 SHARED = [(7 * i * i + i) % 490 + 3 for i in range(420)]
 PROMPTS = [
     *([*SHARED[:300], 20 + number, 30 + number] for number in range(3)),
@@ -32,19 +32,6 @@ PROMPTS = [
 def load(checkpoint: Path, **changes: Any) -> Engine:
     given = {"dtype": "bfloat16", "device": "cpu", "kv_memory_bytes": KV_BYTES, "deterministic": True} | changes
     return Engine.load(checkpoint, EngineConfig(**given))
-
-
-def requests_of(numbers: list[int]) -> list[Request]:
-    """Each prompt answered greedily, drawn, and scored."""
-    asked = []
-    for number in numbers:
-        prompt = PROMPTS[number]
-        asked += [
-            Request(request_id=f"g{number}", token_ids=prompt, max_new_tokens=6, ignore_eos=True),
-            Request(request_id=f"d{number}", token_ids=prompt, max_new_tokens=4, temperature=1.0, seed=number),
-            Request(request_id=f"s{number}", token_ids=prompt, mode="score", labels=LABELS),
-        ]
-    return asked
 
 
 @pytest.fixture
@@ -66,47 +53,29 @@ def checkpoint(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], 
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint: Path) -> dict[str, tuple[object, ...]]:
-    """Every request in a call of its own."""
-    engine = load(checkpoint, max_num_batched_tokens=64)
-    return {name: found for one in requests_of([*range(len(PROMPTS))]) for name, found in answer(engine, [one]).items()}
+def alone(checkpoint: Path) -> Answers:
+    return answer_alone(load(checkpoint, max_num_batched_tokens=64), PROMPTS)
 
 
 def test_prompts_together_are_answered_as_alone(
-    checkpoint: Path, alone: dict[str, tuple[object, ...]], num_threads: Callable[[int], None]
+    checkpoint: Path, alone: Answers, num_threads: Callable[[int], None]
 ) -> None:
     for threads, max_num_batched_tokens in ((1, 2048), (2, 150)):
         num_threads(threads)
         engine = load(checkpoint, max_num_batched_tokens=max_num_batched_tokens)
-        assert answer(engine, requests_of([*range(len(PROMPTS))])) == alone
+        assert answer(engine, requests_of(PROMPTS, [*range(len(PROMPTS))])) == alone
 
 
 @pytest.mark.slow
 @settings(max_examples=3)
 @given(data=st.data())
-def test_answers_do_not_depend_on_the_batch(
-    data: st.DataObject, checkpoint: Path, alone: dict[str, tuple[object, ...]]
-) -> None:
-    """Any rows together, shared or not, in steps of any size, preempted or not, guessed or not, on a thread or two."""
-    numbers = data.draw(st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, unique=True))
-    chosen = data.draw(
-        st.fixed_dictionaries(
-            {
-                "max_num_batched_tokens": st.sampled_from([33, 200, 2048]),
-                "sharing": st.sampled_from(["path", "group", "lru", "none"]),
-                "preemption": st.sampled_from(["recompute", "swap"]),
-                "kv_memory_bytes": st.sampled_from([KV_BYTES, 1 << 18]),
-                "output_reserve": st.sampled_from([0.0, 1.0]),
-                "prompt_lookup": st.sampled_from(["never", "always"]),
-            }
-        )
-    )
-    before = torch.get_num_threads()
-    torch.set_num_threads(data.draw(st.sampled_from([1, 2])))
-    found = answer(load(checkpoint, **chosen), requests_of(numbers))
-    torch.set_num_threads(before)
-    assert len(found) == 3 * len(numbers)
-    assert found == {name: alone[name] for name in found}
+def test_answers_do_not_depend_on_the_batch(data: st.DataObject, checkpoint: Path, alone: Answers) -> None:
+    """In steps of any size, guessed or not."""
+    others = {
+        "max_num_batched_tokens": st.sampled_from([33, 200, 2048]),
+        "prompt_lookup": st.sampled_from(["never", "always"]),
+    }
+    check_any_batch(data, partial(load, checkpoint), PROMPTS, alone, **others)
 
 
 def test_a_column_of_labels_is_the_same_with_any_others(has_products: None) -> None:
