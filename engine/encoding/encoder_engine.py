@@ -17,9 +17,9 @@ from engine.execution.answer_all import answer_all
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import resolve_checkpoint
+from engine.model.json_file import read_json
 from engine.planning.plan import PrefixGroup
 from engine.pooling.pooled_rows import Vector, pooled_answer
-from engine.pooling.sentence_files import read_json
 from engine.request import POOLED_MODES, Completion, Mode, Request
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
+from engine.model.json_file import read_json
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Poolings in the order in which several are joined, as sentence-transformers names them."""
@@ -118,17 +119,6 @@ def check_causal_pooling(files: SentenceFiles, folder: Path) -> None:
         raise ModelError(
             f"{folder}: pooling {' and '.join(files.poolings)} of a causal model is not supported, only lasttoken"
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object of a JSON file; `ModelError` where there is none."""
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{path} must hold an object, got {type(values).__name__}")
-    return values
 
 
 def _read_if_there(path: Path) -> dict[str, Any]:
