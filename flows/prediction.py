@@ -16,7 +16,6 @@ LOGGER = logging.getLogger("batchloom")
 
 def predict_night(
     night: Night,
-    title: str,
     runs: Mapping[Run, float],
     job: InferJob,
     summary: PlanSummary,
@@ -28,7 +27,6 @@ def predict_night(
     Returns what corrects the forecast while the plan is computed, where it has a deadline.
 
     Args:
-        title: of what is predicted, in the log.
         runs: each gets the prediction as a note; and the share of the plan's rows that are the run's.
         job: what is computed.
         summary: of its plan.
@@ -49,10 +47,10 @@ def predict_night(
             rows = f"{found['num_fitting_rows']:,.0f} of {summary.num_rows:,} rows"
             partitions = f"{found['num_fitting_partitions']:,.0f} of {summary.num_partitions:,} partitions"
             loading = f" beside {load_seconds:.0f} s of loading the model" if load_seconds >= 1 else ""
-            LOGGER.info("%s: %.0f s to the deadline%s: %s, %s, should fit", title, left, loading, rows, partitions)
+            LOGGER.info("%s: %.0f s to the deadline%s: %s, %s, should fit", job.title, left, loading, rows, partitions)
             seconds_per_cost = found["step_seconds"] / sum(summary.partition_costs)
             return Pace(
-                title=title,
+                title=job.title,
                 order=summary.dispatch_order,
                 seconds=[cost * seconds_per_cost for cost in summary.partition_costs],
                 num_rows=count_partition_rows(job.plan).tolist(),
@@ -62,5 +60,5 @@ def predict_night(
                 deadline=night.deadline,
             )
     else:
-        LOGGER.warning("%s: the run is not predicted: %s", title, state.message)
+        LOGGER.warning("%s: the run is not predicted: %s", job.title, state.message)
     return None

@@ -1,6 +1,6 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -16,16 +16,22 @@ from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.progress import PlannedWork, start_progress, watch_progress
+from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
 
+    from flows.workload_run import Night
     from tasks.nights.pace import Pace
     from tasks.workers.worker_pool import WorkerPool
 
 Futures = PrefectFutureList[Any]
+
+FEWEST_TOKENS_TO_PREDICT = 50_000
+"""Prompt tokens to compute: less is done before a device that is not in the table has been measured."""
 
 
 class Workers:
@@ -56,14 +62,13 @@ class Workers:
         self._cluster: RayTaskRunner[Any] | None = None
 
     def infer_partitions(
-        self, job: InferJob, dispatch_order: Sequence[int], title: str, work: PlannedWork, pace: "Pace | None" = None
+        self, job: InferJob, dispatch_order: Sequence[int], work: PlannedWork, pace: "Pace | None" = None
     ) -> list[ArtifactRef]:
         """Map `infer` over the partitions, each to the next engine that is free; returns the parts of all.
 
         Args:
             job: what all partitions have in common.
             dispatch_order: the partitions in the order in which several engines take them.
-            title: of what shows the progress.
             work: in all partitions.
             pace: of a run with a deadline, if it was forecast.
 
@@ -73,7 +78,7 @@ class Workers:
         if not self.are_loaded and self._make_room is not None:
             self._make_room()
         self.are_loaded = True
-        show = start_progress(title, work.num_rows)
+        show = start_progress(job.title, work.num_rows)
         exchange = None
         if job.exchange is not None:
             from tasks.runs.run_exchange import RunExchange
@@ -81,7 +86,7 @@ class Workers:
             exchange = RunExchange(job.run_folder, job.exchange.url)
             exchange.offer(job.plan)
         with (
-            watch_progress(job.run_folder, title, work, show=show),
+            watch_progress(job.run_folder, job.title, work, show=show),
             exchange.taking() if exchange is not None else nullcontext(),
             self._compute(job, dispatch_order, pace) as futures,
         ):
@@ -160,3 +165,46 @@ class Workers:
         if self._cluster is None:
             self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
         return self._cluster
+
+
+def compute(
+    night: "Night", job: InferJob, summary: PlanSummary, shares: Mapping[Run, float], num_answer_tokens: float
+) -> list[ArtifactRef] | None:
+    """All partitions of a plan, forecast where they take long; None where there is no time to load the model.
+
+    Args:
+        summary: of the job's plan.
+        shares: the runs whose rows are in the plan, each with its share of them.
+        num_answer_tokens: that an answer is taken to have.
+    """
+    load_seconds, pace = 0.0, None
+    if night.deadline is not None:
+        from flows.nights.in_time import find_load_seconds  # most nights have no deadline
+
+        if (found := find_load_seconds(night, night.deadline, job.title)) is None:
+            return None
+        load_seconds = found
+    has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
+    if not has_time and night.source.plan_method(job.workload) != "none":
+        from flows.prediction import predict_night  # a simulation that short nights do not need
+
+        pace = predict_night(night, shares, job, summary, max(1, round(num_answer_tokens)), load_seconds)
+    work = PlannedWork(
+        num_rows=summary.num_rows,
+        num_prompt_tokens=summary.sharing.num_processed_tokens,
+        answer_tokens=num_answer_tokens - 1,  # the first token of an answer comes from its prompt; a score has no other
+    )
+    with measure_all(shares, "infer"):
+        parts = night.workers.infer_partitions(job, summary.dispatch_order, work, pace)
+    if pace is not None:
+        for run, share in shares.items():
+            pace.note(run, share)
+    return parts
+
+
+def measure_all(runs: Iterable[Run], stage: str) -> ExitStack:
+    """`Run.measure` of all runs at once."""
+    stack = ExitStack()
+    for run in runs:
+        stack.enter_context(run.measure(stage))
+    return stack

@@ -13,13 +13,12 @@ from engine.model.checkpoint import checkpoint_digest, is_plain, resolve_checkpo
 from engine.planning.choose_prefixes import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
-from flows.workers import Workers
+from flows.workers import Workers, compute
 from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.runs.infer_job import FailurePolicy, InferJob
-from tasks.runs.progress import PlannedWork
 from tasks.runs.run import Run, set_isolation
 from tasks.runs.run_record import RunRecord, RunSummary
 from tasks.storage.artifact import ArtifactRef
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from tasks.cascades.row_choice import RowChoice
 
 LOGGER = logging.getLogger("batchloom")
-
-FEWEST_TOKENS_TO_PREDICT = 50_000
-"""Prompt tokens to compute: less is done before a device that is not in the table has been measured."""
 
 
 def prove_architecture(checkpoint: Path) -> None:
@@ -249,13 +245,6 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(source.database, workload)
-    load_seconds, pace = None, None
-    if night.deadline is not None:
-        from flows.nights.in_time import find_load_seconds  # most nights have no deadline
-
-        load_seconds = find_load_seconds(night, night.deadline, workload.name)
-        if load_seconds is None:
-            return summary.num_rows
     exchange = None
     if url := night.machines.exchange:
         from tasks.runs.run_exchange import Exchange  # most nights are of one host
@@ -274,17 +263,8 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
         deadline=night.deadline,
         keeps_base=night.keeps_base,
     )
-    has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
-    if not has_time and source.plan_method(workload) != "none":
-        from flows.prediction import predict_night  # a simulation that short nights do not need
-
-        pace = predict_night(night, workload.name, {run: 1.0}, job, summary, answer.num_tokens, load_seconds or 0.0)
-    with run.measure("infer"):
-        work = PlannedWork.of(summary, workload, answer.expected_output_tokens)
-        parts = night.workers.infer_partitions(job, summary.dispatch_order, workload.name, work, pace)
-    if pace is not None:
-        pace.note(run)
-    return summary.num_rows - check_failures(night, workload, parts)
+    parts = compute(night, job, summary, {run: 1.0}, answer.num_tokens)
+    return summary.num_rows if parts is None else summary.num_rows - check_failures(night, workload, parts)
 
 
 def check_failures(night: Night, workload: Workload, parts: Sequence[ArtifactRef]) -> int:

@@ -2,14 +2,11 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from engine.errors import FailureRateError
 from flows.layouts import settle
-from flows.nights.in_time import find_load_seconds
-from flows.prediction import predict_night
+from flows.workers import compute, measure_all
 from flows.workload_run import (
-    FEWEST_TOKENS_TO_PREDICT,
     Night,
     begin_record,
     check_failures,
@@ -19,16 +16,16 @@ from flows.workload_run import (
     tokenize_rows,
     write_and_report,
 )
-from tasks.nights.joint_tokens import count_shared, find_first_row_ids, join_tokens, name_shared
+from tasks.nights.joint_tokens import count_shared, join_tokens, name_shared
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
 from tasks.runs.infer_job import InferJob, Member
-from tasks.runs.progress import PlannedWork
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunSummary
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
+from tasks.storage.row_numbers import find_first_row_ids
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -95,7 +92,7 @@ def _plan_together(night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactR
     planning, database = night.source.planning, str(night.source.database)
     num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in jobs], tokens))
     given = (planning.method, planning.partition_tokens, num_answer_tokens, night.source.is_cheapest_first)
-    with _measure(jobs, "plan"):
+    with measure_all([run for _, run in jobs], "plan"):
         joint = join_tokens(database, tokens)
         plan = plan_prefix(database, joint, *given)
         shared = count_shared(joint, find_first_row_ids(tokens), jobs[0][1].folder)
@@ -116,11 +113,6 @@ def _infer_together(
 ) -> dict[str, int | Exception]:
     """Each partition of the joint plan to parts of all runs; gives by workload the rows left, or why it failed."""
     source, summary = night.source, read_plan_summary(plan)
-    title = " + ".join(workload.name for workload, _ in jobs)
-    LOGGER.info("%s: %s", title, summary.text)
-    load_seconds = 0.0 if night.deadline is None else find_load_seconds(night, night.deadline, title)
-    if load_seconds is None:
-        return {workload.name: ref.num_rows for (workload, _), ref in zip(jobs, tokens, strict=True)}
     lengths = [read_answer_length(source.database, workload) for workload, _ in jobs]
     firsts = find_first_row_ids(tokens)
     first, first_run = jobs[0]
@@ -145,35 +137,18 @@ def _infer_together(
             for (workload, run), first_row_id, length in zip(jobs, firsts, lengths, strict=True)
         ),
     )
+    LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
-    work = PlannedWork(
-        num_rows=summary.num_rows,
-        num_prompt_tokens=summary.sharing.num_processed_tokens,
-        answer_tokens=num_answer_tokens - 1,
-    )
     shares = {run: ref.num_rows / summary.num_rows for (_, run), ref in zip(jobs, tokens, strict=True)}
-    pace = None
-    if night.deadline is not None or summary.sharing.num_processed_tokens >= FEWEST_TOKENS_TO_PREDICT:
-        pace = predict_night(night, title, shares, job, summary, max(1, round(num_answer_tokens)), load_seconds)
-    with _measure(jobs, "infer"):
-        night.workers.infer_partitions(job, summary.dispatch_order, title, work, pace)
+    if compute(night, job, summary, shares, num_answer_tokens) is None:
+        return {workload.name: ref.num_rows for (workload, _), ref in zip(jobs, tokens, strict=True)}
     ends: dict[str, int | Exception] = {}
     for (workload, run), ref in zip(jobs, tokens, strict=True):
-        if pace is not None:
-            pace.note(run, shares[run])
         try:
             ends[workload.name] = ref.num_rows - check_failures(night, workload, run.list_parts())
         except FailureRateError as error:
             ends[workload.name] = error
     return ends
-
-
-def _measure(jobs: Sequence[Job], stage: str) -> ExitStack:
-    """`Run.measure` of all runs at once."""
-    stack = ExitStack()
-    for _, run in jobs:
-        stack.enter_context(run.measure(stage))
-    return stack
 
 
 def _average(values: Sequence[int], tokens: Sequence[ArtifactRef]) -> float:

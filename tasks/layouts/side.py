@@ -1,6 +1,6 @@
 """One of the workloads that are planned together: its rows, how they are asked so far, and how they could be asked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from tasks.layouts.parts import Order, Parts, name_order, split_prompt
 from tasks.plan_prefix import write_plan
 from tasks.read import ReadResult, read_requests
 from tasks.runs.run import make_runs_folder
-from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.storage.artifact import open_parquet, write_parquet
 from tasks.storage.plan_file import read_plan_summary
-from tasks.tokenize import BATCH_ROWS, TOKENS_SCHEMA, tokenize
+from tasks.storage.row_numbers import renumber
+from tasks.tokenize import TOKENS_SCHEMA, tokenize
 from tasks.workloads.workload import Workload
 
 PARTITION_TOKENS = 1 << 60
@@ -74,21 +75,9 @@ class LayoutJob:
             make_runs_folder(cache)
             given = (str(self.checkpoint), self.model_digest, self.max_model_len)
             prompts.append(tokenize.fn(str(cache), requests, workload, *given))
-        joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, _renumber(prompts))
+        joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, renumber(prompts, TOKENS_SCHEMA))
         plan = write_plan(joint, folder / "plan.parquet", method or self.method, PARTITION_TOKENS, 1)
         return read_plan_summary(plan).sharing.num_processed_tokens
-
-
-def _renumber(prompts: Sequence[ArtifactRef]) -> Iterator[pa.RecordBatch]:
-    """The rows of all files, numbered on."""
-    num_rows = 0
-    for ref in prompts:
-        with open_parquet(ref) as file:
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                row_ids = pa.array(range(num_rows, num_rows + batch.num_rows), pa.int64())
-                num_rows += batch.num_rows
-                batch = batch.set_column(0, TOKENS_SCHEMA.field("row_id"), row_ids)
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=TOKENS_SCHEMA)
 
 
 def can_move(workload: Workload) -> bool:

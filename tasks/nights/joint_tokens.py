@@ -1,29 +1,21 @@
 """Prompts of several workloads as one batch: their tokens in one file, and what they have in common."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, combinations
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.planning.prefix_tree import common_prefix_len
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.external_sort import sort_prompts
-from tasks.tokenize import BATCH_ROWS, TOKENS_SCHEMA
+from tasks.storage.row_numbers import renumber
+from tasks.tokenize import TOKENS_SCHEMA
 
-CODE = (__name__, "tasks.tokenize")
-
-
-def find_first_row_ids(tokens: Sequence[ArtifactRef]) -> list[int]:
-    """The number that each file's first row has in the joint file; row ids of a file may have gaps."""
-    last_ids = [pc.max(pq.read_table(ref.path, columns=["row_id"]).column("row_id")).as_py() for ref in tokens[:-1]]
-    return [0, *accumulate(last + 1 for last in last_ids)]
+CODE = (__name__, "tasks.storage.row_numbers", "tasks.tokenize")
 
 
 @task(name="join_tokens", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -35,18 +27,9 @@ def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
     """
 
     def write(target: Path) -> ArtifactRef:
-        return write_parquet(target, TOKENS_SCHEMA, _renumber(tokens))
+        return write_parquet(target, TOKENS_SCHEMA, renumber(tokens, TOKENS_SCHEMA))
 
     return build_once(database, "tokens", [ref.digest for ref in tokens], CODE, write)
-
-
-def _renumber(tokens: Sequence[ArtifactRef]) -> Iterator[pa.RecordBatch]:
-    for ref, first in zip(tokens, find_first_row_ids(tokens), strict=True):
-        with open_parquet(ref) as file:
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                row_ids = pa.array(batch.column("row_id").to_numpy() + first, pa.int64())
-                batch = batch.set_column(0, TOKENS_SCHEMA.field("row_id"), row_ids)
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=TOKENS_SCHEMA)
 
 
 @task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)

@@ -157,6 +157,11 @@ class InferJob:
     keeps_base: bool = False
 
     @property
+    def title(self) -> str:
+        """In the log, and of what shows the progress."""
+        return " + ".join(member.workload.name for member in self.members) or self.workload.name
+
+    @property
     def stop(self) -> StopRequest:
         """The run's request to stop."""
         return StopRequest(self.run_folder, self.deadline)

@@ -23,8 +23,6 @@ from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from tasks.database.messages import describe_write_error
 from tasks.runs.run_record import artifact_key
-from tasks.storage.plan_file import PlanSummary
-from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -54,17 +52,6 @@ class PlannedWork:
     num_rows: int
     num_prompt_tokens: int
     answer_tokens: float
-
-    @classmethod
-    def of(cls, plan: PlanSummary, workload: Workload, expected_output_tokens: int | None) -> "PlannedWork":
-        """The work of a plan. The first token of an answer comes from its prompt; a score has no other.
-
-        Args:
-            expected_output_tokens: of one answer; None: the most that the workload allows.
-        """
-        length = expected_output_tokens or workload.kind.max_answer_tokens
-        num_prompt_tokens = plan.sharing.num_processed_tokens
-        return cls(num_rows=plan.num_rows, num_prompt_tokens=num_prompt_tokens, answer_tokens=length - 1)
 
     def count_tokens(self, counts: Counts) -> float:
         """Tokens of the whole run, as far as `counts` tell: answers that ended correct what was expected of them."""

@@ -11,8 +11,8 @@ from engine.config import EngineConfig
 from engine.planning.plan import SharingStats
 from flows.prediction import predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
-from flows.workers import Workers
-from flows.workload_run import FEWEST_TOKENS_TO_PREDICT, Night, Source
+from flows.workers import FEWEST_TOKENS_TO_PREDICT, Workers
+from flows.workload_run import Night, Source
 from tasks.forecast.prediction import spread
 from tasks.report import write_report
 from tasks.runs.infer_job import FailurePolicy, InferJob
@@ -147,7 +147,7 @@ def test_a_night_that_cannot_be_predicted_goes_on(
 
     @flow(name="unpredictable", persist_result=False)
     def unpredictable() -> None:
-        predict_night(night, workload.name, {run: 1.0}, job, summary, 1)
+        predict_night(night, {run: 1.0}, job, summary, 1)
 
     unpredictable()
     assert run.record.config == {"full": False}

@@ -1,0 +1,33 @@
+"""Rows of several files as those of one: numbered on from file to file."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.storage.external_sort import BATCH_ROWS
+
+
+def find_first_row_ids(files: Sequence[ArtifactRef]) -> list[int]:
+    """The number that row 0 of each file has among those of all; row ids of a file may have gaps."""
+    last_ids = [pc.max(pq.read_table(ref.path, columns=["row_id"]).column("row_id")).as_py() for ref in files[:-1]]
+    return [0, *accumulate(0 if last is None else last + 1 for last in last_ids)]
+
+
+def renumber(files: Sequence[ArtifactRef], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of all files.
+
+    Args:
+        files: sorted by row_id.
+        schema: of each, with row_id as its first column.
+    Raises:
+        ArtifactError: a file is not what its reference says.
+    """
+    for ref, first in zip(files, find_first_row_ids(files), strict=True):
+        with open_parquet(ref) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                row_ids = pa.array(batch.column("row_id").to_numpy() + first, pa.int64())
+                yield pa.RecordBatch.from_arrays([row_ids, *batch.columns[1:]], schema=schema)
