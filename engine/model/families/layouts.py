@@ -1,7 +1,7 @@
 """What families call their modules, and what cannot be read from them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -51,22 +51,10 @@ _OLMO = Layout(
     mlp_norm="",
     post_mlp_norm="post_feedforward_layernorm",
 )
-_EXAONE = Layout(
-    attention_norm="",
-    post_attention_norm="post_attention_layernorm",
-    mlp_norm="",
-    post_mlp_norm="post_feedforward_layernorm",
-    is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding,
-)
+_EXAONE = replace(_OLMO, is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding)
 _GLM = Layout(post_attention_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm", is_interleaved=True)
 _COHERE = Layout(mlp_norm="", is_parallel=True, is_interleaved=True, angles=slice(None, None, 2))
-_COHERE2 = Layout(
-    mlp_norm="",
-    is_parallel=True,
-    is_interleaved=True,
-    angles=slice(None, None, 2),
-    is_rotated=lambda attention: attention.sliding_window is not None,
-)
+_COHERE2 = replace(_COHERE, is_rotated=lambda attention: attention.sliding_window is not None)
 
 LAYOUTS = {
     "cohere": _COHERE,
