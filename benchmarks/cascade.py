@@ -71,8 +71,6 @@ SIMULATE = """
 create table simulated as
 select
     text_id,
-    label as small_label,
-    exp(list_max(label_logprobs)) as confidence,
     if(
         hash(text_id) / 18446744073709551615.0 < exp(list_max(label_logprobs)),
         label,
