@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.charts import bar_chart
+from benchmarks.measuring.charts import bar_chart
 from benchmarks.measuring.generated_part import replace_generated
 
 ROOT = Path(__file__).parents[1]

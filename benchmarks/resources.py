@@ -21,7 +21,7 @@ from typing import Any
 
 import triton
 
-from benchmarks.cross_compile import (
+from benchmarks.kernels.cross_compile import (
     FP8,
     TARGETS,
     compile_add_rms_norm,

@@ -9,7 +9,7 @@ its times and highest resident memory are recorded, DuckDB's included.
 Checked before a figure counts: every row is there once, prompts gathered from partitions are the tokenized ones, and
 the plan saves what the shape of the data gives. A wrong answer ends the run with exit code 1 and no figures.
 
-``--night embeddings`` does the same with a night of embeddings, see benchmarks/embedding_night.py.
+``--night embeddings`` does the same with a night of embeddings, see benchmarks/measuring/embedding_night.py.
 
 Goals: the largest size within 4 GB at every stage, and processor time per request
 that grows by less than half from the smallest (the clock's time counts what else the machine does).
@@ -203,7 +203,7 @@ def check(folder: Path, num_requests: int) -> dict[str, Any]:
 def find_night(name: str) -> Night:
     if name == "snippets":
         return Night(STAGES, make_database, run_stage, check)
-    from benchmarks import embedding_night as night
+    from benchmarks.measuring import embedding_night as night
 
     return Night(night.STAGES, night.prepare, night.run_stage, night.check)
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cross_compile import TARGETS
+from benchmarks.kernels.cross_compile import TARGETS
 from benchmarks.kernels.data_sheet import DATA_SHEETS, estimate_costs
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
 from benchmarks.kernels.launch_candidates import candidates, described, fitted

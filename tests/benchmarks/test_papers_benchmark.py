@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks import papers
 from benchmarks.kernels.relay_model import equation_10
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from benchmarks.paper_parts import disaggregation, notes, prepacking, relay, throughput
-from benchmarks.paper_parts.case_workload import CASE_1, CASE_2
-from benchmarks.paper_parts.configurations import simulated_config
-from benchmarks.paper_parts.lab import Lab, Trial
-from benchmarks.paper_parts.simulated import A100
+from benchmarks.papers import __main__ as papers
+from benchmarks.papers import disaggregation, notes, prepacking, relay, throughput
+from benchmarks.papers.case_workload import CASE_1, CASE_2
+from benchmarks.papers.configurations import simulated_config
+from benchmarks.papers.lab import Lab, Trial
+from benchmarks.papers.simulated import A100
 from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.planning.planner import plan_prompts
 

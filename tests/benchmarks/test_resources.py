@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import resources
-from benchmarks.cross_compile import FP8, TARGETS
+from benchmarks.kernels.cross_compile import FP8, TARGETS
 from engine.kernels.triton.tuned import load_tuned
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ class TestMergeInsideTheLaunch:
     @staticmethod
     def _steps(architecture: str, kind: str, pattern: str) -> list[str]:
         program = (
-            "import sys; from benchmarks.cross_compile import compile_attention; "
+            "import sys; from benchmarks.kernels.cross_compile import compile_attention; "
             "from engine.kernels.triton.tuned import load_tuned; "
             "launch = load_tuned(sys.argv[1], element_bits=16, head_dim=64).launches[0]; "
             "print(compile_attention(sys.argv[1], launch, head_dim=64).asm[sys.argv[2]])"

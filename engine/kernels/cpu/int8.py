@@ -1,6 +1,6 @@
 """Int8 on the CPU: weights with a scale per output column, rows with a scale each, KV with a scale per head and token.
 
-Answers do not depend on the batch: cpp/quads.h says why.
+Answers do not depend on the batch: cpp/int8/quads.h says why.
 
 Rows of bytes lose most where few values are much larger than the others. Products therefore see their input through a
 Hadamard matrix, which spreads such values, and their weights have been through the same, which takes it back (QuaRot,
@@ -22,7 +22,7 @@ from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 128
-"""KV tokens whose weights have a scale in common; as in cpp/quad_attention.h."""
+"""KV tokens whose weights have a scale in common; as in cpp/int8/quad_attention.h."""
 
 _PANEL = 32
 _ALIGNED_DEPTH = 64
@@ -31,7 +31,7 @@ _COLUMNS_AT_ONCE = 4096
 
 
 class _Int8Weight(ctypes.Structure):
-    """`QuadWeights` of cpp/quad_product.h."""
+    """`QuadWeights` of cpp/int8/quad_product.h."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("panels", "offsets", "scales", "bias"))
 
@@ -51,7 +51,7 @@ class PackedInt8:
 
     Attributes:
         num_columns: of the layer; panels have columns up to a multiple of 32, in which no row is largest.
-        panels, offsets, scales, bias: int8, int32, float32, and float32 or None, as cpp/quad_product.h says.
+        panels, offsets, scales, bias: int8, int32, float32, and float32 or None, as cpp/int8/quad_product.h says.
     """
 
     def __init__(self, columns: Iterable[torch.Tensor], bias: torch.Tensor | None) -> None:
@@ -189,7 +189,7 @@ class Int8Backend(AttentionShape):
         window: int = 0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`, without cap, window and sinks; cpp/quad_attention.h says how caches lie."""
+        """See `AttentionBackend.attend`, no cap, window, sinks; cpp/int8/quad_attention.h says how caches lie."""
         assert (softcap, window, sinks) == (0.0, 0, None), "layers that make_layers refuses"
         out = torch.empty(len(query), self.num_q_heads, self.head_dim, dtype=torch.bfloat16)
         self.library.attend_int8(
@@ -273,7 +273,7 @@ def _pieces(weight: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
 
 
 def _spread(x: torch.Tensor) -> torch.Tensor:
-    """Float32 ``[..., n]``: `spread` of cpp/quad_elementwise.h over the largest power of two that divides n."""
+    """Float32 ``[..., n]``: `spread` of cpp/int8/quad_elementwise.h over the largest power of two that divides n."""
     size = x.shape[-1]
     x, width = x.contiguous(), 1
     while width < size & -size:
@@ -284,7 +284,7 @@ def _spread(x: torch.Tensor) -> torch.Tensor:
 
 
 def _spread_vectors(x: torch.Tensor) -> torch.Tensor:
-    """Float32 ``[columns, depth]``: what takes `spread_to_bytes` of cpp/quad_elementwise.h back."""
+    """Float32 ``[columns, depth]``: what takes `spread_to_bytes` of cpp/int8/quad_elementwise.h back."""
     num_vectors = x.shape[1] // 16
     group = min(16, num_vectors & -num_vectors)
     shape, width = x.shape, 1

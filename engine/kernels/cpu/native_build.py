@@ -103,7 +103,7 @@ def _built(compiler: str, folder: Path, source: str) -> Path:
     flags = [*_FLAGS, *_OWN_FLAGS[source], *(_WIDE_FLAGS if platform.machine() == "x86_64" else ())]
     flags += shlex.split(os.environ.get("CXXFLAGS", ""))
     identity = hashlib.sha256("\0".join([compiler, version, *flags, _processor()]).encode())
-    for file in sorted(_SOURCES.iterdir()):
+    for file in sorted(_SOURCES.glob("**/*.*")):
         identity.update(file.read_bytes())
     path = folder / f"{source}-{identity.hexdigest()[:16]}.so"
     if path.is_file():

@@ -1,6 +1,6 @@
 """Linear layers whose weights stay as a file quantizes them: 4 to 8 bits and scales, made bf16 inside the product.
 
-cpp/quantized.h says how they lie. Results are those of bfloat16 weights, bit for bit.
+cpp/quantized/quantized.h says how they lie. Results are those of bfloat16 weights, bit for bit.
 """
 
 import ctypes
@@ -94,7 +94,7 @@ class QuantizedColumns:
         )
 
     def addresses(self) -> npt.NDArray[np.int64]:
-        """``[panels, 2]``: `HalfPanel` of cpp/quantized.h."""
+        """``[panels, 2]``: `HalfPanel` of cpp/quantized/quantized.h."""
         first, step = self.panels.data_ptr(), self.panels.shape[1]
         found = np.empty((len(self.panels), 2), dtype=np.int64)
         found[:, 0], found[:, 1] = first + step * np.arange(len(self.panels)), self.format.kind

@@ -1,4 +1,4 @@
-"""The formats of quantized weights, by the numbers and sizes that cpp/quantized.h has for them."""
+"""The formats of quantized weights, by the numbers and sizes that cpp/quantized/quantized.h has for them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ HALF = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedFormat:
-    """A format of weights, as cpp/quantized.h has it.
+    """A format of weights, as cpp/quantized/quantized.h has it.
 
     Attributes:
         kind: its number there.

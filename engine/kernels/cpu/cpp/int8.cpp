@@ -4,7 +4,7 @@
 
 #include "draw.h"
 #include "layer.h"
-#include "quad_elementwise.h"
+#include "int8/quad_elementwise.h"
 
 // Layers in int8. The residual stream is in the basis of `spread`, so norms have no weights: products have taken them.
 struct QuadFormat {

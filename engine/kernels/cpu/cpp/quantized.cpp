@@ -4,7 +4,7 @@
 
 #include "elementwise.h"
 #include "layer.h"
-#include "quantized_product.h"
+#include "quantized/quantized_product.h"
 
 #ifdef HAS_AVX512
 // Layers in bf16 whose weights are quantized.

@@ -1,7 +1,7 @@
 // Linear layers of quantized weights: panels become bf16 pairs in a thread's own memory, and all rows meet them there.
 #pragma once
 
-#include "pair_product.h"
+#include "../pair_product.h"
 #include "quantized.h"
 
 #ifdef HAS_AVX512

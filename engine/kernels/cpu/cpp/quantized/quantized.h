@@ -10,7 +10,7 @@
 // A weight is scale (code - zero) - minimum, rounded to float32 after each step as in the gguf package, then to bf16.
 #pragma once
 
-#include "number.h"
+#include "../number.h"
 
 #ifdef HAS_AVX512
 namespace {

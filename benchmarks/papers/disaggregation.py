@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.paper_parts.configurations import WHOLE, Settings, simulated_config
-from benchmarks.paper_parts.simulated import A100, Place
-from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.papers.configurations import WHOLE, Settings, simulated_config
+from benchmarks.papers.simulated import A100, Place
+from benchmarks.papers.table import Cell, Plot, Table
 from engine import Request
 from engine.simulation.device import StepWork
 

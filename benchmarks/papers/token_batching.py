@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from benchmarks.paper_parts.case_workload import CASE_1
-from benchmarks.paper_parts.configurations import Settings, describe, simulated_config
-from benchmarks.paper_parts.simulated import A100, SimulatedRun
-from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.papers.case_workload import CASE_1
+from benchmarks.papers.configurations import Settings, describe, simulated_config
+from benchmarks.papers.simulated import A100, SimulatedRun
+from benchmarks.papers.table import Cell, Plot, Table
 from engine.kernels import cdiv
 
 BASE: Settings = {"order": "fcfs", "max_running_requests": 256, "output_reserve": 0.0}

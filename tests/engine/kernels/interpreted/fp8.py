@@ -1,6 +1,6 @@
 """Products and KV in 8-bit floating point against torch: every kernel that quantises, and whole layers.
 
-interpreted_program.py runs them.
+program.py runs them.
 """
 
 import itertools
@@ -22,8 +22,8 @@ from engine.kernels.triton.fp8 import (
     scaled_linear,
 )
 from engine.kernels.triton.layer_kernels import add_rms_norm, rotate_and_write_kv
-from tests.engine.kernels.interpreted_cases import BACKENDS, MIXED, decode
-from tests.engine.kernels.interpreted_layers import EPSILON, Findings, LaunchCounter, draw_layer
+from tests.engine.kernels.interpreted.cases import BACKENDS, MIXED, decode
+from tests.engine.kernels.interpreted.layers import EPSILON, Findings, LaunchCounter, draw_layer
 from tests.engine.kernels.twins import add_rms_norm_ref, rotate_and_write_kv_ref, swiglu_ref
 
 FP8_RELATIVE = 2.0**-4

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.kernels.interpreted_cases import CASES
-from tests.engine.kernels.interpreted_program import SPECIAL
+from tests.engine.kernels.interpreted.cases import CASES
+from tests.engine.kernels.interpreted.program import SPECIAL
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
     """What the interpreter found, by case. One process: the environment decides at import whether Triton interprets."""
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.engine.kernels.interpreted_program"],
+        [sys.executable, "-W", "error", "-m", "tests.engine.kernels.interpreted.program"],
         cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]

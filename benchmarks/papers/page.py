@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.charts import bar_chart, line_chart
+from benchmarks.measuring.charts import bar_chart, line_chart
 from benchmarks.measuring.generated_part import replace_generated
 
 

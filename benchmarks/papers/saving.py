@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.paper_parts.case_workload import CASE_1
-from benchmarks.paper_parts.configurations import SERVER, Settings, describe, simulated_config
-from benchmarks.paper_parts.simulated import A100
-from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.papers.case_workload import CASE_1
+from benchmarks.papers.configurations import SERVER, Settings, describe, simulated_config
+from benchmarks.papers.simulated import A100
+from benchmarks.papers.table import Cell, Plot, Table
 from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.planner import plan_prompts
 from engine.request import Request

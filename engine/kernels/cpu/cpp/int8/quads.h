@@ -5,7 +5,7 @@
 // unit, for any number of threads and whatever other rows there are.
 #pragma once
 
-#include "number.h"
+#include "../number.h"
 
 #if !defined(NO_VECTORS) && defined(__AVX2__)
 #include <immintrin.h>

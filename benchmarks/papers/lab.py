@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from benchmarks.paper_parts.case_workload import longest_tokens
-from benchmarks.paper_parts.configurations import Settings
+from benchmarks.papers.case_workload import longest_tokens
+from benchmarks.papers.configurations import Settings
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
 
 NUM_GATE_REQUESTS, MOST_GATE_TOKENS = 8, 8

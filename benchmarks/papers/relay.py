@@ -11,7 +11,7 @@ import torch
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.relay_model import equation_10
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.papers.table import Cell, Plot, Table
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import NativeWork

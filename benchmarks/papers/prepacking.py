@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.paper_parts.configurations import Settings, describe
-from benchmarks.paper_parts.lab import Lab, Trial
-from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.papers.configurations import Settings, describe
+from benchmarks.papers.lab import Lab, Trial
+from benchmarks.papers.table import Cell, Plot, Table
 from engine import Request
 from engine.model.model_shape import ModelShape
 

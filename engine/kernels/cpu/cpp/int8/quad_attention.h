@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "quads.h"
-#include "work_items.h"
+#include "../work_items.h"
 
 namespace {
 

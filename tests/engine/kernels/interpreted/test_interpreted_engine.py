@@ -57,7 +57,7 @@ print("same answers of two ranks")
 def test_two_ranks_sum_up_what_the_kernels_compute(tiny_checkpoint: Callable[[str], Path]) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", TWO_RANKS, str(tiny_checkpoint("qwen2"))],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[4], capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -79,9 +79,10 @@ def test_the_kernels_give_the_same_answers(tiny_checkpoint: Callable[[str], Path
 @pytest.mark.slow
 def test_fp8_scores_are_near_float32_ones(tiny_checkpoint: Callable[[str], Path]) -> None:
     """Products and KV of a family with norms of the heads; KV memory holds as many blocks as its bytes say."""
+    program = "tests.engine.kernels.interpreted.fp8_program"
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.engine.kernels.fp8_program", str(tiny_checkpoint("qwen3"))],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        [sys.executable, "-W", "error", "-m", program, str(tiny_checkpoint("qwen3"))],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[4], capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]

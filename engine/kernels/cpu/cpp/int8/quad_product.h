@@ -1,7 +1,7 @@
 // Linear layers in int8: rows of bytes times packed bytes in 32-bit sums, then scales, bias, residual stream, SwiGLU.
 #pragma once
 
-#include "product.h"
+#include "../product.h"
 #include "quads.h"
 
 // The weights of a linear layer; engine/kernels/cpu/int8.py makes them. A panel of 32 columns lies as

@@ -13,7 +13,7 @@ from engine.errors import DatabaseError, ModelError, WorkloadError
 from flows.explain import explain
 from tests.tiny_encoders import HIDDEN_SIZE, MAX_TOKENS, save_encoder, save_modules
 
-PAGE = Path(__file__).parents[2] / "docs" / "embeddings.md"
+PAGE = Path(__file__).parents[3] / "docs" / "embeddings.md"
 BLOCKS = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 PROMPTS = {"prompts": {"query": "search for {it}: "}, "default_prompt_name": None}
 

@@ -1,4 +1,4 @@
-"""The launches of a GPU's layers against float64 twins, and whole layers; interpreted_program.py runs them.
+"""The launches of a GPU's layers against float64 twins, and whole layers; program.py runs them.
 
 Inputs are views into larger tensors, so that no row follows the one before. Outputs are NaN before they are written and
 lie between guard values.
@@ -17,7 +17,7 @@ from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
 from engine.kernels.triton.triton_attention import TritonAttention
-from tests.engine.kernels.interpreted_cases import BACKENDS, GUARD, MIXED
+from tests.engine.kernels.interpreted.cases import BACKENDS, GUARD, MIXED
 from tests.engine.kernels.twins import add_rms_norm_ref, rotate_and_write_kv_ref, swiglu_ref
 
 RELATIVE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

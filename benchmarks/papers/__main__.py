@@ -24,22 +24,22 @@ from typing import Any
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import write_result
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from benchmarks.paper_parts.disaggregation import disaggregation
-from benchmarks.paper_parts.lab import Lab
-from benchmarks.paper_parts.notes import measured_notes, simulated_notes
-from benchmarks.paper_parts.page import render_page
-from benchmarks.paper_parts.prepacking import prepacking
-from benchmarks.paper_parts.relay import relay
-from benchmarks.paper_parts.saving import saving
-from benchmarks.paper_parts.table import Table
-from benchmarks.paper_parts.throughput import measured_throughput, simulated_throughput
-from benchmarks.paper_parts.token_batching import token_batching
+from benchmarks.papers.disaggregation import disaggregation
+from benchmarks.papers.lab import Lab
+from benchmarks.papers.notes import measured_notes, simulated_notes
+from benchmarks.papers.page import render_page
+from benchmarks.papers.prepacking import prepacking
+from benchmarks.papers.relay import relay
+from benchmarks.papers.saving import saving
+from benchmarks.papers.table import Table
+from benchmarks.papers.throughput import measured_throughput, simulated_throughput
+from benchmarks.papers.token_batching import token_batching
 from benchmarks.random_model import write_checkpoint
 from engine.errors import BatchloomError
 from engine.model.checkpoint import resolve_checkpoint
 from engine.model.gguf import unpack_gguf
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RANDOM_SHAPE: Mapping[str, Any] = {
     "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 4096,

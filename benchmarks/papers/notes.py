@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.paper_parts.case_workload import CASE_1, Case, longest_tokens
-from benchmarks.paper_parts.configurations import Settings, describe, simulated_config
-from benchmarks.paper_parts.lab import Lab, Trial
-from benchmarks.paper_parts.simulated import A100
-from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.papers.case_workload import CASE_1, Case, longest_tokens
+from benchmarks.papers.configurations import Settings, describe, simulated_config
+from benchmarks.papers.lab import Lab, Trial
+from benchmarks.papers.simulated import A100
+from benchmarks.papers.table import Cell, Plot, Table
 from engine import Request
 
 CASE = replace(CASE_1, num_requests=1000, answer_spread=0.9)

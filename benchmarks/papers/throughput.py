@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.paper_parts.case_workload import CASE_1, CASE_2, Case
-from benchmarks.paper_parts.configurations import OURS, SERVERS, Settings, describe, simulated_config
-from benchmarks.paper_parts.lab import Lab, Trial
-from benchmarks.paper_parts.simulated import A100, MI250, Place
-from benchmarks.paper_parts.table import Cell, Plot, Table
+from benchmarks.papers.case_workload import CASE_1, CASE_2, Case
+from benchmarks.papers.configurations import OURS, SERVERS, Settings, describe, simulated_config
+from benchmarks.papers.lab import Lab, Trial
+from benchmarks.papers.simulated import A100, MI250, Place
+from benchmarks.papers.table import Cell, Plot, Table
 
 PAPER: Mapping[str, Sequence[float]] = {
     "case 1": (7.13, 9.9, 7.08, 9.83, 12.85, 12.85),
