@@ -14,6 +14,7 @@ Where more rows differ than the certificate allows, there are no figures.
 """
 
 import argparse
+import atexit
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.model.checkpoint import TOKENIZER_FILES, read_config, resolve_checkpoint
 from engine.model.gguf import unpack_gguf
+from flows.cli import end_quietly
 from flows.demo import find_demo_model
 from flows.nights.night import night
 from flows.prefect_server import temporary_server
@@ -198,4 +200,5 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    atexit.register(end_quietly)
     sys.exit(main())

@@ -17,6 +17,7 @@ late, negative where it ended early. Where a night does all rows, or a row is th
 """
 
 import argparse
+import atexit
 import json
 import statistics
 import sys
@@ -34,6 +35,7 @@ from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.model.checkpoint import resolve_checkpoint
 from engine.model.gguf import unpack_gguf
+from flows.cli import end_quietly
 from flows.nights.night import night
 from flows.prefect_server import temporary_server
 from tasks.nights.deadline import parse_budget
@@ -275,4 +277,5 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    atexit.register(end_quietly)
     sys.exit(main())

@@ -9,14 +9,14 @@ import socket
 import sys
 
 from engine.child_process import end_with_parent
-from engine.disaggregation.prefill_line import PrefillJob, PrefillLine, PrefillStep
+from engine.disaggregation.worker_line import PrefillJob, WorkerLine, WorkerStep
 from engine.worker_engine import WorkerEngine
 
 
 def main() -> None:
     """Serves the process that has started this one; arguments: file descriptors of socket and memory, its bytes."""
     socket_fd, memory_fd, num_bytes = map(int, sys.argv[1:])
-    line = PrefillLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
+    line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
     os.close(memory_fd)
     end_with_parent(socket_fd)
     try:
@@ -26,7 +26,7 @@ def main() -> None:
         engine.check_kv_shape(job.kv_shape)
         while True:
             step = line.receive()[0]
-            assert isinstance(step, PrefillStep)
+            assert isinstance(step, WorkerStep)
             line.send(*engine.compute_prompts(step.batch, is_compiled=step.is_compiled))
     except Exception as error:
         with contextlib.suppress(OSError):  # the line is what has failed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.child_process import end_with_parent
 from engine.device.placement import resolve_device, use_device
-from engine.disaggregation.prefill_line import PrefillLine, PrefillStep
+from engine.disaggregation.worker_line import WorkerLine, WorkerStep
 from engine.model.shard import Shard
 from engine.worker_engine import WorkerEngine
 
@@ -16,7 +16,7 @@ from engine.worker_engine import WorkerEngine
 def main() -> None:
     """Serves the first rank. Arguments: descriptors of socket and memory, its bytes, rank, number of ranks, a file."""
     socket_fd, memory_fd, num_bytes, rank, size = map(int, sys.argv[1:6])
-    line = PrefillLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
+    line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
     os.close(memory_fd)
     end_with_parent(socket_fd)
     try:
@@ -28,7 +28,7 @@ def main() -> None:
         engine = WorkerEngine.load(model, config, shard=shard)
         while True:
             step = line.receive()[0]
-            assert isinstance(step, PrefillStep)
+            assert isinstance(step, WorkerStep)
             engine.compute_share(step.batch)
     except EOFError:
         return

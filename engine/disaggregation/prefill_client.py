@@ -15,7 +15,7 @@ import torch
 from engine.child_process import start_child
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name
-from engine.disaggregation.prefill_line import MOST_STEPS_UNDER_WAY, PrefillJob, PrefillLine, PrefillStep
+from engine.disaggregation.worker_line import MOST_STEPS_UNDER_WAY, PrefillJob, WorkerLine, WorkerStep
 from engine.errors import PrefillWorkerError
 from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
@@ -65,7 +65,7 @@ class PrefillClient:
             is_compiled: whether the process is to compile its layers.
         """
         self._under_way.append(written_blocks(batch))
-        self._tell(PrefillStep(batch=batch, is_compiled=is_compiled))
+        self._tell(WorkerStep(batch=batch, is_compiled=is_compiled))
 
     def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
         """Writes the KV of the oldest step under way into the same blocks of `cache`, once it is computed.
@@ -128,7 +128,7 @@ def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
 
 def start_worker(
     module: str, num_bytes: int, arguments: Sequence[str] = ()
-) -> "tuple[PrefillLine, subprocess.Popen[bytes]]":
+) -> "tuple[WorkerLine, subprocess.Popen[bytes]]":
     """A new process and the line to it.
 
     Args:
@@ -141,12 +141,12 @@ def start_worker(
         os.truncate(memory_fd, num_bytes)
         arguments = (str(memory_fd), str(num_bytes), *arguments)
         ours, process = start_child(module, arguments, pass_fds=(memory_fd,))
-        return PrefillLine(ours, memory_fd, num_bytes), process
+        return WorkerLine(ours, memory_fd, num_bytes), process
     finally:
         os.close(memory_fd)
 
 
-def _read_answers(line: PrefillLine, answers: "queue.SimpleQueue[tuple[object, torch.Tensor | None]]") -> None:
+def _read_answers(line: WorkerLine, answers: "queue.SimpleQueue[tuple[object, torch.Tensor | None]]") -> None:
     while True:
         try:
             answer = line.receive()

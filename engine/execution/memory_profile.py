@@ -10,8 +10,8 @@ from engine.config import EngineConfig
 from engine.errors import CapacityError
 from engine.execution.sampler import ROWS_AT_ONCE, sample
 from engine.kernels import cdiv
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kv.kv_cache import KVCache
-from engine.model.attention import AttentionBackend
 from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch

@@ -1,89 +1,23 @@
 """The attention backends: native or torch on the CPU, Triton on a GPU."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 
 from engine.config import Attention
 from engine.device.placement import dtype_name
 from engine.errors import ConfigError
-from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.torch_attention import CpuAttention
-from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, OutputLayer
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.checkpoint import cache_folder
 
-if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
-    from engine.kernels.triton.triton_attention import TritonAttention
-
 LOGGER = logging.getLogger("batchloom.engine")
-
-
-class AttentionBackend(Protocol):
-    """Attention over paged KV for one model on one device: prepare once a step, then write and attend in each layer."""
-
-    @property
-    def name(self) -> str:
-        """As in `EngineConfig.attention`."""
-
-    @property
-    def graphable(self) -> "TritonAttention | None":
-        """Itself, where CUDA graphs can be made of its launches."""
-
-    def scratch_bytes(self, num_rows: int) -> int:
-        """GPU memory that a step of num_rows tokens takes at most, beyond its results."""
-
-    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """The backend's own decoder layers; None, with no weights read, where it computes attention alone."""
-
-    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> OutputLayer | None:
-        """The backend's own output layer; None where it has none for this shape."""
-
-    def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """As `engine.kernels.draw.draw_tokens` says."""
-
-    def prepare(self, batch: AttentionBatch) -> Any:
-        """What all layers of this step need, made once."""
-
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any
-    ) -> None:
-        """Writes the keys and values of a step's tokens into their slots of the caches.
-
-        Args:
-            key, value: ``[T, num_kv_heads, head_dim]``, of the step's tokens in row order.
-            k_cache, v_cache: one layer's, ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place.
-            work: what `prepare` returned for this step.
-        """
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: Any,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attention of a whole token batch: ``[T, num_q_heads, head_dim]``.
-
-        Args:
-            query: ``[T, num_q_heads, head_dim]``, in row order.
-            k_cache, v_cache: as in `write_kv`; this step's tokens are written already.
-            work: what `prepare` returned for this step.
-            scale: applied to the scores.
-            softcap: c: scores become c * tanh(score / c); 0: they stay.
-            window: a row sees this many positions, its own included; 0: all.
-            sinks: ``[num_q_heads]``, a score of each head without a value: it takes its share of the weights.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

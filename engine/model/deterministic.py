@@ -6,10 +6,11 @@ import torch
 
 from engine.config import Attention
 from engine.errors import ConfigError
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.deterministic import DeterministicBackend
 from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kv.kv_cache import KVShape
-from engine.model.attention import AttentionBackend, make_attention
+from engine.model.attention import make_attention
 from engine.model.checkpoint import cache_folder
 
 

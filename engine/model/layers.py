@@ -9,14 +9,8 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
-from engine.kernels.decoder_layer import (
-    DecoderLayers,
-    LayerWeights,
-    Linear,
-    OutputLayer,
-    columns_in_float64,
-    mask_logits,
-)
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear
+from engine.kernels.output_layer import OutputLayer, columns_in_float64, mask_logits
 from engine.model.attention import AttentionStep, window_of
 
 _WEIGHTS = frozenset(
@@ -112,7 +106,7 @@ def join_linears(*linears: nn.Linear) -> Linear:
 
 
 class TorchOutputLayer:
-    """The checkpoint's own output layer (`engine.kernels.decoder_layer.OutputLayer`)."""
+    """The checkpoint's own output layer (`engine.kernels.output_layer.OutputLayer`)."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear

@@ -15,11 +15,13 @@ from torch._dynamo.exc import TorchDynamoException
 from engine.config import Compile
 from engine.device.placement import give_back_freed_memory
 from engine.device.transfers import fill_in, to_device
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import find_compiler
-from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, OutputLayer, mask_logits
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.draw import draw_tokens
+from engine.kernels.output_layer import OutputLayer, mask_logits
 from engine.kv.kv_cache import KVCache, KVShape
-from engine.model.attention import AttentionBackend, AttentionStep
+from engine.model.attention import AttentionStep
 from engine.model.checkpoint import find_eos_token_ids, is_plain, load_weights, read_config, resolve_checkpoint
 from engine.model.layers import ReplacedLayers, TiedEmbedding, TorchOutputLayer, read_weights
 from engine.model.stock_attention import ATTENTION_NAME

@@ -5,13 +5,25 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from operator import attrgetter
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Order
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission
-from engine.scheduling.policies.order import order_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import ScheduledGroup, Sequence
 from engine.scheduling.step import Step
+
+
+def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:
+    """Arranges groups in the order in which they start; what ties keeps its place.
+
+    "ratio": the larger expected decode length for its prefill first (BatchLLM Eq. 4), so that long answers start early
+    and their decode tokens find prefill to share a step with. The others: see `order_by_request`.
+    """
+    if order == "ratio":
+        return sorted(groups, key=lambda group: -group.decode_to_prefill_ratio)
+    from engine.scheduling.policies.order import order_by_request  # few runs have another order
+
+    return order_by_request(groups, order)
 
 
 class RequestQueues:

@@ -14,7 +14,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.placement import resolve_device, use_device
 from engine.disaggregation.prefill_client import start_worker
-from engine.disaggregation.prefill_line import PrefillLine, PrefillStep
+from engine.disaggregation.worker_line import WorkerLine, WorkerStep
 from engine.errors import BatchloomError, CapacityError, PrefillWorkerError
 from engine.model.shard import Shard
 from engine.scheduling.token_batch import TokenBatch
@@ -78,7 +78,7 @@ class Ranks(Shard):
 
     def send(self, batch: TokenBatch) -> None:
         for line, _ in self._workers:
-            line.send(PrefillStep(batch=batch, is_compiled=False))
+            line.send(WorkerStep(batch=batch))
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -121,7 +121,7 @@ class Ranks(Shard):
         if self._failure is not None:
             raise self._failure
 
-    def _take_ready(self, rank: int, line: PrefillLine) -> None:
+    def _take_ready(self, rank: int, line: WorkerLine) -> None:
         try:
             message = line.receive()[0]
         except Exception:
@@ -129,7 +129,7 @@ class Ranks(Shard):
         if message is not None:
             raise self._explain(rank, message)
 
-    def _read(self, rank: int, line: PrefillLine) -> None:
+    def _read(self, rank: int, line: WorkerLine) -> None:
         """Waits for what a rank says at its end. A GPU that waits for that rank's part of a sum is set free."""
         try:
             message = line.receive()[0]

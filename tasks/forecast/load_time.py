@@ -7,6 +7,7 @@ from pathlib import Path
 import duckdb
 
 from engine.config import EngineConfig
+from engine.errors import ModelError
 from engine.model.checkpoint import GGUF_TENSORS
 from engine.model.gguf import gguf_file
 from sql import statement
@@ -29,6 +30,7 @@ def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: E
         engine: names device and number format.
     Raises:
         DatabaseError: the database is locked.
+        ModelError: the folder holds no weights.
     """
     asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
     with connect(database, read_only=True) as connection:
@@ -46,6 +48,8 @@ def _time_reading(checkpoint: Path) -> float:
     """Of a checkpoint's weights, from the disk where the system allows."""
     files = [gguf_file(checkpoint)] if (checkpoint / GGUF_TENSORS).is_file() else checkpoint.glob("*.safetensors")
     sizes = {path: path.stat().st_size for path in files}
+    if not any(sizes.values()):
+        raise ModelError(f"model {str(checkpoint)!r}: the folder holds no weights")
     largest = max(sizes, key=lambda path: sizes[path])
     num_bytes = min(PROBED_BYTES, sizes[largest])
     with open(largest, "rb", buffering=0) as file:

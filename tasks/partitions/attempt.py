@@ -12,6 +12,7 @@ from engine.planning.plan import Plan
 from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
 from tasks.partitions.joint import JointWork, ask_jointly
+from tasks.partitions.out_of_memory import note_lowered
 from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
@@ -64,7 +65,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
 
     with use_model(job) as model:
         if model.engine.config != job.engine:
-            job.note_lowered(model.engine.config)
+            note_lowered(job.run_folder, model.engine.config)
         if stop.is_made:  # loading may have taken the rest of the time
             raise StoppedError
         on_begin()

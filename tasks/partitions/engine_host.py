@@ -5,14 +5,14 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError
 from engine.model.adapters.adapter import Adapter
-from tasks.partitions.out_of_memory import free_memory, is_out_of_memory
+from tasks.partitions.out_of_memory import can_lower, describe_memory, free_memory, is_out_of_memory, lower
 from tasks.prompts.text_codec import TextCodec
 
 if TYPE_CHECKING:
@@ -25,12 +25,6 @@ LOGGER = logging.getLogger("batchloom")
 # they wait for each other slow a run down several times where cores are shared with other programs; tens of
 # microseconds keep the gain.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-
-MOST_HALVINGS = 4
-"""How often memory is halved before a lack of it is a failure as any other."""
-
-LEAST_BATCHED_TOKENS = 16
-LEAST_KV_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,38 +108,24 @@ class EngineHost:
     ) -> LoadedModel:
         codec = TextCodec.load(Path(checkpoint))
         while True:
-            engine = _load_engine(checkpoint, lower(config, self._num_halvings), may_encode, adapter, keeps_base)
+            given = lower(config, self._num_halvings) if self._num_halvings else config
+            engine = _load_engine(checkpoint, given, may_encode, adapter, keeps_base)
             if engine is not None:
                 return LoadedModel(engine=engine, codec=codec)
             free_memory()
             if not self._halve(config):
-                lowest = lower(config, self._num_halvings)
-                raise CapacityError(f"no memory for the KV of {checkpoint}, not even with {_describe(lowest)}")
+                raise CapacityError(f"no memory for the KV of {checkpoint}, not even with {describe_memory(given)}")
 
     def _halve(self, config: EngineConfig) -> bool:
-        lowered = lower(config, self._num_halvings + 1)
-        if self._num_halvings == MOST_HALVINGS or lowered == lower(config, self._num_halvings):
+        if not can_lower(config, self._num_halvings):
             return False
         self._num_halvings += 1
-        LOGGER.warning("out of memory: going on with %s", _describe(lowered))
+        LOGGER.warning("out of memory: going on with %s", describe_memory(lower(config, self._num_halvings)))
         return True
 
 
 PROCESS_HOST = EngineHost()
 """Of this worker process: what makes the second partition start at once."""
-
-
-def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
-    """The settings with KV memory and chunk size halved so often, but not below what is worth halving."""
-    if num_halvings == 0:
-        return config
-    tokens, kv_bytes = config.step_tokens, config.kv_memory_bytes
-    tokens = max(min(tokens, LEAST_BATCHED_TOKENS), tokens >> num_halvings)
-    if kv_bytes == "auto":
-        fraction = config.memory_fraction / 2**num_halvings
-        return replace(config, max_num_batched_tokens=tokens, memory_fraction=fraction)
-    kv_bytes = max(min(kv_bytes, LEAST_KV_BYTES), kv_bytes >> num_halvings)
-    return replace(config, max_num_batched_tokens=tokens, kv_memory_bytes=kv_bytes)
 
 
 def exchange_adapter(engine: "Engine | EncoderEngine", adapter: Adapter | None) -> bool:
@@ -188,9 +168,3 @@ def _load_engine(
         if is_out_of_memory(error):
             return None
         raise
-
-
-def _describe(config: EngineConfig) -> str:
-    kv_bytes = config.kv_memory_bytes
-    memory = f"{config.memory_fraction:.1%} of the memory" if kv_bytes == "auto" else f"{kv_bytes:,} bytes"
-    return f"{memory} for KV and {config.step_tokens:,} tokens in a step"

@@ -1,8 +1,19 @@
-"""Memory that ran out: whether an error says so, and giving it back."""
+"""Memory that ran out: whether an error says so, giving it back, and going on with less."""
 
 import gc
+import json
+from dataclasses import replace
+from pathlib import Path
 
+from engine.config import EngineConfig
 from engine.errors import BatchloomError
+from tasks.storage.artifact import replace_file
+
+MOST_HALVINGS = 4
+"""How often memory is halved before a lack of it is a failure as any other."""
+
+LEAST_BATCHED_TOKENS = 16
+LEAST_KV_BYTES = 64 * 1024**2
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -24,3 +35,37 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
+    """The settings with KV memory and chunk size halved so often, but not below what is worth halving."""
+    tokens, kv_bytes = config.step_tokens, config.kv_memory_bytes
+    tokens = max(min(tokens, LEAST_BATCHED_TOKENS), tokens >> num_halvings)
+    if kv_bytes == "auto":
+        fraction = config.memory_fraction / 2**num_halvings
+        return replace(config, max_num_batched_tokens=tokens, memory_fraction=fraction)
+    kv_bytes = max(min(kv_bytes, LEAST_KV_BYTES), kv_bytes >> num_halvings)
+    return replace(config, max_num_batched_tokens=tokens, kv_memory_bytes=kv_bytes)
+
+
+def can_lower(config: EngineConfig, num_halvings: int) -> bool:
+    """Whether one halving more leaves less memory."""
+    return num_halvings < MOST_HALVINGS and lower(config, num_halvings) != lower(config, num_halvings + 1)
+
+
+def describe_memory(config: EngineConfig) -> str:
+    """For a message."""
+    kv_bytes = config.kv_memory_bytes
+    memory = f"{config.memory_fraction:.1%} of the memory" if kv_bytes == "auto" else f"{kv_bytes:,} bytes"
+    return f"{memory} for KV and {config.step_tokens:,} tokens in a step"
+
+
+def note_lowered(run_folder: str | Path, engine: EngineConfig) -> None:
+    """Keep in the run folder that an engine had to be loaded with less memory than was asked for."""
+    names = ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")
+    value = {name: getattr(engine, name) for name in names}
+    path = Path(run_folder) / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with replace_file(path) as file:
+            file.write(json.dumps(value).encode())

@@ -1,6 +1,5 @@
 """What a worker is told, the same for all partitions of a run; when it retries, gives up, or is asked to stop."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from engine.config import EngineConfig
 from engine.errors import FailureRateError
-from tasks.storage.artifact import ArtifactRef, replace_file
+from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -165,13 +164,3 @@ class InferJob:
     def stop(self) -> StopRequest:
         """The run's request to stop."""
         return StopRequest(self.run_folder, self.deadline)
-
-    def note_lowered(self, engine: EngineConfig) -> None:
-        """Keep in the run folder that an engine had to be loaded with less memory than was asked for."""
-        names = ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")
-        value = {name: getattr(engine, name) for name in names}
-        path = Path(self.run_folder) / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
-        if not path.exists():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            with replace_file(path) as file:
-                file.write(json.dumps(value).encode())

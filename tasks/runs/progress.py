@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
@@ -176,7 +174,12 @@ def watch_progress(
 
     def watch() -> None:
         looks = _look(Path(run_folder), work, has_ended, min(SHOW_SECONDS, log_seconds))
-        _draw(looks, title, work, console) if console.is_terminal else _log(looks, title, work, log_seconds, show)
+        if console.is_terminal:
+            from tasks.runs.progress_bar import draw  # most nights have no terminal
+
+            draw(looks, title, work, console)
+        else:
+            _log(looks, title, work, log_seconds, show)
 
     context = copy_context()  # so that log lines find the flow run they belong to
     thread = threading.Thread(target=context.run, args=(watch,), daemon=True)
@@ -197,29 +200,6 @@ def _look(run_folder: Path, work: PlannedWork, has_ended: threading.Event, secon
         is_last = has_ended.wait(seconds)
         counts, now = read_counts(run_folder), time.monotonic()
         yield now - started, counts, time_left.update(counts, now)
-
-
-def _draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
-    columns = (  # within 80 characters for a million rows
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.fields[rows]}/{task.fields[num_rows]} rows"),
-        TextColumn("{task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
-        TextColumn("{task.fields[left]} left"),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(title, total=1.0, rows=0, num_rows=work.num_rows, tokens=0, rate=0.0, left="-:--:--")
-        for seconds, counts, left in looks:
-            is_done = counts.num_rows >= work.num_rows
-            bar.update(
-                task,
-                description=f"{title} ({counts.num_failed:,} failed)" if counts.num_failed else title,
-                completed=1.0 if is_done else counts.num_tokens / max(1.0, work.count_tokens(counts)),
-                rows=counts.num_rows,
-                tokens=counts.num_tokens,
-                rate=counts.num_tokens / seconds,
-                left="-:--:--" if math.isnan(left) else timedelta(seconds=round(left)),
-            )
 
 
 def _log(looks: Iterable[Look], title: str, work: PlannedWork, log_seconds: float, show: Callable[[int], None]) -> None:

@@ -90,7 +90,7 @@ class PackedInt8:
 
 
 class Int8Backend(AttentionShape):
-    """Decoder layers, attention and output layer in int8, as an `engine.model.attention.AttentionBackend`.
+    """Decoder layers, attention and output layer in int8, as an `engine.kernels.attention_backend.AttentionBackend`.
 
     What is between products is bfloat16: hidden states, queries, attended heads.
 
@@ -202,7 +202,7 @@ class Int8Backend(AttentionShape):
 
 
 class Int8OutputLayer:
-    """An output layer (`engine.kernels.decoder_layer.OutputLayer`) in int8; its logits are float32.
+    """An output layer (`engine.kernels.output_layer.OutputLayer`) in int8; its logits are float32.
 
     Args:
         packed: weights of vocabulary entries, spread.

@@ -11,19 +11,14 @@ from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels, PackedWeight
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
-from engine.kernels.decoder_layer import (
-    DECODER_LAYER,
-    DecoderLayers,
-    LayerWeights,
-    TabledWork,
-    columns_in_float64,
-)
+from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerWeights, TabledWork
+from engine.kernels.output_layer import columns_in_float64
 
 _POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
 class NativeBackend(NativeOperations):
-    """The CPU kernels as an `engine.model.attention.AttentionBackend`.
+    """The CPU kernels as an `engine.kernels.attention_backend.AttentionBackend`.
 
     Args:
         has_layers: whether these layers compute what the model's do; else `make_layers` has none.
@@ -70,7 +65,7 @@ class NativeBackend(NativeOperations):
 
 
 class PackedOutputLayer:
-    """An output layer (`engine.kernels.decoder_layer.OutputLayer`) with packed weights."""
+    """An output layer (`engine.kernels.output_layer.OutputLayer`) with packed weights."""
 
     def __init__(self, kernels: NativeBackend, packed: PackedWeight) -> None:
         self._kernels = kernels

@@ -73,7 +73,7 @@ class CpuWork:
 
 
 class CpuAttention:
-    """An attention backend (`engine.model.attention.AttentionBackend`) that needs nothing but torch.
+    """An attention backend (`engine.kernels.attention_backend.AttentionBackend`) that needs nothing but torch.
 
     Args:
         num_q_heads: a multiple of num_kv_heads.

@@ -8,10 +8,10 @@ import torch
 import transformers
 from torch import nn
 
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.decoder_layer import LayerWeights
 from engine.model.adapters.adapter import Adapter
 from engine.model.adapters.lora import Base, Lora, Update, merge, restore
-from engine.model.attention import AttentionBackend
 from engine.model.model import Model
 
 

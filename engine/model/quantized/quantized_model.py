@@ -13,6 +13,7 @@ from torch import nn
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.quantized import (
@@ -22,7 +23,6 @@ from engine.kernels.cpu.quantized import (
     load_quantized_library,
     make_quantized_layers,
 )
-from engine.model.attention import AttentionBackend
 from engine.model.checkpoint import GGUF_TENSORS, cache_folder, is_plain, read_config, resolve_checkpoint
 from engine.model.layer_windows import find_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights

@@ -1,4 +1,4 @@
-"""In which order groups start, and requests within a group."""
+"""Orders in which groups start, and requests within a group, besides "ratio"."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -7,12 +7,9 @@ from engine.config import Order
 from engine.scheduling.sequence import ScheduledGroup, Sequence, expected_extra_tokens
 
 
-def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:
-    """Arranges groups in the order in which they start; what ties keeps its place.
+def order_by_request(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:
+    """Arranges groups by what their requests say; what ties keeps its place.
 
-    "ratio"
-        the larger expected decode length for its prefill first (BatchLLM Eq. 4), so that long answers start early and
-        their decode tokens find prefill to share a step with.
     "fcfs"
         first come, first served: by the position of a group's first request among the requests given.
     "sjf"
@@ -20,10 +17,8 @@ def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[Schedul
     "priority"
         larger `Request.priority` first, a group by its most urgent request; then first come, first served.
 
-    Requests of a group follow the same rule among themselves, but for "ratio", which is about groups.
+    Requests of a group follow the same rule among themselves.
     """
-    if order == "ratio":
-        return sorted(groups, key=lambda group: -group.decode_to_prefill_ratio)
     by = _REQUEST_KEYS[order]
     arranged = [replace(group, sequences=sorted(group.sequences, key=by)) for group in groups]
     return sorted(arranged, key=_mean_length if order == "sjf" else lambda group: by(group.sequences[0]))

@@ -14,7 +14,7 @@ from engine import Engine, EngineConfig, Grammar, Request, StepRecord, Vocabular
 from engine.device.transfers import fill_in
 from engine.execution.constrained_sampler import ConstrainedSampler
 from engine.execution.step_runner import run_steps
-from engine.kernels.decoder_layer import mask_logits
+from engine.kernels.output_layer import mask_logits
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups

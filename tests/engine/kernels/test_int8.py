@@ -10,7 +10,7 @@ import torch
 
 from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer
 from engine.kernels.cpu.native_build import load_library
-from engine.kernels.decoder_layer import mask_logits
+from engine.kernels.output_layer import mask_logits
 from tests.engine.kernels.ragged_batches import CPU_FLAGS, NATIVE_BATCHES, Layout
 
 BLOCK_SIZE = 64

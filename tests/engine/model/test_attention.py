@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import load_library
 from engine.kv.kv_cache import KVShape
-from engine.model.attention import AttentionBackend, make_attention
+from engine.model.attention import make_attention
 
 SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=32, dtype=torch.float32)
 

@@ -7,9 +7,9 @@ import pytest
 from engine import PrefixGroup, Request, plan_prefix_groups
 from engine.scheduling.admission import OutputReserve
 from engine.scheduling.policies.batching import admission_window_tokens
-from engine.scheduling.policies.order import order_groups
 from engine.scheduling.policies.packing import pack_decreasing, pack_in_turn, pack_length_ordered, pack_padded
 from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.request_queues import order_groups
 from engine.scheduling.sequence import Sequence
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.disaggregation.prefill_line import PrefillJob, PrefillStep, decode, encode
+from engine.disaggregation.worker_line import PrefillJob, WorkerStep, decode, encode
 from engine.errors import CapacityError, ConfigError, PrefillWorkerError
 from engine.kv.kv_cache import KVShape
 from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
@@ -24,7 +24,7 @@ def test_a_step_arrives_as_it_was() -> None:
     chunks = Chunks()
     chunks.add(np.array([5, 6], np.int32), 3, 0, np.array([1], np.int32), 1)
     group = ChunkGroup(prefix_block_ids=np.array([0], np.int32), prefix_length=3, num_chunks=1)
-    step = PrefillStep(batch=build_token_batch(chunks, [group], 4), is_compiled=True)
+    step = WorkerStep(batch=build_token_batch(chunks, [group], 4), is_compiled=True)
     arrived = decode(encode(step))
     assert arrived.is_compiled
     for sent, found in ((step.batch, arrived.batch), (step.batch.attention, arrived.batch.attention)):

@@ -1,4 +1,4 @@
-"""The line between the process that decodes and the one that computes its prompts.
+"""The line between the process that schedules and one that computes steps for it: prompts, or a rank's share.
 
 Messages go through a socket, KV through memory that both processes map. A message is JSON followed by the bytes of its
 arrays, so what arrives is data of the few kinds below, never code.
@@ -40,21 +40,21 @@ class PrefillJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillStep:
-    """A step of prompts to compute.
+class WorkerStep:
+    """A step to compute.
 
     Attributes:
         is_compiled: whether the layers are compiled in the process that decodes; the worker's are then, too.
     """
 
     batch: TokenBatch
-    is_compiled: bool
+    is_compiled: bool = False
 
 
 MOST_STEPS_UNDER_WAY = 2
 """Steps of prompts that are sent and not answered yet: one that is computed, and one that waits for its turn."""
 
-_KINDS = {kind.__name__: kind for kind in (PrefillJob, PrefillStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
+_KINDS = {kind.__name__: kind for kind in (PrefillJob, WorkerStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
 
@@ -146,7 +146,7 @@ def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
     return _KINDS[value["kind"]](**{name: _from_json(item, take) for name, item in value["content"].items()})
 
 
-class PrefillLine:
+class WorkerLine:
     """One end of the line. Messages arrive in order; one thread may send while another receives.
 
     The shared memory has a region for each step under way, used in turn: the process that decodes takes the KV of a

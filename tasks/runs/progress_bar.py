@@ -1,0 +1,41 @@
+"""How far a run is, as a bar on a terminal."""
+
+import math
+from collections.abc import Iterable
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from tasks.runs.progress import Look, PlannedWork
+
+
+def draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
+    """Move the bar with each look.
+
+    Args:
+        looks: at a run, the last one when it has ended.
+        title: in front of the bar.
+        work: that the run has to do.
+        console: a terminal.
+    """
+    columns = (  # within 80 characters for a million rows
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        TextColumn("{task.fields[rows]}/{task.fields[num_rows]} rows"),
+        TextColumn("{task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
+        TextColumn("{task.fields[left]} left"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=1.0, rows=0, num_rows=work.num_rows, tokens=0, rate=0.0, left="-:--:--")
+        for seconds, counts, left in looks:
+            is_done = counts.num_rows >= work.num_rows
+            bar.update(
+                task,
+                description=f"{title} ({counts.num_failed:,} failed)" if counts.num_failed else title,
+                completed=1.0 if is_done else counts.num_tokens / max(1.0, work.count_tokens(counts)),
+                rows=counts.num_rows,
+                tokens=counts.num_tokens,
+                rate=counts.num_tokens / seconds,
+                left="-:--:--" if math.isnan(left) else timedelta(seconds=round(left)),
+            )
