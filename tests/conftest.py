@@ -129,6 +129,16 @@ def smollm2_gguf() -> Path:
     return find_demo_model()
 
 
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The demo's embedding model, where `make test` puts it; its absence is a failure."""
+    from flows.demo import find_embedding_model
+
+    folder = find_embedding_model()
+    assert folder is not None, "run `make test`, which installs it"
+    return folder
+
+
 def _save_model(family: str, folder: Path) -> None:
     import torch
     import transformers

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sql import statement
 from tasks.database.connection import connect
 
 
@@ -22,6 +23,7 @@ def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("minilm")
 def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_path: Path) -> None:
     first = run_demo(tmp_path, "--model", str(tiny_llama))
     assert first.returncode == 0, first.stderr
@@ -31,6 +33,7 @@ def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_
         "A few searches",
         "What documents are",
         "What sharing saved",
+        "Documents nearest in meaning",
         "Look around with SQL",
     ):
         assert title in first.stdout
@@ -42,14 +45,19 @@ def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_
         statuses = connection.execute("select count(*), count_if(status = 'ok') > 0 from latest_snippets").fetchone()
         errors = connection.execute("select distinct finish_reason from failed_rows").fetchall()
         ranked = connection.execute("select count(*) from latest_rankings").fetchone()
+        near = connection.execute(statement("demo/near_documents"), {"num_rows": 2}).fetchall()
     assert asked is not None
     assert statuses == (*asked, True)
     assert errors in ([], [("invalid",)])  # the tiny model's context is too short for the longest documents
     assert ranked == (264,)
+    assert [row[:2] for row in near] == [
+        ("With Statement Context Managers", 'The "with" statement'),
+        ('The "break" statement', 'The "while" statement'),
+    ]
 
     second = run_demo(tmp_path, "--model", str(tiny_llama))
     assert second.returncode == 0, second.stderr
-    assert second.stdout.count("nothing new to do") == 4
+    assert second.stdout.count("nothing new to do") == 5
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -72,6 +73,14 @@ def test_dimensions_are_cut_and_normalised_again(tmp_path: Path) -> None:
     found = embed(load(folder), encode(folder, texts()), dimensions=12)
     assert found.shape[1] == 12
     assert np.abs(found - expected).max() < TOLERANCE
+
+
+def test_a_real_model_matches_sentence_transformers(minilm: Path) -> None:
+    """all-MiniLM-L6-v2 on Python's reference, long texts cut as its files say."""
+    given = [topics[name] for name in ("assert", "break", "class", "del", "with", "typesmapping")]
+    prompts = [prompt[:255] + prompt[-1:] if len(prompt) > 256 else prompt for prompt in encode(minilm, given)]
+    assert max(map(len, prompts)) == 256
+    assert np.abs(embed(load(minilm), prompts) - by_sentence_transformers(minilm, given)).max() < 2e-6
 
 
 def test_without_modules_the_mean_is_taken(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_decoding_table_of_defaults_is_no_contradiction(folder: Path) -> None:
 
 def test_a_workload_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        WorkloadError, match=r"no workload 'snipets'.*shipped workloads: facets, facts, ranking, snippets"
+        WorkloadError, match=r"no workload 'snipets'.*shipped workloads: embeddings, facets, facts, ranking, snippets"
     ):
         load_workload("snipets")
     with pytest.raises(WorkloadError, match=r"no file .*own\.toml"):
