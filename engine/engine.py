@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.device.placement import resolve_device, resolve_prefill_device, use_device, use_threads
 from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
 from engine.execution.step_record import StepMetrics, StepRecord
-from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, choose_swap_budget, run_steps
+from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, run_steps
 from engine.limits import EngineLimits
 from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import load_model, read_config
@@ -63,7 +63,11 @@ class Engine:
         self._runs_ahead = can_run_ahead(config, model.device)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
-        self._num_swap_blocks = choose_swap_budget(config, self._cache, model.device) // self._cache.block_bytes
+        self._num_swap_blocks = 0
+        if config.preemption == "swap":
+            from engine.execution.memory_budget import choose_swap_budget  # few engines swap
+
+            self._num_swap_blocks = choose_swap_budget(config, self._cache, model.device) // self._cache.block_bytes
 
     @classmethod
     def load(

@@ -9,7 +9,8 @@ from tasks.forecast.prediction import predict_run
 from tasks.nights.pace import Pace
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
-from tasks.storage.plan_file import PlanSummary, count_partition_rows
+from tasks.storage.plan_file import PlanSummary
+from tasks.storage.plan_samples import count_partition_rows
 
 LOGGER = logging.getLogger("batchloom")
 

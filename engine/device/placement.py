@@ -1,4 +1,4 @@
-"""Where an engine computes: the device and its free memory, the number format, the threads of a CPU.
+"""Where an engine computes: the device, the number format, the threads of a CPU.
 
 torch, which takes seconds to import, is imported where it is needed: a device's name can be checked without it.
 """
@@ -6,7 +6,6 @@ torch, which takes seconds to import, is imported where it is needed: a device's
 import ctypes
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import ConfigError
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("batchloom.engine")
 
 DtypeName = Literal["float32", "bfloat16", "float16", "fp8", "int8", "quantized"]
-
-MOST_CPU_KV_BYTES = 4 * 1024**3
-"""On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
 
 
 def check_device(name: str) -> None:
@@ -124,31 +120,6 @@ def dtype_name(dtype: "torch.dtype") -> DtypeName:
     """The setting that means this number format."""
     name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
     return "fp8" if name.startswith("float8") else name
-
-
-def free_memory_bytes(device: "torch.device") -> int:
-    """Memory that is free for KV now: the GPU's, or the host's within its cgroup limit."""
-    if device.type != "cpu":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = _meminfo_available_bytes()
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else max(0, min(free, int(limit) - used))
-
-
-def _meminfo_available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 * 1024**3  # no Linux: a cautious guess that a budget in bytes overrides
 
 
 def give_back_freed_memory() -> None:

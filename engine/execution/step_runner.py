@@ -1,16 +1,14 @@
 """A model with its KV memory and its attention on one device, and the loop that computes steps there."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from engine.config import EngineConfig
-from engine.device.placement import MOST_CPU_KV_BYTES, free_memory_bytes, resolve_prefill_device
-from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.output import PendingTokens, TokenSampler
-from engine.execution.step_graphs import StepGraphs, device_graphs, find_buckets, graph_bytes
+from engine.execution.step_graphs import StepGraphs, device_graphs, find_buckets
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import make_attention
 from engine.model.model import Model
@@ -63,22 +61,16 @@ class StepRunner:
         graphable = self.attention.graphable if has_graphs else None
         buckets = () if graphable is None else find_buckets(config.step_tokens)
 
-        def measure() -> MemoryProfile:
-            return measure_memory(
-                model,
-                self.attention,
-                config,
-                TorchCounters(model.device),
-                graph_share=0.0 if graphable is None else min(1.0, buckets[-1] / config.step_tokens),
-                graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
-            )
-
         shape = model.kv_shape
         if shape.windows:
             from engine.kv.kv_layout import kept_windows  # most models have no windows
 
             shape = replace(shape, windows=kept_windows(shape.windows, config))
-        budget_bytes = choose_kv_budget(config, model.device, measure)
+        budget_bytes = config.kv_memory_bytes
+        if budget_bytes == "auto":
+            from engine.execution.memory_budget import find_kv_budget  # else nothing is measured
+
+            budget_bytes = find_kv_budget(config, model, self.attention, graphable, buckets)
         self.cache = KVCache(
             shape,
             block_size=config.block_size,
@@ -131,43 +123,6 @@ class StepRunner:
             block_size=self.cache.block_size,
             count_allowed=sampler.count_allowed,
         )
-
-
-def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
-    """Bytes of KV memory on a device whose weights are loaded; a process that shares the device gets as much.
-
-    Args:
-        config: how much, and which processes share the device.
-        device: where the KV is to be.
-        measure_left: asked on a GPU, for a budget of "auto".
-    Raises:
-        CapacityError: nothing is left for KV.
-    """
-    if config.kv_memory_bytes != "auto":
-        return config.kv_memory_bytes
-    num_processes = 2 if config.disaggregation == "processes" and resolve_prefill_device(device) == device else 1
-    if device.type == "cpu":
-        free_bytes = int(config.memory_fraction * free_memory_bytes(device))
-        return min(free_bytes, MOST_CPU_KV_BYTES) // num_processes
-    return measure_left().kv_share_bytes(config.memory_fraction, num_processes)
-
-
-def choose_swap_budget(config: EngineConfig, cache: KVCache, device: torch.device) -> int:
-    """Bytes of host memory for the KV of preempted requests.
-
-    Args:
-        config: how much, and whether KV is swapped at all.
-        cache: the KV memory; "auto" takes as much.
-        device: where the KV memory is.
-    """
-    if config.preemption != "swap":
-        return 0
-    if config.swap_memory_bytes == "auto":
-        budget_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
-    else:
-        budget_bytes = config.swap_memory_bytes
-    # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
-    return budget_bytes if device.type == "cpu" else budget_bytes // 2
 
 
 class Forward(Protocol):

@@ -41,27 +41,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "admission",
-        "block_ids",
-        "ending_start",
-        "error",
-        "first_scores",
-        "is_answered",
-        "label",
-        "length",
-        "node",
-        "num_charged",
-        "num_computed",
-        "num_guesses",
-        "num_known",
-        "num_reused",
-        "num_suffix",
-        "own_token_ids",
-        "owners",
-        "prefix_length",
-        "request",
-        "tail_sums",
-        "vector",
+        *("admission", "block_ids", "ending_start", "error", "first_scores", "is_answered", "label", "length", "node"),
+        *("num_charged", "num_computed", "num_guesses", "num_known", "num_reused", "num_suffix", "own_token_ids"),
+        *("owners", "prefix_length", "request", "tail_sums", "vector"),
     )
 
     def __init__(self, *, request: Request, owners: tuple[int, ...], node: PrefixNode | None) -> None:

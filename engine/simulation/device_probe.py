@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from engine.device.placement import dtype_name, find_dtype, free_memory_bytes
+from engine.device.free_memory import free_memory_bytes
+from engine.device.placement import dtype_name, find_dtype
 from engine.model.model_shape import ModelShape
 from engine.simulation.device import Device, match_device
 

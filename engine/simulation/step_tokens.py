@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
-from engine.device.placement import dtype_name, free_memory_bytes
+from engine.device.free_memory import free_memory_bytes
+from engine.device.placement import dtype_name
 from engine.errors import ModelError
 from engine.model.model_shape import ModelShape
 from engine.simulation.device import Device, match_device

@@ -109,7 +109,7 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         dtype = next(iter(device.peak_flops)) if config.dtype == "auto" else config.dtype
         shape = ModelShape.from_config(values, dtype=dtype)
     else:
-        from engine.device.placement import MOST_CPU_KV_BYTES
+        from engine.device.free_memory import MOST_CPU_KV_BYTES
         from engine.simulation.device_probe import probe_device  # needs torch, which the table does not
 
         here = resolve_device(kind)

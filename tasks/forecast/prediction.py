@@ -18,7 +18,8 @@ from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
+from tasks.storage.plan_file import PlanSummary, read_partition
+from tasks.storage.plan_samples import count_partition_rows
 from tasks.workers.engine_team import EngineTeam, hand_out
 from tasks.workloads.workload import Workload
 

@@ -77,6 +77,8 @@ class EngineHost:
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
             if self._model is not None and self._model.engine.adapter != adapter:
+                from tasks.partitions.exchange_adapter import exchange_adapter  # most nights have no adapter
+
                 loaded, self._model = self._model, None
                 if keeps_base and exchange_adapter(loaded.engine, adapter):
                     self._model = loaded
@@ -126,24 +128,6 @@ class EngineHost:
 
 PROCESS_HOST = EngineHost()
 """Of this worker process: what makes the second partition start at once."""
-
-
-def exchange_adapter(engine: "Engine | EncoderEngine", adapter: Adapter | None) -> bool:
-    """Give an engine another adapter; False where it has to be loaded anew: an encoder, or memory ran out.
-
-    Raises:
-        ModelError: the adapter cannot be read, or is none of this model.
-    """
-    from engine.engine import Engine
-
-    try:
-        if isinstance(engine, Engine):
-            engine.use_adapter(adapter)
-            return True
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    return False
 
 
 def _load_engine(

@@ -13,7 +13,7 @@ from tasks.partitions.attempt import Failure, StoppedError, run_model, use_model
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.part import part_schema
 from tasks.runs.infer_job import InferJob
-from tasks.storage.plan_file import read_spread_rows
+from tasks.storage.plan_samples import read_spread_rows
 
 
 def judge_failure(error: Exception) -> Failure:

@@ -156,7 +156,7 @@ def read_partition(plan: ArtifactRef, partition: int) -> Plan:
     Raises:
         ArtifactError: the plan is not what its reference says, or has no such partition.
     """
-    metadata, partitions = _verify_once(plan, *_identity(plan))
+    metadata, partitions = verify_once(plan)
     row_groups = np.flatnonzero(partitions == partition).tolist()
     if not row_groups:
         raise ArtifactError(f"{plan.path} has no partition {partition}")
@@ -164,43 +164,18 @@ def read_partition(plan: ArtifactRef, partition: int) -> Plan:
         return read_rows(file.read_row_groups(row_groups))
 
 
-def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:
-    """So many rows of a plan, or all where it has fewer, evenly spread over its partitions, each a plan of one row."""
-    _verify_once(plan, *_identity(plan))
-    partitions = pq.read_table(plan.path, columns=["partition"]).column("partition").to_numpy()
-    chosen = np.unique(np.linspace(0, len(partitions) - 1, num_rows, dtype=np.int64))
-    rows = []
-    for partition in np.unique(partitions[chosen]).tolist():
-        inside = chosen[partitions[chosen] == partition] - np.searchsorted(partitions, partition)
-        whole = read_partition(plan, partition)
-        rows += [whole.take(np.array([position])) for position in inside.tolist()]
-    return rows
-
-
-def count_partition_rows(plan: ArtifactRef) -> npt.NDArray[np.int64]:
-    """Rows of each partition, by its number."""
-    with open_parquet(plan) as file:
-        return np.bincount(file.read(columns=["partition"]).column("partition").to_numpy())
-
-
-def read_all_rows(plan: ArtifactRef) -> Plan:
-    """The whole plan in memory; `ArtifactError` where the file is not what its reference says."""
-    with open_parquet(plan) as file:
-        return read_rows(file.read())
-
-
-def _identity(ref: ArtifactRef) -> tuple[int, int]:
+def verify_once(plan: ArtifactRef) -> tuple[pq.FileMetaData, npt.NDArray[np.int64]]:
+    """The file's metadata and the partition of each row group. The file's digest is checked the first time, and again
+    when the file has changed."""
     try:
-        found = Path(ref.path).stat()
+        found = Path(plan.path).stat()
     except OSError as error:
-        raise ArtifactError(f"{ref.path} cannot be read: {error}") from error
-    return found.st_size, found.st_mtime_ns
+        raise ArtifactError(f"{plan.path} cannot be read: {error}") from error
+    return _verify(plan, found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(maxsize=64)
-def _verify_once(ref: ArtifactRef, size: int, mtime_ns: int) -> tuple[pq.FileMetaData, npt.NDArray[np.int64]]:
-    """The file's metadata and the partition of each row group. The file's digest is checked the first time, and again
-    when the file has changed."""
+def _verify(ref: ArtifactRef, size: int, mtime_ns: int) -> tuple[pq.FileMetaData, npt.NDArray[np.int64]]:
     with open_parquet(ref) as file:
         metadata = file.metadata
         column = file.schema_arrow.get_field_index("partition")

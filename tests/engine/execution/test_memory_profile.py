@@ -9,8 +9,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
+from engine.execution.memory_budget import choose_kv_budget, choose_swap_budget
 from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
-from engine.execution.step_runner import choose_kv_budget, choose_swap_budget
 from engine.kv.kv_cache import KVCache, KVShape
 
 PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
@@ -107,7 +107,6 @@ def test_only_a_budget_of_auto_on_a_gpu_is_measured() -> None:
 
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert choose_kv_budget(EngineConfig(memory_fraction=0.5), gpu, measured) == 200
-    assert choose_kv_budget(EngineConfig(kv_memory_bytes=77), gpu, unwanted) == 77
     assert choose_kv_budget(EngineConfig(), cpu, unwanted) > 0
 
 
@@ -123,4 +122,3 @@ def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
         config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
         assert choose_swap_budget(config, cache, cpu) == held
         assert choose_swap_budget(config, cache, gpu) == held // 2
-    assert choose_swap_budget(EngineConfig(), cache, gpu) == 0

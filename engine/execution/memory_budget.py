@@ -1,0 +1,81 @@
+"""How much memory KV takes where the settings leave it open, and how much is set aside for KV that is swapped out."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.config import EngineConfig
+from engine.device.free_memory import MOST_CPU_KV_BYTES, free_memory_bytes
+from engine.device.placement import resolve_prefill_device
+from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
+from engine.execution.step_graphs import graph_bytes
+from engine.kernels.attention_backend import AttentionBackend
+from engine.kv.kv_cache import KVCache
+from engine.model.model import Model
+
+if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
+    from engine.kernels.triton.triton_attention import TritonAttention
+
+
+def find_kv_budget(
+    config: EngineConfig,
+    model: Model,
+    backend: AttentionBackend,
+    graphable: "TritonAttention | None",
+    buckets: tuple[int, ...],
+) -> int:
+    """See `choose_kv_budget`.
+
+    Args:
+        config: of the engine.
+        model: loaded.
+        backend: its attention.
+        graphable: of which CUDA graphs will be made; None for none.
+        buckets: sizes of these graphs.
+    """
+
+    def measure() -> MemoryProfile:
+        return measure_memory(
+            model,
+            backend,
+            config,
+            TorchCounters(model.device),
+            graph_share=0.0 if graphable is None else min(1.0, buckets[-1] / config.step_tokens),
+            graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
+        )
+
+    return choose_kv_budget(config, model.device, measure)
+
+
+def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
+    """Bytes of KV memory that "auto" means on a device whose weights are loaded; a process that shares it gets as much.
+
+    Args:
+        config: which share, and which processes share the device.
+        device: where the KV is to be.
+        measure_left: asked on a GPU.
+    Raises:
+        CapacityError: nothing is left for KV.
+    """
+    num_processes = 2 if config.disaggregation == "processes" and resolve_prefill_device(device) == device else 1
+    if device.type == "cpu":
+        free_bytes = int(config.memory_fraction * free_memory_bytes(device))
+        return min(free_bytes, MOST_CPU_KV_BYTES) // num_processes
+    return measure_left().kv_share_bytes(config.memory_fraction, num_processes)
+
+
+def choose_swap_budget(config: EngineConfig, cache: KVCache, device: torch.device) -> int:
+    """Bytes of host memory for the KV of preempted requests.
+
+    Args:
+        config: how much.
+        cache: the KV memory; "auto" takes as much.
+        device: where the KV memory is.
+    """
+    if config.swap_memory_bytes == "auto":
+        budget_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
+    else:
+        budget_bytes = config.swap_memory_bytes
+    # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
+    return budget_bytes if device.type == "cpu" else budget_bytes // 2

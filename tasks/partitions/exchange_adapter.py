@@ -1,0 +1,22 @@
+"""Another adapter for a model that is in memory."""
+
+from engine.encoding.encoder_engine import EncoderEngine
+from engine.engine import Engine
+from engine.model.adapters.adapter import Adapter
+from tasks.partitions.out_of_memory import is_out_of_memory
+
+
+def exchange_adapter(engine: Engine | EncoderEngine, adapter: Adapter | None) -> bool:
+    """Give an engine another adapter; False where it has to be loaded anew: an encoder, or memory ran out.
+
+    Raises:
+        ModelError: the adapter cannot be read, or is none of this model.
+    """
+    try:
+        if isinstance(engine, Engine):
+            engine.use_adapter(adapter)
+            return True
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    return False
