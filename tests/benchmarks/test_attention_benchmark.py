@@ -20,6 +20,7 @@ from benchmarks.kernels.relay_model import equation_10
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.tuned import ARCHITECTURES, load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
+from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 def test_every_implementation_passes_the_gate() -> None:
     """On the case that the interpreter is through with in seconds."""
-    done = run("--check", "--cases", "*prefix-40 *", TRITON_INTERPRET="1")
+    done = run("--check", "--cases", "*prefix-40 *", **INTERPRETING)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stdout.splitlines() if line.endswith(": agrees with float64")]
     assert {line.split(":")[0] for line in lines} >= {"fused", "relay", "paged", "sdpa", "flex"}

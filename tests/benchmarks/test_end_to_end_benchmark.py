@@ -144,7 +144,8 @@ def test_a_failing_engine_says_why_and_its_process_ends(tmp_path: Path) -> None:
     assert "Traceback" in log.read_text()
 
 
-def test_an_engine_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_an_engine_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.peers.process.FAREWELL_SECONDS", 0.2)
     sleeper = tmp_path / "python"
     sleeper.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeper.chmod(0o700)

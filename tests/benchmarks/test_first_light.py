@@ -16,12 +16,13 @@ from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
 from benchmarks.first_light.stage_run import DONE, FAILED, UNFINISHED, StageRun, read_parts, read_stage
 from engine.kernels.triton.tuned import load_tuned
+from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[2]
 
 
 def first_light(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    environment = os.environ | INTERPRETING | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.first_light", "--out", str(folder), *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,

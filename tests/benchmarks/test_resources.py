@@ -1,17 +1,16 @@
 """Every kernel and every shipped configuration, compiled for every target without a driver."""
 
 import json
-import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks import resources
-from benchmarks.kernels.cross_compile import FP8, TARGETS
+from benchmarks.kernels.cross_compile import FP8, TARGETS, compile_attention
 from engine.kernels.triton.tuned import load_tuned
 
 ROOT = Path(__file__).parents[2]
@@ -23,30 +22,25 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict]]:
-    """What `python -m benchmarks.resources` reads from the machine code; two processes at a time.
+def reports() -> dict[tuple[str, str], list[dict]]:
+    """What is read from the machine code.
 
     A kernel that another run has compiled comes from Triton's cache, and so do all if BATCHLOOM_TESTS_CACHE is kept.
     """
-    folder = tmp_path_factory.mktemp("resources")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return {run: [asdict(found) for found in resources.report(*run)] for run in RUNS}
 
-    def run(architecture: str, every: str) -> list[dict]:
-        path = folder / f"{architecture}-{every}.json"
-        command = [sys.executable, "-W", "error", "-m", "benchmarks.resources", "--architecture", architecture]
-        done = subprocess.run(
-            [*command, "--every", every, "--json", path],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert path.exists(), done.stderr[-4000:]
-        return json.loads(path.read_text())
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(RUNS, pool.map(lambda pair: run(*pair), RUNS), strict=True))
+@pytest.mark.slow
+def test_the_program_prints_and_writes_what_is_read(reports: dict[tuple[str, str], list[dict]], tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "benchmarks.resources", "--architecture", "sm_90"]
+    done = subprocess.run(
+        [*command, "--json", tmp_path / "found.json"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == reports["sm_90", "shipped"]
+    assert [line.split("  ")[-1] for line in done.stdout.splitlines()] == ["fits"] * len(found)
 
 
 @pytest.mark.slow
@@ -123,18 +117,8 @@ class TestMergeInsideTheLaunch:
 
     @staticmethod
     def _steps(architecture: str, kind: str, pattern: str) -> list[str]:
-        program = (
-            "import sys; from benchmarks.kernels.cross_compile import compile_attention; "
-            "from engine.kernels.triton.tuned import load_tuned; "
-            "launch = load_tuned(sys.argv[1], element_bits=16, head_dim=64).launches[0]; "
-            "print(compile_attention(sys.argv[1], launch, head_dim=64).asm[sys.argv[2]])"
-        )
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        run = subprocess.run(
-            [sys.executable, "-c", program, architecture, kind],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return re.findall(pattern, run.stdout)
+        launch = load_tuned(architecture, element_bits=16, head_dim=64).launches[0]
+        return re.findall(pattern, compile_attention(architecture, launch, head_dim=64).asm[kind])
 
 
 def test_the_default_configuration_fits_the_smallest_memory() -> None:

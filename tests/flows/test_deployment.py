@@ -18,6 +18,7 @@ import pytest
 import yaml
 from prefect import Flow
 from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import parameter_schema
 
 from flows.explain import explain
@@ -67,19 +68,25 @@ def test_the_form_asks_for_each_parameter_with_its_type_and_meaning(flow: Flow[.
     assert schema["definitions"]["PlanSettings"]["properties"]["method"]["enum"] == ["exact", "paper", "none"]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[dict[str, str]]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the server and of logs."""
+    return tmp_path_factory.mktemp("deployment")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[dict[str, str]]:
     """A Prefect server on loopback with a database of its own; gives the environment of its clients."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOCAL_STORAGE_PATH"}
-    environment |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
-    with in_background(command, environment, tmp_path / "server.log"):
+    with in_background(command, environment, folder / "server.log"):
         deadline = time.monotonic() + 240
         while not is_healthy(environment["PREFECT_API_URL"]):
-            assert time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+            assert time.monotonic() < deadline, (folder / "server.log").read_text()
             time.sleep(0.2)
         yield environment
 
@@ -112,16 +119,16 @@ def in_background(
             process.wait()
 
 
-@pytest.fixture
-def prefect(server: dict[str, str], tmp_path: Path) -> Callable[..., str]:
+@pytest.fixture(scope="module")
+def prefect(server: dict[str, str], folder: Path) -> Callable[..., str]:
     """Runs a command of Prefect's, gives what it prints; pool and deployments are there."""
-    (tmp_path / "worker.log").touch()
+    (folder / "worker.log").touch()
 
     def run(*arguments: str, timeout_seconds: float = 240) -> str:
         done = subprocess.run(
             [*PREFECT, *arguments], cwd=ROOT, env=server, capture_output=True, text=True, timeout=timeout_seconds
         )
-        assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "worker.log").read_text()
+        assert done.returncode == 0, done.stdout + done.stderr + (folder / "worker.log").read_text()
         return done.stdout
 
     run("work-pool", "create", "batchloom", "--type", "process")
@@ -131,7 +138,7 @@ def prefect(server: dict[str, str], tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.slow
 def test_a_worker_runs_the_deployment(
-    nights: Any, server: dict[str, str], prefect: Callable[..., str], tmp_path: Path
+    nights: Any, server: dict[str, str], prefect: Callable[..., str], folder: Path
 ) -> None:
     parameters = {
         "database": str(nights.path),
@@ -146,7 +153,7 @@ def test_a_worker_runs_the_deployment(
         time.sleep(0.3)
     assert all(run["auto_scheduled"] and run["expected_start_time"][11:19] == "02:00:00" for run in tonight)
     assert len(tonight) >= 2, "one a night"
-    with in_background(WORKER, server, tmp_path / "worker.log"):
+    with in_background(WORKER, server, folder / "worker.log"):
         prefect("deployment", "run", "nightly/nightly", "--params", json.dumps(parameters | {"workloads": ["ranking"]}))
         prefect("deployment", "run", "nightly/nightly", "--watch", "--params", json.dumps(parameters))
         # What the schedule made for 2:00 is due now. Its database is that of prefect.yaml, which is not there.
@@ -158,21 +165,21 @@ def test_a_worker_runs_the_deployment(
         deadline = time.monotonic() + 240
         scheduled = {"id": {"any_": [tonight[0]["id"]]}}
         while (fired := ask("flow_runs/filter", flow_runs=scheduled)[0])["state_type"] != "FAILED":
-            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()
+            assert time.monotonic() < deadline, (folder / "worker.log").read_text()
             time.sleep(0.3)
     assert nights.sql("select workload, status, num_rows, num_ok from runs order by started_at") == [
         ("ranking", "completed", 6, 6),
         ("snippets", "completed", 12, 12),
         ("ranking", "completed", 0, 0),
     ]
-    storage = tmp_path / "prefect" / "storage"
+    storage = folder / "prefect" / "storage"
     assert list(storage.iterdir())
     assert storage.stat().st_mode & 0o077 == 0
-    messages = [log["message"] for log in ask("logs/filter")]
-    assert any(message.startswith("snippets: completed: 12 rows answered") for message in messages), messages
     assert "no database at nightly.duckdb" in fired["state"]["message"]
 
-    first, second, _ = ask("flow_runs/filter", flow_runs={"start_time": {"is_null_": False}}, sort="START_TIME_ASC")
+    first, second = find_runs(ask, nights.path)
+    messages = [log["message"] for log in ask("logs/filter", logs={"flow_run_id": {"any_": [second["id"]]}})]
+    assert any(message.startswith("snippets: completed: 12 rows answered") for message in messages), messages
     assert (first["name"], second["name"]) == ("nightly-team", "nightly-team")
     assert first["tags"] == second["tags"] == ["batchloom"]
     assert first["end_time"] <= second["start_time"], "one after the other"
@@ -188,9 +195,9 @@ def test_a_worker_runs_the_deployment(
 
 @pytest.mark.slow
 def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends_it(
-    nights: Any, server: dict[str, str], prefect: Callable[..., str], tmp_path: Path
+    nights: Any, server: dict[str, str], prefect: Callable[..., str], folder: Path
 ) -> None:
-    nights.add_towers(160)  # enough that it still runs when its worker is found dead
+    nights.add_towers(100)  # enough that it still runs when its worker is found dead
     parameters = {
         "database": str(nights.path),
         "model": str(nights.model),
@@ -198,19 +205,19 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
         "engine": {"dtype": "float32", "kv_memory": "8MiB", "max_num_batched_tokens": 128, "num_threads": 1},
         "planning": {"partition_tokens": 400},
     }
-    run = ("deployment", "run", "nightly/nightly", "--params")
+    run = ("deployment", "run", "nightly/nightly", "--params", json.dumps(parameters))
     ask = partial(post, server["PREFECT_API_URL"])
 
     def count_parts() -> int:
         return len([*nights.runs.glob("*/parts/part-*")])
 
-    with in_background(WORKER, server, tmp_path / "worker.log") as worker:
-        prefect(*run, json.dumps(parameters))
+    with in_background(WORKER, server, folder / "worker.log") as worker:
+        prefect(*run)
         wait_until(count_parts, 240)
         worker.kill()
         worker.wait()
     num_parts = count_parts()
-    (night,) = ask("flow_runs/filter", flow_runs={"start_time": {"is_null_": False}})
+    (night,) = find_runs(ask, nights.path)
     flow_processes = find_processes(f"PREFECT__FLOW_RUN_ID={night['id']}")
     assert flow_processes
     wait_until(lambda: count_parts() > num_parts)  # without its worker
@@ -221,16 +228,23 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
     # Else the server takes it for running, until the slot of the deployment is taken from it after five minutes.
     ask(f"flow_runs/{night['id']}/set_state", state={"type": "CRASHED"}, force=True)
 
-    with in_background(WORKER, server, tmp_path / "worker.log"):
-        prefect(*run, json.dumps(parameters), "--watch")
+    with in_background(WORKER, server, folder / "worker.log"):
+        prefect(*run, "--watch")
         ((status, num_ok), (rest_status, num_rest)) = nights.sql("select status, num_ok from runs order by started_at")
-        assert (status, rest_status, num_ok + num_rest) == ("interrupted", "completed", 492)
+        assert (status, rest_status, num_ok + num_rest) == ("interrupted", "completed", 312)
         assert num_ok > 0
         once = "select count(*), count(distinct (doc_id, query_id)), count(error) from snippets"
-        assert nights.sql(once) == [(492, 492, 0)]
-        answers = nights.answers()
-        prefect(*run, json.dumps(parameters | {"full": True}), "--watch")
+        assert nights.sql(once) == [(312, 312, 0)]
+    answers = nights.answers()
+    with temporary_settings({PREFECT_API_URL: server["PREFECT_API_URL"]}):
+        nights.run("snippets", full=True)
     assert nights.answers() == answers, "those of an undisturbed night"
+
+
+def find_runs(ask: Callable[..., Any], database: Path) -> list[dict[str, Any]]:
+    """The flow runs that have answered this database, in the order of their starts."""
+    runs = ask("flow_runs/filter", flow_runs={"start_time": {"is_null_": False}}, sort="START_TIME_ASC")
+    return [run for run in runs if run["parameters"]["database"] == str(database)]
 
 
 def post(url: str, path: str, **body: Any) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreting import INTERPRETING
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -15,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 def test_replayed_steps_answer_alike(tiny_llama: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.engine.execution.graph_program", str(tiny_llama)],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=os.environ | INTERPRETING, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
     runs = [json.loads(line) for line in ended.stdout.splitlines()]

@@ -22,6 +22,7 @@ from benchmarks.kernels.least_squares import non_negative_least_squares
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels.triton import tuned
 from engine.kernels.triton.tuned import ARCHITECTURES, CONFIG_FOLDER, Launch, load_tuned
+from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[3]
 
@@ -207,7 +208,7 @@ except WrongAnswerError as error:
 def test_the_bench_compares_before_it_measures() -> None:
     done = subprocess.run(
         [sys.executable, "-c", BENCH_PROGRAM],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=os.environ | INTERPRETING, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("paged is wrong by ")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.kernels.interpreted.cases import CASES
 from tests.engine.kernels.interpreted.program import SPECIAL
+from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[4]
 
@@ -19,7 +20,7 @@ def results() -> dict[str, dict]:
     """What the interpreter found, by case. One process: the environment decides at import whether Triton interprets."""
     run = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.engine.kernels.interpreted.program"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=os.environ | INTERPRETING, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
     return {line["case"]: line for line in map(json.loads, run.stdout.splitlines())}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreting import INTERPRETING
+
 PROGRAM = """
 import random, sys
 from engine import Engine, EngineConfig, Request
@@ -57,7 +59,7 @@ print("same answers of two ranks")
 def test_two_ranks_sum_up_what_the_kernels_compute(tiny_checkpoint: Callable[[str], Path]) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", TWO_RANKS, str(tiny_checkpoint("qwen2"))],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[4], capture_output=True, text=True,
+        env=os.environ | INTERPRETING, cwd=Path(__file__).parents[4], capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -67,7 +69,7 @@ def test_two_ranks_sum_up_what_the_kernels_compute(tiny_checkpoint: Callable[[st
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_the_kernels_give_the_same_answers(tiny_checkpoint: Callable[[str], Path], family: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment = os.environ | INTERPRETING
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tiny_checkpoint(family)), "fused"],
         env=environment, capture_output=True, text=True, timeout=300, check=False,
@@ -82,7 +84,7 @@ def test_fp8_scores_are_near_float32_ones(tiny_checkpoint: Callable[[str], Path]
     program = "tests.engine.kernels.interpreted.fp8_program"
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-m", program, str(tiny_checkpoint("qwen3"))],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[4], capture_output=True, text=True,
+        env=os.environ | INTERPRETING, cwd=Path(__file__).parents[4], capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
