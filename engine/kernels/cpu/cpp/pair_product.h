@@ -56,6 +56,7 @@ struct ToLargest {
 // stream ahead of its use, and hardly two that alternate.
 struct PairOperands {
   typedef float Sum;
+  static constexpr bool has_shared_panels = true;
   const bf16 *x, *panels;
   int64_t depth, row_bytes;
 

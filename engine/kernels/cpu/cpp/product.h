@@ -105,10 +105,12 @@ inline int64_t part_start(int64_t count, int64_t num_parts, int64_t index) { ret
 
 #ifdef HAS_AMX
 // The bytes [begin, end) of rows that are multiplied at a time, and where sums of those before them lie: null for the first.
+// Meanwhile lines of the next panel are fetched: [first_line, last_line) of the 32 that are where a step reads in this one.
 template <typename Sum>
 struct DepthPiece {
   int64_t begin, end;
   const Sum* sums;
+  int first_line, last_line;
 };
 
 // to[r][c] (32 x 32) = 32 rows of x times one panel, for a piece of the depth. Rows of x stay in the first-level cache, panels
@@ -134,6 +136,8 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
     _tile_stream_loadd(6, columns + k * PANEL, 128);
     _tile_stream_loadd(7, columns + k * PANEL + 64, 128);
     _tile_loadd(5, rows + 16 * stride + k, stride);
+    for (int line = piece.first_line; line < piece.last_line; line++)
+      __builtin_prefetch(columns + (stride + k) * PANEL + line * 64, 0, 2);
     Operands::multiply_tiles();
     before.finish_rows(rows_a_step);
   }
@@ -159,8 +163,9 @@ RowBlock<Operands> find_block(const Operands& operands, int64_t first, int64_t e
 }
 
 // finish(sums, row, panel) for every row of x times every panel of weights that it needs, on all threads.
-// Operands: the type Sum; x, panels; row_bytes, of a row of x; begin_tiles(panel) and multiply_tiles(), on the tile registers
-// of the function above; multiply_vectors(first_row, panel, block, count). row_unit: rows that threads do not divide.
+// Operands: the type Sum; has_shared_panels, by all rows; x, panels; row_bytes, of a row of x; begin_tiles(panel) and
+// multiply_tiles(), on the tile registers of the function above; multiply_vectors(first_row, panel, block, count).
+// row_unit: rows that threads do not divide.
 template <typename Operands, typename Finish>
 void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish,
               int64_t row_unit = tiles_granted() ? 32 : 4) {
@@ -168,13 +173,15 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
   const int64_t num_threads = omp_get_max_threads();
   const int64_t num_panels = num_columns / PANEL;
   const bool use_tiles = tiles_granted();
+  // Few rows wait for weights: all of them meet a panel while it is in the cache, and the next one is on its way.
+  const bool is_few = num_rows < 256, by_panel = use_tiles && is_few && Operands::has_shared_panels;
   const int64_t num_pieces = use_tiles ? (operands.row_bytes + DEPTH_BYTES - 1) / DEPTH_BYTES : 1;
   const int64_t group_panels = use_tiles ? TILE_GROUP : GROUP;
   // What is read lies within the rows rounded up to 32: tiles read 32 at a time, vectors 4.
   const int64_t num_units = (num_rows + row_unit - 1) / row_unit;
   // Few rows: every thread has all of them, and some of the panels. Many: as many rows as the others.
   const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() * num_pieces / operands.row_bytes);
-  const int64_t num_chunks = num_rows < 256 ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
+  const int64_t num_chunks = is_few ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
   const int64_t num_groups = round_up((num_panels + group_panels - 1) / group_panels, num_chunks == 1 ? num_threads : 1);
   std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next that nobody has begun
 #pragma omp parallel
@@ -199,33 +206,36 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
         Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(((end - start + 31) / 32) * group_panels * BLOCK) : nullptr;
         for (int64_t piece = 0; piece < num_pieces; piece++) {
           Sum* sums = kept;
-          for (int64_t first = start; first < end; first += 32) {
-            const auto rows = find_block(operands, first, end);
-            for (int64_t p = first_panel; p < last_panel; p++, sums += BLOCK) {
-              if (!finish.needs(rows.first_row, rows.count, p)) continue;
+          const int64_t num_blocks = (end - start + 31) / 32, num_group_panels = last_panel - first_panel;
+          for (int64_t i = 0; i < num_blocks * num_group_panels; i++, sums += BLOCK) {
+            const int64_t b = by_panel ? i % num_blocks : i / num_group_panels;
+            const int64_t p = first_panel + (by_panel ? i / num_blocks : i % num_group_panels);
+            const auto rows = find_block(operands, start + 32 * b, end);
+            if (!finish.needs(rows.first_row, rows.count, p)) continue;
 #ifdef HAS_AMX
-              const int64_t units = operands.row_bytes / 64;
-              const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64,
-                                          part_start(units, num_pieces, piece + 1) * 64, piece ? sums : nullptr};
-              if (piece < num_pieces - 1) {
-                multiply_tiles(rows.operands, rows.first_row, p, depth, sums, before);
-                continue;
-              }
-#endif
-              turn ^= 1;
-#ifdef HAS_AMX
-              if (use_tiles)
-                multiply_tiles(rows.operands, rows.first_row, p, depth, blocks[turn], before);
-              else
-#endif
-              {
-                rows.operands.multiply_vectors(rows.first_row, p, blocks[turn], rows.count);
-                before.finish_rows(32);
-              }
-              before.block = blocks[turn];
-              before.first_row = rows.first_row, before.panel = p;
-              before.row = 0, before.count = rows.count;
+            const int64_t units = operands.row_bytes / 64;
+            const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64,
+                                        part_start(units, num_pieces, piece + 1) * 64, piece ? sums : nullptr,
+                                        by_panel ? int(part_start(32, num_blocks, b)) : 0,
+                                        by_panel ? int(part_start(32, num_blocks, b + 1)) : 0};
+            if (piece < num_pieces - 1) {
+              multiply_tiles(rows.operands, rows.first_row, p, depth, sums, before);
+              continue;
             }
+#endif
+            turn ^= 1;
+#ifdef HAS_AMX
+            if (use_tiles)
+              multiply_tiles(rows.operands, rows.first_row, p, depth, blocks[turn], before);
+            else
+#endif
+            {
+              rows.operands.multiply_vectors(rows.first_row, p, blocks[turn], rows.count);
+              before.finish_rows(32);
+            }
+            before.block = blocks[turn];
+            before.first_row = rows.first_row, before.panel = p;
+            before.row = 0, before.count = rows.count;
           }
         }
       }

@@ -54,7 +54,7 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
           turn ^= 1;
 #ifdef HAS_AMX
           if (use_tiles)
-            multiply_tiles(operands, first, p - start, {0, operands.row_bytes, nullptr}, blocks[turn], before);
+            multiply_tiles(operands, first, p - start, {0, operands.row_bytes, nullptr, 0, 0}, blocks[turn], before);
           else
 #endif
           {
