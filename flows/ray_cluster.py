@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels import cdiv
 from tasks.runs.infer_job import InferJob
+from tasks.workers.engine_team import EngineTeam
 from tasks.workers.infer_remote import infer_on_ray
 
 if TYPE_CHECKING:
@@ -34,6 +35,59 @@ CONNECT_SECONDS = 10.0
 
 STOP_SECONDS = 30.0
 """How long a run that was told to stop waits for the workers."""
+
+
+class RayCluster:
+    """A cluster of which this process becomes a driver when it first needs one, until `leave`.
+
+    Args:
+        address: of the cluster's head, ``host:port``, or "auto" for one that this host is part of.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._joined = ExitStack()
+        self._runner: RayTaskRunner[Any] | None = None
+
+    def count(self, engine: EngineConfig) -> EngineTeam:
+        """How many engines the cluster has room for.
+
+        Raises:
+            ConfigError: see `join_cluster`, `worker_options`.
+        """
+        self._join()
+        num_engines, num_on_host = count_workers(worker_options(engine))
+        return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
+
+    @contextmanager
+    def compute(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[PrefectFutureList[Any]]:
+        """Partitions by whatever workers the cluster has room for.
+
+        Args:
+            job: what all partitions have in common.
+            dispatch_order: the partitions.
+        """
+        from prefect_ray.context import remote_options
+
+        runner = self._join()
+        job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
+        with remote_options(**worker_options(job.engine)):
+            futures = runner.map(infer_on_ray, {"partition": dispatch_order, "job": unmapped(job)})
+        try:
+            with job.stop.make_on_error():
+                yield futures
+        finally:
+            futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
+
+    def leave(self) -> None:
+        """End the workers; what is computed next joins again."""
+        self._joined.close()
+        self._runner = None
+
+    def _join(self) -> "RayTaskRunner[Any]":
+        if self._runner is None:
+            self._runner = self._joined.enter_context(join_cluster(self._address))
+        return self._runner
 
 
 @contextmanager
@@ -75,29 +129,6 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
             yield runner
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def compute_on_cluster(
-    cluster: "RayTaskRunner[Any]", job: InferJob, dispatch_order: Sequence[int]
-) -> Iterator[PrefectFutureList[Any]]:
-    """Partitions by whatever workers the cluster has room for.
-
-    Args:
-        cluster: that was joined.
-        job: what all partitions have in common.
-        dispatch_order: the partitions.
-    """
-    from prefect_ray.context import remote_options
-
-    job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
-    with remote_options(**worker_options(job.engine)):
-        futures = cluster.map(infer_on_ray, {"partition": dispatch_order, "job": unmapped(job)})
-    try:
-        with job.stop.make_on_error():
-            yield futures
-    finally:
-        futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
 
 
 def worker_options(engine: EngineConfig) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
@@ -22,8 +22,7 @@ from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 
 if TYPE_CHECKING:
-    from prefect_ray import RayTaskRunner
-
+    from flows.ray_cluster import RayCluster
     from flows.workload_run import Night
     from tasks.nights.pace import Pace
     from tasks.workers.worker_pool import WorkerPool
@@ -59,7 +58,11 @@ class Workers:
         self._resources = ExitStack()
         self._on_host: EngineTeam | None = None
         self._pool: WorkerPool | None = None
-        self._cluster: RayTaskRunner[Any] | None = None
+        self._cluster: RayCluster | None = None
+        if settings.runner == "ray":
+            from flows import ray_cluster  # most nights have none
+
+            self._cluster = ray_cluster.RayCluster(settings.ray_address)
 
     def infer_partitions(
         self, job: InferJob, dispatch_order: Sequence[int], work: PlannedWork, pace: "Pace | None" = None
@@ -85,10 +88,12 @@ class Workers:
 
             exchange = RunExchange(job.run_folder, job.exchange.url)
             exchange.offer(job.plan)
+        cluster = self._cluster
+        computed = cluster.compute(job, dispatch_order) if cluster else self._compute(job, dispatch_order, pace)
         with (
             watch_progress(job.run_folder, job.title, work, show=show),
             exchange.taking() if exchange is not None else nullcontext(),
-            self._compute(job, dispatch_order, pace) as futures,
+            computed as futures,
         ):
             found = futures.result()
             if None in found:
@@ -101,38 +106,27 @@ class Workers:
         """How many engines will work side by side, with which settings; joins the cluster, if any.
 
         Raises:
-            ConfigError: see `lay_out_workers`, `join_cluster`.
+            ConfigError: see `lay_out_workers`, `RayCluster.count`.
         """
-        if self._settings.runner == "local":
-            if self._settings.workers == 1 or (self._settings.workers == "auto" and engine.device == "cpu"):
-                return EngineTeam(engine=engine)
-            if self._on_host is None:
-                self._on_host = lay_out_workers(self._settings.workers, engine)
-            return self._on_host
-        from flows.ray_cluster import count_workers, worker_options
-
-        self._join()
-        num_engines, num_on_host = count_workers(worker_options(engine))
-        return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
+        if self._cluster is not None:
+            return self._cluster.count(engine)
+        if self._settings.workers == 1 or (self._settings.workers == "auto" and engine.device == "cpu"):
+            return EngineTeam(engine=engine)
+        if self._on_host is None:
+            self._on_host = lay_out_workers(self._settings.workers, engine)
+        return self._on_host
 
     def close(self) -> None:
         """End the processes, leave the cluster, give memory back; the next partition loads again."""
         self._resources.close()
-        self._pool = self._cluster = None
+        self._pool = None
+        if self._cluster is not None:
+            self._cluster.leave()
         self.are_loaded = False
         PROCESS_HOST.release()
 
-    def _compute(
-        self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None"
-    ) -> AbstractContextManager[Futures]:
-        if self._settings.runner == "local":
-            return self._compute_here(job, dispatch_order, pace)
-        from flows.ray_cluster import compute_on_cluster
-
-        return compute_on_cluster(self._join(), job, dispatch_order)
-
     @contextmanager
-    def _compute_here(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
+    def _compute(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
         """Partitions by the engine of this process, in their order, or by one process for each engine."""
         team = self.count(job.engine)
         has_pool = self._is_isolated or job.exchange is not None or team.num_engines > 1
@@ -158,13 +152,6 @@ class Workers:
                 same = {name: unmapped(value) for name, value in given.items()}
                 order = sorted(dispatch_order) if self._pool is None else dispatch_order
                 yield threads.map(task, {"partition": order, **same})
-
-    def _join(self) -> "RayTaskRunner[Any]":
-        from flows.ray_cluster import join_cluster
-
-        if self._cluster is None:
-            self._cluster = self._resources.enter_context(join_cluster(self._settings.ray_address))
-        return self._cluster
 
 
 def compute(

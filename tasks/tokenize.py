@@ -36,6 +36,7 @@ CODE = (
     "tasks.prompts.prompt",
     "tasks.prompts.text_codec",
     "tasks.prompts.text_cuts",
+    "tasks.prompts.word_patterns",
 )
 """Modules that decide which tokens there are."""
 

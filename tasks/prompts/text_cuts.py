@@ -4,7 +4,8 @@ A cut is exact if no stage of the tokenizer (added tokens, normalizer, splitting
 Two kinds of BPE tokenizer have exact cuts; each is recognised by its pipeline and by one character on either side:
 
 words: byte-level BPE with a word pattern like GPT-2's, Llama 3's or Qwen's. In every known alternative of such a
-    pattern a word ends between an ASCII letter and a blank or one of `MARKS`, whatever surrounds them.
+    pattern (see `word_patterns`) a word ends between an ASCII letter and a blank or one of `MARKS`, whatever surrounds
+    them.
 spaces: BPE without words that writes blanks as "▁". A cut before a blank that follows a letter is exact if no piece
     of the vocabulary has a "▁" behind a letter. If the tokenizer prepends a "▁" to a text, the piece is encoded
     without its own blank.
@@ -17,51 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.prompts.word_patterns import is_word_pattern
+
 MARKS = ' \t\n\r:,.;?!()[]{}<>"'
 """Characters that may follow a cut between words; no apostrophe (don't), nothing that some pattern joins to a word."""
-
-WORD_ALTERNATIVES = frozenset(
-    (
-        # Contractions, case by case or not.
-        r"'s",
-        r"'t",
-        r"'re",
-        r"'ve",
-        r"'m",
-        r"'ll",
-        r"'d",
-        r"'(?:[sdmt]|ll|ve|re)",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        # Letters, perhaps behind one character that is none; with marks; by case, perhaps with a contraction.
-        r" ?\p{L}+",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
-        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        # Digits, punctuation and white space: no letter in any.
-        r" ?\p{N}+",
-        r"\p{N}+",
-        r"\p{N}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s*[\r\n]",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-"""Alternatives that a known word pattern may consist of."""
-
-LETTER_ALTERNATIVES = frozenset(text for text in WORD_ALTERNATIVES if text.endswith((r"\p{L}+", r"[\p{L}\p{M}]+")))
-CASED_ALTERNATIVES = frozenset(text for text in WORD_ALTERNATIVES if r"\p{Lu}" in text)
 
 _LETTERS = string.ascii_letters
 _UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
@@ -141,9 +101,7 @@ def _splits_words(step: Mapping[str, Any]) -> bool:
         return bool(step["use_regex"]) and not step["add_prefix_space"]
     if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
         return False
-    alternatives = set(_alternatives(step["pattern"].get("Regex", "")))
-    covers_letters = alternatives & LETTER_ALTERNATIVES or len(alternatives & CASED_ALTERNATIVES) > 1
-    return bool(covers_letters) and alternatives <= WORD_ALTERNATIVES
+    return is_word_pattern(step["pattern"].get("Regex", ""))
 
 
 def _is_harmless(step: Mapping[str, Any]) -> bool:
@@ -154,26 +112,6 @@ def _is_harmless(step: Mapping[str, Any]) -> bool:
         is_digits = step["pattern"].get("Regex") in (r"\p{N}", r"\p{N}{1,3}", r"\d", r"[0-9]")
         return is_digits and step["behavior"] == "Isolated" and not step["invert"]
     return bool(step["type"] == "Digits")
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """The parts of a pattern between its outermost "|"."""
-    parts, depth, in_class, start, position = [], 0, False, 0, 0
-    while position < len(pattern):
-        character = pattern[position]
-        if character == "\\":
-            position += 1
-        elif in_class:
-            in_class = character != "]"
-        elif character == "[":
-            in_class = True
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-        elif character == "|" and depth == 0:
-            parts.append(pattern[start:position])
-            start = position + 1
-        position += 1
-    return [*parts, pattern[start:]]
 
 
 def _has_spaces(spec: Mapping[str, Any]) -> bool:
