@@ -30,7 +30,7 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
         given: name to a path of a file or folder.
         base: the folder that relative paths start from.
     Raises:
-        ConfigError: a name is none, or nothing is at the path; the message says which.
+        ConfigError: a name is none, or nothing that can be attached is at the path; the message says which.
     """
     found = {}
     for name, path in given.items():
@@ -39,6 +39,8 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
         whole = (base / Path(path).expanduser()).resolve()
         if not whole.exists():
             raise ConfigError(f"attach: {name}: nothing is at {whole}")
+        if whole.is_file() and whole.suffix.lower() in {*FORMATS, *EXTENSIONS}:
+            raise ConfigError(f'attach: {name}: {whole} is a table; attach its folder: {name} = "{whole.parent}"')
         found[name] = str(whole)
     return found
 

@@ -158,7 +158,9 @@ def test_a_broken_attachment_is_named(night: Any, make_workload: Any, tmp_path: 
             make_folder(night),
             attach={"crm": str(tmp_path / "crm.duckdb")},
         )
+    (tmp_path / "people.parquet").write_text("")
     for name, path, message in (
+        ("crm", "people.parquet", f'people.parquet is a table; attach its folder: crm = "{tmp_path}"'),
         ("main", ".", "'main' is not a free name"),
         ("a b", ".", "'a b' is not a free name"),
         ("crm", "none", "crm: nothing is at "),

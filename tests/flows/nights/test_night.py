@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.sorting import FlowRunSort
 
 from engine.errors import ConfigError, NightError
 from flows.cli import batchloom
@@ -70,10 +73,25 @@ def write_night(nights: Any, tiny_llama: Path) -> Any:
     return write
 
 
+def list_stages() -> dict[str, set[str]]:
+    """What Prefect shows of the newest night: the flow runs within its own, each with its tasks."""
+    with get_client(sync_client=True) as client:
+        whole, *_ = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(name={"any_": ["night-night"]}), sort=FlowRunSort.START_TIME_DESC
+        )
+        steps = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id={"any_": [whole.id]}))
+        tasks = {
+            step.name: client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [step.id]})) for step in steps
+        }
+    return {name: {run.name.rpartition("-")[0] for run in runs} for name, runs in tasks.items()}
+
+
 def test_a_step_reads_what_an_earlier_one_wrote(nights: Any, write_night: Any, prefect_server: str) -> None:
     summaries = night(file=write_night())
     assert [(summary.workload, summary.num_ok) for summary in summaries] == [("snippets", 12), ("replies", 12)]
     assert nights.sql("select count(*) from latest_replies where status = 'ok'") == [(12,)]
+    of_each = {"read", "tokenize", "plan_prefix", "infer", "write", "report"}
+    assert list_stages() == {"snippets": of_each, "replies": of_each}
     again = night(file=nights.path.parent / "night.toml")
     assert [(summary.num_rows, summary.num_already_done) for summary in again] == [(0, 12), (0, 12)]
 
