@@ -15,6 +15,8 @@ from tasks.database.schema import create_schema
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "rows_way.md"
 
+pytestmark = pytest.mark.slow
+
 MOST_MODULES = 70
 MOST_LINES = 11_300
 

@@ -22,18 +22,19 @@ def main(database: str, model: str) -> int:
     called: set[tuple[str, str]] = set()
 
     def record(frame: FrameType, event: str, argument: Any) -> None:
+        """Only calls: it asks for no events of lines and returns."""
         code = frame.f_code
-        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:  # the bodies of modules and classes are not
+        if code.co_flags & inspect.CO_OPTIMIZED:  # the bodies of modules and classes are not
             called.add((code.co_filename, code.co_qualname))
 
-    threading.setprofile(record)
-    sys.setprofile(record)
+    threading.settrace(record)
+    sys.settrace(record)
     from flows.cli import main as run_command
     from flows.nightly import nightly
 
     options = ["--device", "cpu", "--kv-memory", "8MiB"]
     status = run_command(nightly, ["--database", database, "--model", model, *options])
-    sys.setprofile(None)
+    sys.settrace(None)
     functions: dict[str, list[str]] = {}
     for file, name in sorted(called):
         path = Path(file)

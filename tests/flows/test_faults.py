@@ -80,7 +80,7 @@ class Forker:
 @pytest.fixture(scope="module")
 def forker(prefect_server: str, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOCAL_STORAGE_PATH"}
-    environment |= {"PREFECT_API_URL": prefect_server, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= {"PREFECT_API_URL": prefect_server, "PYTHONPATH": str(ROOT)}
     program = Path(__file__).with_name("forked_nights.py")
     folder = tmp_path_factory.mktemp("forker")
     with (

@@ -268,17 +268,15 @@ def test_keys_that_are_texts_themselves(night: Any) -> None:
         *(f"{number:02}" + "k" * 20_000 for number in range(30)),
         *("k" * 20_000 + f"{number}" for number in range(9)),
     ]
-    for key in keys:
-        night.sql("insert into queries values (?, 'query')", [key])
-        for document in ("d2", "d1"):
-            night.sql("insert into snippet_requests values (?, ?)", [document, key])
+    insert = "insert into snippet_requests select unnest(?), unnest(?)"
+    night.sql("insert into queries select unnest(?), 'query'", [keys])
+    night.sql(insert, [["d2", "d1"] * len(keys), [key for key in keys for _ in range(2)]])
     found = [(row["doc_id"], row["query_id"]) for row in night.prepare().rows()]
     assert [key for document, key in found if document == "d1" and key in keys[:30]] == keys[:30]
     assert sorted(found) == sorted(night.sql("from snippet_requests"))
     rows = night.sql("from snippet_requests")
     night.sql("delete from snippet_requests")
-    for row in reversed(rows):
-        night.sql("insert into snippet_requests values (?, ?)", list(row))
+    night.sql(insert, [list(column) for column in zip(*reversed(rows), strict=True)])
     assert [(row["doc_id"], row["query_id"]) for row in night.prepare().rows()] == found
 
 
