@@ -124,7 +124,7 @@ def prefect(server: dict[str, str], folder: Path) -> Callable[..., str]:
     """Runs a command of Prefect's, gives what it prints; pool and deployments are there."""
     (folder / "worker.log").touch()
 
-    def run(*arguments: str, timeout_seconds: float = 240) -> str:
+    def run(*arguments: str, timeout_seconds: float = 600) -> str:
         done = subprocess.run(
             [*PREFECT, *arguments], cwd=ROOT, env=server, capture_output=True, text=True, timeout=timeout_seconds
         )
