@@ -135,7 +135,8 @@ def _say(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
         else:
             said.append(f'{name}: layout = "auto" in its [prompt] lets a night choose {other}.')
     prompts = [side.workload.prompt for side in sides]
-    heads = {(each.system if each.chat else "", side.parts.head) for each, side in zip(prompts, sides, strict=True)}
+    words = [side.parts.head.partition("{")[0] for side in sides]  # before the first field
+    heads = {(each.system if each.chat else "", head) for each, head in zip(prompts, words, strict=True)}
     if len(heads) > 1:
         said.append(
             "Their prompts begin with different system messages or words, behind which nothing is shared: give "

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tasks.layouts.advice import advise_layouts
 from tasks.layouts.choose import find_orders, spread_orders
 from tasks.layouts.kept import use_kept
 from tasks.layouts.parts import arrange_workload, split_prompt
@@ -80,6 +81,15 @@ def test_a_chosen_layout_never_plans_more_tokens(
     assert chosen <= job.count_tokens([arrange_workload(each, ()) for each in workloads], folder / "written")
     laid_out = [side.lay_out(orders)[0] for side, orders in zip(sides, one, strict=True)]
     assert chosen <= job.count_tokens(laid_out, folder / "one")
+
+
+@pytest.mark.parametrize(("first", "is_said"), [("", False), ("Read, reader NUMBER: ", True)])
+def test_advice_names_words_before_the_document_that_differ(
+    tmp_path: Path, tiny_llama: Path, first: str, is_said: bool
+) -> None:
+    job = make_job(tmp_path, [("red house", "b", "c")], tiny_llama)
+    advice = advise_layouts(job, [make_workload(tmp_path, number, [first + "{a} NUMBER?"]) for number in range(2)])
+    assert any("begin with different" in sentence for sentence in advice.sentences) == is_said
 
 
 LONG = "The night watchman walks around the house and looks at every door. " * 3
