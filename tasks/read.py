@@ -15,7 +15,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.database.connection import connect, fill_identifiers, restrict_sql
+from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.external_sort import limit_bytes, sort_batches
@@ -34,9 +34,6 @@ OPEN_QUESTIONS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 
 MOST_TEXT_BYTES = 16 << 20
 """Of a batch of sorted rows."""
-
-MEMORY_LIMIT = "2GB"
-"""Of DuckDB while it reads; what its joins need beyond that goes to disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
 from sql import statement
-from tasks.database.connection import connect, fill_identifiers, restrict_sql
+from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql
 from tasks.database.schema import create_schema
 from tasks.partitions.part import part_schema
 from tasks.runs.run import Run
@@ -81,7 +81,7 @@ def write_answers(
     for ref in refs:
         open_parquet(ref).close()
     attach, is_foreign = run.config.get("attach", {}), False
-    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection:
+    with connect(database, lock_timeout_seconds=lock_timeout_seconds, memory_limit=MEMORY_LIMIT) as connection:
         restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs], is_attaching=False)
         if attach:
             from tasks.database.attach import reads_attachments

@@ -14,6 +14,8 @@ from tasks.database.messages import describe_full_disk, explain
 
 LOCK_MESSAGE = "Could not set lock on file"
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
+MEMORY_LIMIT = "2GB"
+"""Of DuckDB while a night reads or writes; what its joins need beyond that goes to disk."""
 
 
 def quote_identifier(name: str) -> str:

@@ -117,6 +117,12 @@ def test_a_row_in_two_parts_is_written_once_the_good_one(night: Any) -> None:
     assert night.sql("select count(*), bool_and(status = 'ok') from snippets") == [(3, True)]
 
 
+def test_writing_keeps_to_its_memory_limit(night: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.write.MEMORY_LIMIT", "1kB")
+    with pytest.raises(DatabaseError, match=r"(?i)memory"):
+        night.run()
+
+
 def test_a_night_with_nothing_to_do_leaves_a_run(night: Any) -> None:
     night.run()
     run = night.run()
