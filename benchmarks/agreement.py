@@ -1,0 +1,144 @@
+"""How much int8 changes answers, by engine:  python -m benchmarks.agreement --model FOLDER [--out FILE]
+
+Every engine that is installed and computes in int8 (llama.cpp: Q8_0) continues the same passages of Python's own
+reference greedily. A float32 transformers model then says of each answered token whether it would have chosen the same
+there: an answer all of whose tokens it would have chosen is its own greedy answer. Of batchloom also the perplexity of
+text in windows, beside that in float32.
+"""
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.measuring.comparison import LOAD_SECONDS
+from benchmarks.measuring.engine_session import Session
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.result_file import report
+from benchmarks.peers.catalog import PEERS, available
+from benchmarks.peers.process import PeerError
+from benchmarks.peers.protocol import Work
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import BatchloomError
+from engine.kernels import cdiv
+from engine.model.checkpoint import resolve_checkpoint
+from engine.model.gguf import unpack_gguf
+from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
+
+KV_TOKENS = 4096
+RUN_SECONDS = 900.0
+
+
+class ScoringEngine(Engine):
+    """Says how likely each token of a text is."""
+
+    def token_logprobs(self, window: Sequence[int]) -> list[float]:
+        """Of a text's tokens, but for the first, given those before it; in its first KV blocks, while nothing runs."""
+        block_size = self._cache.block_size
+        blocks = np.arange(cdiv(len(window), block_size), dtype=np.int32)
+        chunks = Chunks()
+        chunks.add(np.asarray(window, dtype=np.int32), 0, 0, blocks, len(window))
+        alone = ChunkGroup(prefix_block_ids=blocks[:0], prefix_length=0, num_chunks=1)
+        logits = self._model.logits(self._runner.forward(build_token_batch(chunks, [alone], block_size)))[:-1]
+        chosen: list[float] = logits.log_softmax(dim=-1)[range(len(logits)), list(window[1:])].tolist()
+        return chosen
+
+
+def perplexity(model: Path, dtype: str, windows: Sequence[Sequence[int]], num_threads: int) -> float:
+    """Of windows of text, each from its second token on."""
+    config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=2**28, num_threads=num_threads)
+    engine = ScoringEngine.load(model, config)
+    return math.exp(-mean(logprob for window in windows for logprob in engine.token_logprobs(window)))
+
+
+def take_windows(token_ids: Sequence[int], num_windows: int, num_tokens: int) -> list[list[int]]:
+    """Windows of a text, evenly spread over it."""
+    step = max(1, (len(token_ids) - num_tokens) // num_windows)
+    return [list(token_ids[i * step : i * step + num_tokens]) for i in range(num_windows)]
+
+
+def compare(arguments: argparse.Namespace, model: Path, prompts: list[list[int]], logs: Path) -> dict[str, Any]:
+    """By engine: how many of its answers and tokens are those of float32, or why it has none."""
+    peers = [peer for peer in PEERS if peer.name in arguments.engines and peer.has_int8]
+    pythons, skipped = available(peers, {}, "cpu", "int8")
+    session = Session(
+        model=model, device="cpu", num_threads=arguments.threads, max_num_batched_tokens=2048, options={},
+        pythons=pythons, logs=logs, run_seconds=RUN_SECONDS,
+    )  # fmt: skip
+    work = Work(token_ids=prompts, num_output_tokens=arguments.tokens)
+    longest = arguments.row_tokens + arguments.tokens
+    found: dict[str, Any] = {name: {"failure": f"skipped: {reason}"} for name, reason in skipped.items()}
+    given = {}
+    for peer in peers:
+        if peer.name in skipped:
+            continue
+        try:
+            with session.start(peer.name, peer.module, peer.arguments) as engine:
+                engine.load(session.settings(peer.name, "int8", KV_TOKENS, longest), LOAD_SECONDS)
+                given[peer.name] = engine.run(work, RUN_SECONDS)[0].token_ids
+        except PeerError as error:
+            found[peer.name] = {"failure": str(error)}
+        print(f"{peer.name:12} {found.get(peer.name, {}).get('failure', 'has answered')}", file=sys.stderr, flush=True)
+    with session.start("referee", "benchmarks.peers.judge_engine") as referee:
+        referee.load(session.settings("referee", "float32", KV_TOKENS, longest), LOAD_SECONDS)
+        for name, answers in given.items():
+            reply = referee.call("token_gaps", {"prompts": prompts, "answers": answers}, RUN_SECONDS)
+            gaps = reply["answer"]["gaps"]
+            found[name] = {
+                "num_answers": len(gaps),
+                "same_answers": sum(max(row) == 0 for row in gaps),
+                "same_first_tokens": sum(row[0] == 0 for row in gaps),
+                "num_tokens": sum(map(len, gaps)),
+                "same_tokens": sum(gap == 0 for row in gaps for gap in row),
+                "mean_gap": round(mean(gap for row in gaps for gap in row), 5),
+            }
+    return found
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Measures as `command_line` says (the process's own if None); returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [peer.name for peer in PEERS if peer.has_int8]
+    parser.add_argument("--model", required=True, help="checkpoint folder, or GGUF file, which is converted once")
+    parser.add_argument("--engines", nargs="+", choices=names, default=names, metavar="ENGINE", help=", ".join(names))
+    parser.add_argument("--rows", type=int, default=64, help="passages that are continued")
+    parser.add_argument("--row-tokens", type=int, default=200, help="of a passage")
+    parser.add_argument("--tokens", type=int, default=16, help="of an answer")
+    parser.add_argument("--windows", type=int, default=16, help="of text whose perplexity is measured")
+    parser.add_argument("--window-tokens", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
+    parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/agreement.json")
+    arguments = parser.parse_args(command_line)
+    try:
+        model = unpack_gguf(resolve_checkpoint(arguments.model)).resolve()
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        token_ids = tokenizer.encode("\n".join(topics.values()), add_special_tokens=False).ids
+        prompts = take_windows(token_ids, arguments.rows, arguments.row_tokens)
+        windows = take_windows(token_ids, arguments.windows, arguments.window_tokens)
+        with tempfile.TemporaryDirectory(prefix="batchloom-bench-") as logs, torch.inference_mode():
+            engines = compare(arguments, model, prompts, Path(logs))
+            perplexities = {
+                dtype: perplexity(model, dtype, windows, arguments.threads) for dtype in ("float32", "bfloat16", "int8")
+            }
+    except (BatchloomError, PeerError) as error:
+        print(f"benchmarks.agreement: {error}", file=sys.stderr)
+        return 1
+    report(
+        "agreement", command_line, arguments.out, machine=describe_machine(), model=model.name, engines=engines,
+        perplexity=perplexities,
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The benchmark of what int8 changes, on a tiny model: its referee tells greedy answers from others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import agreement
+from benchmarks.measuring import engine_session
+
+
+@pytest.mark.slow
+def test_it_counts_what_float32_would_have_said(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
+    out = tmp_path / "agreement.json"
+    sizes = "--engines batchloom --rows 6 --row-tokens 24 --tokens 5 --windows 2 --window-tokens 40 --threads 1"
+    assert agreement.main(["--model", str(tiny_llama), *sizes.split(), "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert str(tmp_path) not in result["command"]
+    found = result["engines"]["batchloom"]
+    assert (found["num_answers"], found["num_tokens"]) == (6, 30)
+    assert found["same_answers"] <= found["same_first_tokens"] <= 6
+    assert (found["same_tokens"] == 30) == (found["mean_gap"] == 0) == (found["same_answers"] == 6)
+    assert found["same_tokens"] >= 15  # a random answer would have hardly any
+    exact = result["perplexity"]["float32"]
+    assert result["perplexity"]["bfloat16"] == pytest.approx(exact, rel=0.02)
+    assert result["perplexity"]["int8"] == pytest.approx(exact, rel=0.1)
