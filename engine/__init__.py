@@ -3,6 +3,7 @@
 Names are imported when first used: the planner and the settings need no torch, which takes seconds to import.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,13 @@ _MODULES = {
     "Vocabulary": "engine.grammar",
     "plan_prefix_groups": "engine.planning.prefix_groups",
 }
+
+# Both are read when torch is imported. Threads that spin for milliseconds while they wait for each other slow a run
+# down several times where cores are shared with other programs; tens of microseconds keep the gain.
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+# Weights, KV and rows in pages of 2 MB: with those of 4 KB a product reads and writes in more pages than the processor
+# has at hand.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,6 @@
 """The engine of this process: loaded once, kept between partitions and workloads, one at a time."""
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 LOGGER = logging.getLogger("batchloom")
-
-# OpenMP reads it when torch is imported, which the tokenizer may do first. Threads that spin for milliseconds while
-# they wait for each other slow a run down several times where cores are shared with other programs; tens of
-# microseconds keep the gain.
-os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

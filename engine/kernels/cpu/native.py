@@ -4,6 +4,7 @@ Without a C++ compiler `engine.kernels.cpu.torch_attention` computes everything.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +36,13 @@ class PackedWeight:
         assert not self.is_gated, "columns of two layers"
         pairs = self.panels.view(torch.int32)[..., 0]
         return pairs[index // 32, :, index % 32].view(self.panels.dtype)
+
+
+def lay_together(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """The same weights in one piece of memory: pages of 2 MB hold what is smaller than one."""
+    together = torch.cat([weight.panels.flatten() for weight in weights])
+    parts = torch.split(together, [weight.panels.numel() for weight in weights])
+    return [replace(weight, panels=part.view_as(weight.panels)) for weight, part in zip(weights, parts, strict=True)]
 
 
 class NativeKernels(AttentionShape):

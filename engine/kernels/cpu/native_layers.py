@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native import NativeKernels, PackedWeight
+from engine.kernels.cpu.native import NativeKernels, PackedWeight, lay_together
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerWeights, TabledWork
@@ -144,7 +144,7 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PairLayer | None:
     gate_up = pack_gate_up(kernels, layer) if is_branched else kernels.pack_gated(layer.gate, layer.up)
     if qkv is None or output is None or gate_up is None or down is None:
         return None
-    products = (qkv, output, gate_up, down)
+    products = lay_together((qkv, output, gate_up, down))
     tensors = (
         *(layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm),
         *(tensor for product in products for tensor in (product.panels, product.bias)),
