@@ -22,7 +22,7 @@ COMMON_LETTERS = "a0 "
 """What classes such as ``\\w``, ``.`` and ``[^,]`` match, where a pattern spells few letters out."""
 NUM_LETTERS = 5
 MAX_WORD_LETTERS = 5
-MAX_ANSWER_BYTES = 512
+MAX_ANSWER_BYTES = 2048
 STEP_FUEL = 50_000
 """A quarter of llguidance's own limit on the work of a step."""
 SHARE_OF_SAME_LETTER = 0.85

@@ -262,6 +262,15 @@ def test_any_text_goes_through_a_varchar_and_back(text: str) -> None:
     assert not accepts("VARCHAR", json.dumps(text + "x", ensure_ascii=False), max_chars=len(text) or 1) or not text
 
 
+@pytest.mark.parametrize("text", ["1" * 10_000, '"{\\' * 3_000], ids=["digits", "quotes, braces, backslashes"])
+def test_a_long_text_goes_through_a_varchar_and_back(text: str) -> None:
+    spelled = json.dumps(text)
+    assert accepts("VARCHAR", spelled)
+    assert cast("VARCHAR", spelled) == text
+    assert accepts("VARCHAR", spelled, max_chars=len(text))
+    assert not accepts("VARCHAR", spelled, max_chars=len(text) - 1)
+
+
 def test_whatever_is_allowed_can_be_cast(tiny_llama: Path, workload: Workload) -> None:
     """A model that says anything, of all that is allowed: each answer is JSON, and a value of each column's type."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)

@@ -54,6 +54,7 @@ answer_column = "text"
 """
 NESTS = "(" * 400 + "a" + ")" * 400
 EXPLODES = "(.*a.{60}){3}"
+EXPLODES_LATE = ".*a.{2000}"  # only a long answer shows it
 
 FAULTS = [
     (EXTRACT, '"VARCHAR"', '"VARCHARS"', "[columns]: [vendor]: type 'VARCHARS' is not a type of DuckDB"),
@@ -70,6 +71,7 @@ FAULTS = [
     (DECIDE, "\"ENUM('a', 'b')\"", '"JSON"', "must be BOOLEAN, ENUM"),
     (GENERATE, '"[a-z]+"', f'"{NESTS}"', "[decoding]: pattern cannot be used"),
     (GENERATE, '"[a-z]+"', f'"{EXPLODES}"', f"[decoding]: pattern cannot be used: the pattern '{EXPLODES}' explodes"),
+    (GENERATE, '"[a-z]+"', f'"{EXPLODES_LATE}"', f"[decoding]: pattern cannot be used: the pattern '{EXPLODES_LATE}'"),
     (EXTRACT, '"VARCHAR"', f'{{ type = "VARCHAR", pattern = "{EXPLODES}" }}', "[columns]: vendor: the pattern '^(?:"),
     (GENERATE, 'pattern = "[a-z]+"', 'schema = "explodes.json"', f"the pattern '{EXPLODES}' explodes"),
     (GENERATE, '"[a-z]+"', '"(?=a)b"', "[decoding]: pattern cannot be used"),
