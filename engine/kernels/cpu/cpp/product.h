@@ -203,13 +203,15 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
       for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
         const int64_t first_panel = part_start(num_panels, num_groups, group);
         const int64_t last_panel = part_start(num_panels, num_groups, group + 1);
-        Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(((end - start + 31) / 32) * group_panels * BLOCK) : nullptr;
+        const int64_t num_blocks = (end - start + 31) / 32, num_group_panels = last_panel - first_panel;
+        const int64_t num_outer = by_panel ? num_group_panels : num_blocks;
+        const int64_t num_inner = by_panel ? num_blocks : num_group_panels;
+        Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(num_blocks * group_panels * BLOCK) : nullptr;
         for (int64_t piece = 0; piece < num_pieces; piece++) {
           Sum* sums = kept;
-          const int64_t num_blocks = (end - start + 31) / 32, num_group_panels = last_panel - first_panel;
-          for (int64_t i = 0; i < num_blocks * num_group_panels; i++, sums += BLOCK) {
-            const int64_t b = by_panel ? i % num_blocks : i / num_group_panels;
-            const int64_t p = first_panel + (by_panel ? i / num_blocks : i % num_group_panels);
+          for (int64_t outer = 0; outer < num_outer; outer++)
+          for (int64_t inner = 0; inner < num_inner; inner++, sums += BLOCK) {
+            const int64_t b = by_panel ? inner : outer, p = first_panel + (by_panel ? outer : inner);
             const auto rows = find_block(operands, start + 32 * b, end);
             if (!finish.needs(rows.first_row, rows.count, p)) continue;
 #ifdef HAS_AMX
