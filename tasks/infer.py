@@ -10,7 +10,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.partitions.attempt import Failure, StoppedError, try_rows
-from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.joint import JointWork
 from tasks.partitions.partition_work import AttemptLog, PartitionWork, Pieces
 from tasks.runs.infer_job import InferJob
@@ -70,45 +69,26 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
         DeviceError: the device does not work any more.
         FailureRateError: so many rows fail, here and elsewhere in the plan, that it is hardly for what is in them.
     """
-    policy, stop, workload = job.failures, job.stop, job.workload
     pieces = Pieces(read_partition(job.plan, partition))
-    where = f"{workload.name}, partition {partition}"
-    todo, num_failures = [pieces.whole], 0
+    todo, failing = [pieces.whole], None
     while todo:
         piece = todo.pop()
         prompts = pieces.find_prompts(piece, work.answered)
         if not len(prompts):
             continue
-        if stop.is_made:
+        if job.stop.is_made:
             raise StoppedError
         rows, num_earlier, failure = pieces.select(piece, work.answered), attempts.count(piece), None
         # A piece between the whole and a single prompt is split at once: what ended its process is in one half.
-        most_earlier = 0 if piece != pieces.whole and len(prompts) > 1 else policy.retries
+        most_earlier = 0 if piece != pieces.whole and len(prompts) > 1 else job.failures.retries
         if num_earlier <= most_earlier:
             failure = try_rows(rows, job, work, on_begin=partial(attempts.note, piece))
             if failure is None:
                 continue
-            if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
-                attempts.forget(piece)
-                todo.append(piece)
-                continue
-        from tasks.partitions import failing  # most pieces come through
+        if failing is None:
+            from tasks.partitions.failing import FailingRows  # most partitions come through
 
-        reason = (failure or ENDED).reason
-        num_failures += 1
-        if num_failures == policy.error_rate_rows:
-            failing.check_other_rows(job)
-        if piece == pieces.whole and num_earlier < policy.retries:
-            delay_seconds = policy.delay_seconds(num_earlier + 1)
-            LOGGER.warning("%s: trying again in %g s: %s", where, delay_seconds, reason)
-            if stop.wait(delay_seconds):
-                raise StoppedError
-            todo.append(piece)
-        elif len(prompts) > 1:
-            todo += reversed(pieces.split(prompts))
-        elif isinstance(work, JointWork):
-            work.keep_errors(rows, reason)
-        else:
-            work.keep(failing.error_batch(rows, reason, workload.kind))
+            failing = FailingRows(partition, job, work, attempts, pieces)
+        todo += failing.find_next(piece, prompts, num_earlier, failure or ENDED)
     if work.num_failed:
-        LOGGER.warning("%s: %s rows failed", where, f"{work.num_failed:,}")
+        LOGGER.warning("%s, partition %s: %s rows failed", job.workload.name, partition, f"{work.num_failed:,}")

@@ -20,8 +20,9 @@ from engine.planning.plan import Plan, SharingStats
 from engine.planning.plan_partitions import group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
-from tasks.storage.external_sort import BUCKET_TOKENS, cut_by, sort_batches, sort_prompts
+from tasks.storage.batches import cut_by, sort_batches
 from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, plan_batches, schema_with
+from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
 from tasks.storage.spill_file import SpillFile
 
 CODE = (
@@ -29,7 +30,7 @@ CODE = (
     *("engine.planning.choose_prefixes", "engine.planning.choose_by_paper"),
     *("engine.planning.plan", "engine.planning.plan_partitions"),
     *("engine.planning.planner", "engine.planning.prefix_tree"),
-    *("tasks.storage.external_sort", "tasks.storage.plan_file"),
+    *("tasks.storage.batches", "tasks.storage.external_sort", "tasks.storage.prompt_order", "tasks.storage.plan_file"),
 )
 """Modules that decide what a plan is."""
 

@@ -18,7 +18,7 @@ from sql import statement
 from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
-from tasks.storage.external_sort import limit_bytes, sort_batches
+from tasks.storage.batches import limit_bytes, sort_batches
 from tasks.storage.spill_file import SpillFile
 from tasks.workloads.workload import Workload
 

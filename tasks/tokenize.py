@@ -33,10 +33,8 @@ TOKENS_SCHEMA = pa.schema(
 
 CODE = (
     __name__,
-    "tasks.prompts.prompt",
-    "tasks.prompts.text_codec",
-    "tasks.prompts.text_cuts",
-    "tasks.prompts.word_patterns",
+    *("tasks.prompts.prompt", "tasks.prompts.prompt_pieces", "tasks.prompts.text_codec"),
+    *("tasks.prompts.text_cuts", "tasks.prompts.word_patterns"),
 )
 """Modules that decide which tokens there are."""
 

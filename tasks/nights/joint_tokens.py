@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.planning.prefix_tree import common_prefix_len
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
-from tasks.storage.external_sort import sort_prompts
+from tasks.storage.prompt_order import sort_prompts
 from tasks.storage.row_numbers import renumber
 from tasks.tokenize import TOKENS_SCHEMA
 

@@ -1,7 +1,11 @@
 """Rows that the model fails on: what it failed with, whether it fails on others too, what becomes of them."""
 
+import logging
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -10,10 +14,78 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.answers.kind import AnswerKind
 from tasks.partitions.attempt import Failure, StoppedError, run_model, use_model
+from tasks.partitions.engine_host import PROCESS_HOST
+from tasks.partitions.joint import JointWork
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.part import part_schema
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece, Pieces
 from tasks.runs.infer_job import InferJob
 from tasks.storage.plan_samples import read_spread_rows
+
+LOGGER = logging.getLogger("batchloom")
+
+
+class FailingRows:
+    """Finds the rows of a partition that the model fails on, and gives them errors. See `answer_partition`.
+
+    Args:
+        partition: its number in the plan.
+        job: what all partitions have in common.
+        work: where the errors go.
+        attempts: how often each piece was tried.
+        pieces: of the partition.
+    """
+
+    def __init__(
+        self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, pieces: Pieces
+    ) -> None:
+        self._where = f"{job.workload.name}, partition {partition}"
+        self._job, self._work, self._attempts, self._pieces = job, work, attempts, pieces
+        self._num_failures = 0
+
+    def find_next(
+        self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
+    ) -> Sequence[Piece]:
+        """The pieces that are tried next, the last one first.
+
+        Args:
+            piece: that failed.
+            prompts: of it, those without an answer.
+            num_earlier: attempts at it before the one that failed.
+            failure: what it failed with.
+        Raises what `answer_partition` raises.
+        """
+        if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
+            self._attempts.forget(piece)
+            return [piece]
+        policy, stop, reason = self._job.failures, self._job.stop, failure.reason
+        self._num_failures += 1
+        if self._num_failures == policy.error_rate_rows:
+            check_other_rows(self._job)
+        if piece == self._pieces.whole and num_earlier < policy.retries:
+            delay_seconds = policy.retry_delay_seconds * 2**num_earlier
+            LOGGER.warning("%s: trying again in %g s: %s", self._where, delay_seconds, reason)
+            if stop.wait(delay_seconds):
+                raise StoppedError
+            return [piece]
+        if len(prompts) > 1:
+            return split(prompts, self._pieces.group_of_prompt)[::-1]
+        rows = self._pieces.select(piece, self._work.answered)
+        if isinstance(self._work, JointWork):
+            self._work.keep_errors(rows, reason)
+        else:
+            self._work.keep(error_batch(rows, reason, self._job.workload.kind))
+        return []
+
+
+def split(prompts: npt.NDArray[np.int64], group_of_prompt: npt.NDArray[np.int64]) -> tuple[Piece, Piece]:
+    """Two pieces that hold these prompts, at least two in ascending order: cut between prefix groups where there are
+    several, else within the group, as near to the middle as can be."""
+    cuts = np.flatnonzero(np.diff(group_of_prompt[prompts])) + 1
+    middle = len(prompts) // 2
+    cut = int(cuts[np.argmin(np.abs(cuts - middle))]) if len(cuts) else middle
+    left, right = prompts[:cut].tolist(), prompts[cut:].tolist()
+    return Piece(first=left[0], last=left[-1]), Piece(first=right[0], last=right[-1])
 
 
 def judge_failure(error: Exception) -> Failure:

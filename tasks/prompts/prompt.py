@@ -5,8 +5,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, takewhile
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +15,16 @@ from engine.errors import ModelError
 from engine.planning.plan import Plan
 from engine.request import Request
 from tasks.prompts.text_codec import TextCodec
-from tasks.prompts.text_cuts import TextCuts
 from tasks.workloads.workload import Prompt, Workload
+
+if TYPE_CHECKING:
+    from tasks.prompts.prompt_pieces import PromptPieces
 
 Segments = tuple[tuple[str, str | None], ...]
 Tokens = npt.NDArray[np.int32]
 
-KEPT_TOKENS = 4_000_000
-"""Most tokens in the pieces of prompts that are kept; the oldest are dropped. With their text about 50 MB."""
-
-CUT_WINDOW = 256
-"""Characters before a column's value in which a cut is looked for."""
-
 SUFFIX = ""
 """Stands among the columns of a row for the trusted text that follows the template."""
-
-CHECKED_ROWS = 64
-"""Prompts of the first batch that are encoded both whole and in pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,60 +184,28 @@ def workload_format(prompt: Prompt, thinking: str, codec: TextCodec) -> PromptFo
 
 
 class PromptEncoder:
-    """Encodes prompts of one form; it remembers pieces, so use one for a whole table, from one thread."""
+    """Encodes prompts of one form; it remembers what prompts share, so use one for a whole table, from one thread."""
 
-    __slots__ = ("_codec", "_cuts", "_form", "_is_checked", "_known", "_num_known_tokens")
+    __slots__ = ("_codec", "_form", "_pieces")
 
     def __init__(self, form: PromptFormat, codec: TextCodec) -> None:
         self._form = form
         self._codec = codec
-        self._cuts = codec.cuts
-        self._is_checked = False
-        self._known: dict[tuple[str, bool], Tokens] = {}  # oldest first, by text and whether it stands behind a cut
-        self._num_known_tokens = 0
+        self._pieces: PromptPieces | None = None
 
     def encode(self, rows: Sequence[Mapping[str, str]]) -> list[Tokens]:
-        """Token ids of each row's prompt, exactly as `TextCodec.encode` has them for the whole text.
-
-        A prompt is cut near the start of each column's value, so that an instruction is one piece, and so is a document
-        with the words around it. The first prompts are also encoded whole; if one differs, no prompt is cut any more.
-        """
+        """Token ids of each row's prompt, exactly as `TextCodec.encode` has them for the whole text."""
         placed = [self._form.place(row) for row in rows]
-        if self._cuts and placed and not self._is_checked:
-            first = placed[:CHECKED_ROWS]
-            if not all(map(np.array_equal, self._encode_whole(first), self._encode_pieces(first, self._cuts))):
-                self._cuts = None
-            self._is_checked = True
-        return self._encode_pieces(placed, self._cuts) if self._cuts else self._encode_whole(placed)
+        if self._pieces is None and len(placed) > 1:
+            from tasks.prompts.prompt_pieces import PromptPieces  # one prompt shares no text with another
 
-    def _encode_whole(self, placed: Sequence[tuple[str, Sequence[int]]]) -> list[Tokens]:
-        texts = [text for text, _ in placed]
-        return list(map(_as_array, self._codec.encode(texts, add_special_tokens=self._form.add_special_tokens)))
-
-    def _encode_pieces(self, placed: Sequence[tuple[str, Sequence[int]]], cuts: TextCuts) -> list[Tokens]:
-        pieces_of = [_cut(text, starts, cuts) for text, starts in placed]
-        new = dict.fromkeys(piece for pieces in pieces_of for piece in pieces if piece not in self._known)
-        texts = [cuts.behind(text) if is_behind else text for text, is_behind in new]
-        encoded = self._codec.encode(texts, add_special_tokens=False)
-        self._known.update(zip(new, map(_as_array, encoded), strict=True))
-        self._num_known_tokens += sum(map(len, encoded))
-        edges = self._codec.special_tokens if self._form.add_special_tokens else ((), ())
-        before, after = (np.array(edge, np.int32) for edge in edges)
-        prompts = [np.concatenate([before, *(self._known[piece] for piece in pieces), after]) for pieces in pieces_of]
-        while self._num_known_tokens > KEPT_TOKENS:
-            self._num_known_tokens -= len(self._known.pop(next(iter(self._known))))
-        return prompts
+            self._pieces = PromptPieces(self._codec, add_special_tokens=self._form.add_special_tokens)
+        if self._pieces is not None:
+            return self._pieces.encode(placed)
+        return encode_texts(self._codec, [text for text, _ in placed], self._form.add_special_tokens)
 
 
-def _cut(text: str, field_starts: Sequence[int], cuts: TextCuts) -> list[tuple[str, bool]]:
-    """The pieces of a prompt, and whether each stands behind a cut."""
-    places = [0]
-    for start in field_starts:
-        place = cuts.last(text, max(places[-1] + 1, start - CUT_WINDOW), start)
-        if place > 0:
-            places.append(place)
-    return [(text[start:end], start > 0) for start, end in pairwise([*places, len(text)])]
-
-
-def _as_array(token_ids: Sequence[int]) -> Tokens:
-    return np.frombuffer(struct.pack(f"{len(token_ids)}i", *token_ids), dtype=np.int32)
+def encode_texts(codec: TextCodec, texts: Sequence[str], add_special_tokens: bool) -> list[Tokens]:
+    """See `TextCodec.encode`; as arrays."""
+    encoded = codec.encode(texts, add_special_tokens=add_special_tokens)
+    return [np.frombuffer(struct.pack(f"{len(token_ids)}i", *token_ids), dtype=np.int32) for token_ids in encoded]

@@ -10,26 +10,20 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from engine.errors import ModelError, WorkloadError
-from tasks.prompts.text_cuts import TextCuts, find_cuts
+
+if TYPE_CHECKING:
+    from tasks.prompts.text_cuts import TextCuts
 
 
 class TextCodec:
     """The tokenizer of one checkpoint. Safe to use from several threads."""
-
-    __slots__ = ("_chat", "_encoder", "_stand_ins", "_tokenizer", "_trusted_pattern", "cuts", "special_tokens")
-
-    cuts: TextCuts | None
-    """Where a text can be cut without changing its ids; None if not known."""
-
-    special_tokens: tuple[tuple[int, ...], tuple[int, ...]]
-    """Ids that ``add_special_tokens`` puts before a text and after it."""
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
         """Wraps a Rust tokenizer, which is not changed.
@@ -48,14 +42,21 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._encoder = _rename_tokens(spec, self._stand_ins)
         self._chat = chat
-        self.cuts = find_cuts(spec, self._stand_ins)
-        self.special_tokens = self._find_special_tokens()
         for content, stand_in in self._stand_ins.items():
             expected, actual = control[content]["id"], self._encoder.token_to_id(stand_in)
             if actual != expected:
                 raise ModelError(f"tokenizer: control token {content!r} has id {expected}, but {actual} when rebuilt")
 
-    def _find_special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    @cached_property
+    def cuts(self) -> "TextCuts | None":
+        """Where a text can be cut without changing its ids; None if not known."""
+        from tasks.prompts.text_cuts import find_cuts  # prompts that share nothing are not cut
+
+        return find_cuts(json.loads(self._tokenizer.to_str()), self._stand_ins)
+
+    @cached_property
+    def special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that ``add_special_tokens`` puts before a text and after it."""
         encoding = self._encoder.encode("a")
         is_special = encoding.special_tokens_mask
         num_before = is_special.index(0) if 0 in is_special else len(is_special)

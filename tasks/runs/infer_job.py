@@ -93,10 +93,6 @@ class FailurePolicy:
     ] = 0.5
     error_rate_rows: Annotated[int, Field(ge=1, description="fewest rows that say something about that share")] = 20
 
-    def delay_seconds(self, num_failures: int) -> float:
-        """How long to wait after so many failures of the same rows, from 1 on."""
-        return float(self.retry_delay_seconds * 2 ** (num_failures - 1))
-
     def check(self, reasons: Counter[str], num_rows: int) -> None:
         """Raise `FailureRateError` where too many of `num_rows` failed; `reasons` holds each failed row's."""
         num_failed = reasons.total()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+from pydantic import TypeAdapter
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.run_record import RunRecord, RunStatus
@@ -149,7 +150,7 @@ class Run:
             record = RunRecord(**value["record"])
             if record.status not in get_args(RunStatus):
                 raise ValueError(f"unknown status {record.status!r}")
-            artifacts = {name: ArtifactRef.from_json(ref) for name, ref in value["artifacts"].items()}
+            artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
             return cls(database, folder, record, artifacts, bool(value["is_written"]))
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error}") from error

@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 import secrets
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,14 +32,6 @@ class ArtifactRef:
     path: str
     num_rows: int
     digest: str
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "ArtifactRef":
-        """The inverse of `asdict`; raises `ArtifactError` where a field is missing or of another type."""
-        path, num_rows, digest = value.get("path"), value.get("num_rows"), value.get("digest")
-        if not (isinstance(path, str) and isinstance(num_rows, int) and isinstance(digest, str)):
-            raise ArtifactError(f"an artifact reference needs path, num_rows and digest, got {dict(value)!r}")
-        return cls(path=path, num_rows=num_rows, digest=digest)
 
 
 @contextmanager
@@ -178,7 +170,8 @@ def build_once(
     """
     folder = runs_folder(database) / "cache"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    sources = [hashlib.sha256(Path(str(sys.modules[name].__file__)).read_bytes()).hexdigest() for name in code]
+    files = [Path(str(find_spec(name).origin)) for name in code]  # type: ignore[union-attr]
+    sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, sources]).encode()).hexdigest()[:32]}"
     for path in folder.glob(f"{stem}-*.parquet"):
         try:

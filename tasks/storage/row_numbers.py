@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.storage.artifact import ArtifactRef, open_parquet
-from tasks.storage.external_sort import BATCH_ROWS
+from tasks.storage.batches import BATCH_ROWS
 
 
 def find_first_row_ids(files: Sequence[ArtifactRef]) -> list[int]:

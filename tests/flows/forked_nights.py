@@ -95,7 +95,7 @@ def work(order: dict[str, Any]) -> int:
         end_after(order["num_steps"])
     if "infer" in order:
         partition, job = order["infer"]
-        job |= {"plan": ArtifactRef.from_json(job["plan"]), "workload": load_workload(job["workload"]["source"])}
+        job |= {"plan": ArtifactRef(**job["plan"]), "workload": load_workload(job["workload"]["source"])}
         job |= {"engine": EngineConfig(**job["engine"]), "failures": FailurePolicy(**job["failures"])}
         infer.fn(partition, InferJob(**job))
         return 0

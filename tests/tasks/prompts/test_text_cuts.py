@@ -243,8 +243,8 @@ def test_a_prompt_that_would_differ_ends_all_cutting() -> None:
     wrong = TextCodec(CUTTABLE["gpt2"]())
     wrong.cuts = codec.cuts and type(codec.cuts)(pairs=frozenset({"th"}), drops_space=False, added=())
     form = build_prompt_format(Prompt(system="", template="{a}{b}", chat=False, may_be_empty=()), wrong)
-    rows = [{"a": "the cat the", "b": "the dog"}]
+    rows = [{"a": "the cat the", "b": "the dog"}] * 2
     encoder = PromptEncoder(form, wrong)
-    expected = codec.encode(["the cat thethe dog"], add_special_tokens=True)
+    expected = codec.encode(["the cat thethe dog"] * 2, add_special_tokens=True)
     assert [prompt.tolist() for prompt in encoder.encode(rows)] == expected
     assert [prompt.tolist() for prompt in encoder.encode(rows)] == expected

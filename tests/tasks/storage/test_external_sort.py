@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.storage.external_sort import sort_batches
+from tasks.storage.batches import sort_batches
 
 SCHEMA = pa.schema(
     [
@@ -54,7 +54,7 @@ def test_rows_come_by_key_and_equal_ones_as_they_arrived(
 SPILL = """
 import os, random, signal, sys
 import pyarrow as pa
-from tasks.storage.external_sort import sort_batches
+from tasks.storage.batches import sort_batches
 
 def batches(num_rows):
     values = random.Random(1)
@@ -122,7 +122,7 @@ def test_an_error_of_the_source_comes_as_it_is(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no room for temporary files there"):
-        list(sort_batches([pa.RecordBatch.from_pydict({"key": [1]})], "key", tmp_path / "absent"))
+        list(sort_batches([pa.RecordBatch.from_pydict({"key": [1]})] * 2, "key", tmp_path / "absent"))
 
 
 def test_a_full_disk_is_told_with_the_folder(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.storage.external_sort import sort_prompts
+from tasks.storage.prompt_order import sort_prompts
 from tasks.tokenize import TOKENS_SCHEMA
 
 STRETCHES = st.lists(st.tuples(st.sampled_from([0, 1, 255, 256, -1]), st.integers(1, 60)), min_size=1, max_size=4)
