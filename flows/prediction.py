@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 
 from flows.workload_run import Night
+from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.nights.pace import Pace
 from tasks.runs.infer_job import InferJob
@@ -36,7 +37,8 @@ def predict_night(
     """
     team = night.workers.count(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)
-    state = predict_run(job, summary, num_answer_tokens, team, left, return_state=True)
+    ratio = find_speed_ratio(night.source.database, night.source.model_digest, night.engine)
+    state = predict_run(job, summary, num_answer_tokens, team, left, ratio, return_state=True)
     if state.is_completed():
         found = state.result()
         if left is not None:

@@ -1,4 +1,4 @@
-"""How long an engine takes until its first step: as long as in earlier nights, else as its files take to be read."""
+"""What earlier nights with a model took: until its first step, and for its steps beside what was simulated."""
 
 import os
 import time
@@ -34,14 +34,30 @@ def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: E
     """
     asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
     with connect(database, read_only=True) as connection:
-        found = _read_earlier(connection, asked)
-    return max(found) if found else _time_reading(checkpoint)
+        found = _read_earlier(connection, "read/load_seconds", asked)
+    return max(0.0, *found) if found else _time_reading(checkpoint)
 
 
-def _read_earlier(connection: duckdb.DuckDBPyConnection, asked: dict[str, str]) -> list[float]:
+def find_speed_ratio(database: Path, model_digest: str, engine: EngineConfig) -> float:
+    """How many times as long as simulated steps take: the median of the newest runs that were predicted, else 1.
+
+    Args:
+        database: whose earlier runs are looked at.
+        model_digest: of the checkpoint.
+        engine: names device and number format.
+    Raises:
+        DatabaseError: the database is locked.
+    """
+    asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
+    with connect(database, read_only=True) as connection:
+        found = _read_earlier(connection, "read/speed_ratio", asked)
+    return found[0] if found else 1.0
+
+
+def _read_earlier(connection: duckdb.DuckDBPyConnection, name: str, asked: dict[str, str]) -> list[float]:
     if not {"runs", "steps"} <= list_relations(connection).keys():
         return []
-    return [max(0.0, seconds) for (seconds,) in connection.execute(statement("read/load_seconds"), asked).fetchall()]
+    return [value for (value,) in connection.execute(statement(name), asked).fetchall() if value is not None]
 
 
 def _time_reading(checkpoint: Path) -> float:

@@ -120,7 +120,12 @@ def spread(count: int) -> list[int]:
 
 @task(name="predict", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def predict_run(
-    job: InferJob, summary: PlanSummary, num_answer_tokens: int, team: EngineTeam, seconds_left: float | None = None
+    job: InferJob,
+    summary: PlanSummary,
+    num_answer_tokens: int,
+    team: EngineTeam,
+    seconds_left: float | None = None,
+    speed_ratio: float = 1.0,
 ) -> dict[str, float]:
     """Steps, tokens, memory and time of a run, before its model is loaded, from a part of its partitions.
 
@@ -130,9 +135,11 @@ def predict_run(
         num_answer_tokens: of an answer, as it is expected.
         team: the engines.
         seconds_left: until the deadline, if there is one.
+        speed_ratio: how many times as long as simulated a step takes.
     Returns:
-        quantity to value, as `RunFacts.prediction` names them, and num_simulated_partitions; with a deadline also
-        num_fitting_partitions and num_fitting_rows, which will be done by then; rows also of a partition that is cut.
+        quantity to value, as `RunFacts.prediction` names them, num_simulated_partitions and speed_ratio; with a
+        deadline also num_fitting_partitions and num_fitting_rows, which will be done by then; rows also of a partition
+        that is cut.
     Raises:
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
@@ -152,7 +159,7 @@ def predict_run(
         ask = partial(ask_jointly, job=job, make_form=make_form)
     else:
         ask = make_form(job.workload, job.expected_output_tokens).ask
-    return predict_on(hardware, job.plan, summary, ask, num_answer_tokens, team, seconds_left)
+    return predict_on(hardware, job.plan, summary, ask, num_answer_tokens, team, seconds_left, speed_ratio)
 
 
 def predict_on(
@@ -163,6 +170,7 @@ def predict_on(
     num_answer_tokens: int,
     team: EngineTeam,
     seconds_left: float | None = None,
+    speed_ratio: float = 1.0,
 ) -> dict[str, float]:
     """See `predict_run`; on a device that is known already.
 
@@ -179,7 +187,8 @@ def predict_on(
     found = predict(simulate, summary, team.num_engines, since=started)
     fitting = {}
     if seconds_left is not None:
-        shares = find_fitting(summary.dispatch_order, found.partition_seconds, team.num_engines, seconds_left)
+        partition_seconds = [speed_ratio * seconds for seconds in found.partition_seconds]
+        shares = find_fitting(summary.dispatch_order, partition_seconds, team.num_engines, seconds_left)
         num_rows = count_partition_rows(plan)
         fitting = {
             "num_fitting_partitions": sum(share == 1 for share in shares.values()),
@@ -190,8 +199,9 @@ def predict_on(
         "num_computed_tokens": found.scale * found.simulated.num_computed_tokens,
         "num_preempted_requests": found.scale * found.simulated.num_preempted_requests,
         "peak_kv_blocks": found.simulated.peak_kv_blocks,
-        "step_seconds": found.scale * found.simulated.seconds,
-        "elapsed_seconds": found.seconds,
-        "tecd_seconds": found.tecd_seconds,
+        "step_seconds": speed_ratio * found.scale * found.simulated.seconds,
+        "elapsed_seconds": speed_ratio * found.seconds,
+        "tecd_seconds": speed_ratio * found.tecd_seconds,
         "num_simulated_partitions": found.num_simulated,
+        "speed_ratio": speed_ratio,
     }

@@ -310,6 +310,45 @@ def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> Non
     assert probe_device(torch.device("cpu"), SHAPE, "float32").name == "cpu"
 
 
+SMOLLM2 = ModelShape(
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_q_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    has_tied_embeddings=True,
+    value_bytes=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "prompt_tokens", "answer_tokens", "seconds"),
+    [(6, 430, 1, 0.672), (32, 60, 24, 1.257), (2, 60, 48, 1.315)],
+)
+def test_a_cpu_takes_what_its_measured_rates_say(
+    monkeypatch: pytest.MonkeyPatch, num_prompts: int, prompt_tokens: int, answer_tokens: int, seconds: float
+) -> None:
+    """Rates of one core of a Xeon with AMX, and the processor time that the engine took there in bfloat16."""
+    monkeypatch.setattr("engine.simulation.device_probe._measure_flops", lambda *_: 1179e9)
+    monkeypatch.setattr("engine.simulation.device_probe._measure_bandwidth", lambda *_: 15.0e9)
+    cpu = measure_device(torch.device("cpu"), SMOLLM2, "bfloat16")
+    requests = [
+        Request(request_id=str(number), token_ids=[number + 1] * prompt_tokens, max_new_tokens=answer_tokens)
+        for number in range(num_prompts)
+    ]
+    steps = simulate_plan(
+        requests,
+        plan_prefix_groups([request.token_ids for request in requests]),
+        num_answer_tokens=answer_tokens,
+        num_kv_blocks=1000,
+        config=EngineConfig(),
+        roofline=Roofline(SMOLLM2, cpu, "bfloat16"),
+    )
+    assert summarize_steps(steps).seconds == pytest.approx(seconds, rel=0.25)
+
+
 def test_a_device_that_only_has_the_name_is_not_in_the_table() -> None:
     gib = 1024**3
     assert match_device("NVIDIA A100-SXM4-40GB", 40 * gib) is None
