@@ -1,9 +1,7 @@
 """The engine: a model, its KV memory, and the loop that answers a whole plan."""
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import transformers
 
 from engine.config import EngineConfig
-from engine.device.placement import resolve_device, resolve_prefill_device, use_device, use_threads
+from engine.device.placement import resolve_device, use_device, use_threads
 from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, run_steps
@@ -216,7 +214,10 @@ class Engine:
             from engine.kv.block_copies import BlockCopies
 
             swap = SwapSpace(BlockCopies(self._cache), self._num_swap_blocks, layout.windows if layout else ())
-        scheduler = Scheduler(
+        make_scheduler = Scheduler
+        if config.disaggregation != "none":
+            from engine.disaggregation.phase_scheduler import PhaseScheduler as make_scheduler
+        scheduler = make_scheduler(
             schedule_groups(
                 requests, groups, impossible, block_size, config.sharing, self._make_node, config.deterministic
             ),
@@ -225,8 +226,10 @@ class Engine:
             swap=swap,
             lookup=self._runner.make_lookup(sampler),
         )
-        if self._model.should_compile(self.config.compile, sum(group.num_tokens for group in groups)):
-            self._model.compile_layers()
+        if not self._model.has_replaced_layers:
+            from engine.model.compiling import compile_if_long  # the backends' layers have nothing left to fuse
+
+            compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
         metrics = StepMetrics(scheduler)
         late: list[Answered] = []
         with closing(self._run(scheduler, sampler)) as steps:
@@ -264,26 +267,18 @@ class Engine:
             steps = run_steps(scheduler, forward, sampler, cache.block_size, runs_ahead=self._runs_ahead)
             yield from steps if self._model.shard is None else self._model.shard.watch(steps)
             return
-        from engine.disaggregation.disaggregated_run import run_disaggregated  # most engines need none
+        from engine.disaggregation.disaggregated_run import open_client, run_disaggregated  # most engines need none
 
-        worker = self._open_prefill_client()
+        assert self._checkpoint is not None, "Engine.load refuses a loaded model here"
+        client = open_client(self._prefill_client, self._checkpoint, self._config, cache, self._model)
+        self._prefill_client = client
         try:
             yield from run_disaggregated(
-                scheduler, forward, sampler, worker, cache, is_compiled=self._model.is_compiled
+                scheduler, forward, sampler, client, cache, is_compiled=self._model.is_compiled
             )
         except BaseException:
-            worker.close()  # nobody wants the steps under way
+            client.close()  # nobody wants the steps under way
             raise
-
-    def _open_prefill_client(self) -> "PrefillClient":
-        from engine.disaggregation.prefill_client import PrefillClient
-
-        if self._prefill_client is None or self._prefill_client.is_closed:
-            config = replace(self._config, device=str(resolve_prefill_device(self._model.device)))
-            assert self._checkpoint is not None, "Engine.load refuses a loaded model here"
-            self._prefill_client = PrefillClient(self._checkpoint, config, self._cache, self._model.kv_shape)
-            weakref.finalize(self, self._prefill_client.close)
-        return self._prefill_client
 
     def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None) -> list[Completion]:
         from engine.execution.answer_all import answer_all  # a night has a plan

@@ -8,6 +8,7 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVShape
+from engine.model.compiling import compile_layers
 from engine.scheduling.token_batch import TokenBatch
 
 
@@ -25,7 +26,7 @@ class WorkerEngine(Engine):
         """
         use_device(self._model.device)
         if is_compiled:
-            self._model.compile_layers()
+            compile_layers(self._model)
         hidden = self._runner.forward(batch)
         return hidden.cpu(), BlockCopies(self._cache).read_blocks(written_blocks(batch))
 

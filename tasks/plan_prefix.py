@@ -6,6 +6,7 @@ with each shared prefix once, so that a worker reads its partition and nothing e
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +21,9 @@ from engine.planning.plan import Plan, SharingStats
 from engine.planning.plan_partitions import group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
-from tasks.storage.batches import cut_by, sort_batches
+from tasks.storage.batches import cut_by, sort_batches, spool
 from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, plan_batches, schema_with
 from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
-from tasks.storage.spill_file import SpillFile
 
 CODE = (
     __name__,
@@ -84,10 +84,11 @@ def write_plan(
     """
     folder = Path(target).parent
     groups = _Groups()
-    with open_parquet(tokens) as file, SpillFile(folder) as planned:
-        rows = sort_prompts(file, folder, bucket_tokens=bucket_tokens)
+    with ExitStack() as files:
+        rows = sort_prompts(files.enter_context(open_parquet(tokens)), folder, bucket_tokens=bucket_tokens)
         ranges = plan_ranges(rows, method=method, range_tokens=range_tokens)
-        planned.write_batches(PLAN_SCHEMA, _split_ranges(ranges, groups, partition_tokens, num_answer_tokens))
+        split = _split_ranges(ranges, groups, partition_tokens, num_answer_tokens)
+        planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
         costs, priorities = groups.concatenate("costs"), groups.concatenate("priorities")
         if is_cheapest_first:
             from engine.planning.cheapest_first import rank_cheapest_first  # most nights have no deadline
@@ -103,7 +104,7 @@ def write_plan(
             sharing=groups.sharing,
         )
         common_lens = placement.common_lens(groups.concatenate("common_lens"))
-        batches = _place_rows(planned.read_batches(), placement.partitions, common_lens.astype(np.int32))
+        batches = _place_rows(planned, placement.partitions, common_lens.astype(np.int32))
         if np.any(np.diff(placement.partitions) < 0):
             batches = sort_batches(batches, "partition", folder)
         schema = schema_with(summary)

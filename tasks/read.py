@@ -18,8 +18,7 @@ from sql import statement
 from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
-from tasks.storage.batches import limit_bytes, sort_batches
-from tasks.storage.spill_file import SpillFile
+from tasks.storage.batches import sort_batches
 from tasks.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ NO_ANSWERS = "read/newest_answers_none"
 
 OPEN_QUESTIONS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 """Numbers of the questions that are to be asked, of a row that makes several requests."""
-
-MOST_TEXT_BYTES = 16 << 20
-"""Of a batch of sorted rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +103,12 @@ def read_requests(
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         rows = _drop_done(_select_rows(connection, workload, model_digest, full, choice), counts)
-        with SpillFile(run_folder) as spill:
-            ordered = sort_batches(_put_texts(rows, spill, requests_schema(workload)), "sort_key", run_folder)
-            path = Path(run_folder) / "requests.parquet"
-            requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, spill))
+        texts = [f"text_field_{name}" for name in workload.columns if name in workload.prompt.fields]
+        hash_columns = {name: f"hash_{name}" for name in texts}
+        unsorted = _list_columns(rows, requests_schema(workload))
+        ordered = sort_batches(unsorted, "sort_key", run_folder, hash_columns=hash_columns)
+        path = Path(run_folder) / "requests.parquet"
+        requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload))
     return ReadResult(
         requests=requests,
         num_selected=requests.num_rows,
@@ -177,32 +175,30 @@ def _drop_done(rows: pa.RecordBatchReader, counts: dict[str, int]) -> Iterator[p
             yield undone
 
 
-def _put_texts(rows: Iterable[pa.RecordBatch], spill: SpillFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows with place_* and size_* in the spill file instead of text_*, so that a sort moves no text."""
-    unused = {"hashes", "open_questions", "row_layout"}.difference(schema.names)
+def _list_columns(rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The columns that `schema` is made of, with a column hash_* for each text_*."""
+    unused = {"hashes", "is_done", "open_questions", "row_layout"}.difference(schema.names)
     for batch in rows:
-        texts = [name for name in batch.schema.names if name.startswith("text_")]
-        columns = {name: batch.column(name) for name in batch.schema.names if name not in (*texts, *unused)}
+        columns = {name: batch.column(name) for name in batch.schema.names if name not in unused}
         if "open_questions" in columns:
             columns["open_questions"] = columns["open_questions"].cast(OPEN_QUESTIONS)
-        hashes = batch.column("hashes").flatten().to_pylist()
+        texts, hashes = _text_columns(batch), batch.column("hashes").flatten()
         for number, name in enumerate(texts):
-            places, sizes = spill.put_once(batch.column(name), hashes[number :: len(texts)])
-            columns |= {f"place_{number}": places, f"size_{number}": sizes}
+            columns[f"hash_{name}"] = hashes.take(pa.array(range(number, len(hashes), len(texts))))
         yield pa.RecordBatch.from_pydict(columns)
 
 
-def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, spill: SpillFile) -> Iterator[pa.RecordBatch]:
-    """Turn sorted rows (key_*, content_key, error, row_priority, places of texts) into those of `requests_schema`."""
+def _text_columns(batch: pa.RecordBatch) -> list[str]:
+    return [name for name in batch.schema.names if name.startswith("text_")]
+
+
+def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload) -> Iterator[pa.RecordBatch]:
+    """Turn sorted rows (key_*, text_*, content_key, error, row_priority) into those of `requests_schema`."""
     schema = requests_schema(workload)
     fields = [name for name in workload.columns if name in workload.prompt.fields]
     num_rows = 0
-    sizes = [f"size_{number}" for number in range(len(fields))]
-    for batch in limit_bytes(rows, sizes, MOST_TEXT_BYTES):
-        texts = {
-            name: spill.get(batch.column(f"place_{number}"), batch.column(f"size_{number}")).view(pa.large_string())
-            for number, name in enumerate(fields)
-        }
+    for batch in rows:
+        texts = {name: batch.column(text) for name, text in zip(fields, _text_columns(batch), strict=True)}
         keys = dict(zip(workload.key, batch.columns[: len(workload.key)], strict=True))
         own = {name: batch.column(name) for name in schema.names if name in batch.schema.names}
         columns = {**own, **texts, **keys}

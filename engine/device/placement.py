@@ -55,16 +55,6 @@ def resolve_device(name: str) -> "torch.device":
     return torch.device(name)
 
 
-def resolve_prefill_device(device: "torch.device") -> "torch.device":
-    """Where a process that computes prompts for one on `device` runs: on the next GPU where there are several."""
-    import torch
-
-    if device.type == "cpu" or torch.cuda.device_count() < 2:
-        return device
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.device(device.type, (index + 1) % torch.cuda.device_count())
-
-
 def use_device(device: "torch.device") -> None:
     """Makes a GPU the one that this thread's kernels, graphs and events go to."""
     import torch

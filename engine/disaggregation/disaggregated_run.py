@@ -4,14 +4,39 @@ A step of prompts is marked as computed when it is sent, because the worker comp
 its KV is here. Nobody loses memory while a step is under way: its blocks are still to be written.
 """
 
+import weakref
 from collections import deque
+from dataclasses import replace
 
+from engine.config import EngineConfig
+from engine.disaggregation.phase_scheduler import PhaseScheduler
 from engine.disaggregation.prefill_client import PrefillClient
+from engine.execution.memory_budget import resolve_prefill_device
 from engine.execution.output import TokenSampler
 from engine.execution.step_runner import CommittedSteps, Forward
 from engine.kv.kv_cache import KVCache
+from engine.model.model import Model
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
+
+
+def open_client(
+    client: PrefillClient | None, checkpoint: str, config: EngineConfig, cache: KVCache, model: Model
+) -> PrefillClient:
+    """The process that computes prompts: the one that is there, else a new one, which ends with the model at the last.
+
+    Args:
+        client: of an earlier call, if any.
+        checkpoint: that the process loads.
+        config: of the engine that decodes.
+        cache: its KV memory.
+        model: that it has loaded.
+    """
+    if client is None or client.is_closed:
+        there = replace(config, device=str(resolve_prefill_device(model.device)))
+        client = PrefillClient(checkpoint, there, cache, model.kv_shape)
+        weakref.finalize(model, client.close)
+    return client
 
 
 def run_disaggregated(
@@ -33,6 +58,7 @@ def run_disaggregated(
         cache: the KV memory of this process.
         is_compiled: whether the worker is to compile its layers.
     """
+    assert isinstance(scheduler, PhaseScheduler), "steps of both phases"
     under_way: deque[Step] = deque()
 
     def send_prompts(step: Step | None) -> None:

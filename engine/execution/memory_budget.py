@@ -7,7 +7,6 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.free_memory import MOST_CPU_KV_BYTES, free_memory_bytes
-from engine.device.placement import resolve_prefill_device
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.step_graphs import graph_bytes
 from engine.kernels.attention_backend import AttentionBackend
@@ -79,3 +78,11 @@ def choose_swap_budget(config: EngineConfig, cache: KVCache, device: torch.devic
         budget_bytes = config.swap_memory_bytes
     # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
     return budget_bytes if device.type == "cpu" else budget_bytes // 2
+
+
+def resolve_prefill_device(device: torch.device) -> torch.device:
+    """Where a process that computes prompts for one on `device` runs: on the next GPU where there are several."""
+    if device.type == "cpu" or torch.cuda.device_count() < 2:
+        return device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.device(device.type, (index + 1) % torch.cuda.device_count())

@@ -9,11 +9,9 @@ from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.device.transfers import to_device
-from engine.execution.random_stream import uniform_numbers
 from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.sequence import Sequence
@@ -53,22 +51,15 @@ def sample(
         masks = None if allowed is None else allowed.index_select(0, index)
         chosen.index_copy_(0, index, model.most_likely(hidden.index_select(0, index), masks))
     for first in range(0, len(drawn), ROWS_AT_ONCE):
+        from engine.execution.random_stream import list_draws  # most answers are greedy
+
         rows = drawn[first : first + ROWS_AT_ONCE]
         index = to_device(np.array(rows, dtype=np.int64), hidden.device)
         masks = None if allowed is None else allowed.index_select(0, index)
-        settings = _settings([requests[row] for row in rows], [positions[row] for row in rows], model.vocab_size)
-        tokens = model.draw(hidden.index_select(0, index), to_device(settings, hidden.device), masks)
+        draws = list_draws([requests[row] for row in rows], [positions[row] for row in rows], model.vocab_size)
+        tokens = model.draw(hidden.index_select(0, index), to_device(draws, hidden.device), masks)
         chosen.index_copy_(0, index, tokens)
     return chosen
-
-
-def _settings(requests: Sequences[Request], positions: Sequences[int], vocab_size: int) -> npt.NDArray[np.float64]:
-    """What draws need besides logits; the numbers come from the host, so that devices do not differ in them."""
-    temperature, top_k, top_p, seeds = zip(
-        *((request.temperature, request.top_k or vocab_size, request.top_p, request.seed) for request in requests),
-        strict=True,
-    )
-    return np.stack([temperature, top_k, top_p, uniform_numbers(seeds, positions)], axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,30 @@ import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
-from engine.kernels.output_layer import OutputLayer
 
 if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
     from engine.kernels.triton.triton_attention import TritonAttention
+
+
+class OutputLayer(Protocol):
+    """The linear layer from hidden states ``[R, hidden]`` to the vocabulary."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[R, vocab_size]`` in the dtype of the weights, in int8 in float32."""
+
+    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 ``[R]``: the token of the largest logit, the first of equals.
+
+        Args:
+            allowed: int32 ``[R, ceil(vocab_size / 32)]``: token t may be chosen where bit t % 32 of word t // 32 is
+                set; each row has such a token. None: any may.
+        """
+
+    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Only the given columns: int64 ``[n]`` -> ``[R, n]`` in float64, in int8 in float32."""
+
+    def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 ``[...]`` -> ``[..., hidden]``."""
 
 
 class AttentionBackend(Protocol):

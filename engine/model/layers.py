@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
+from engine.kernels.attention_backend import OutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear
-from engine.kernels.output_layer import OutputLayer, columns_in_float64, mask_logits
+from engine.kernels.output_layer import columns_in_float64, mask_logits
 from engine.model.attention import AttentionStep, window_of
 
 _WEIGHTS = frozenset(
@@ -106,7 +107,7 @@ def join_linears(*linears: nn.Linear) -> Linear:
 
 
 class TorchOutputLayer:
-    """The checkpoint's own output layer (`engine.kernels.output_layer.OutputLayer`)."""
+    """The checkpoint's own output layer (`engine.kernels.attention_backend.OutputLayer`)."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear

@@ -12,14 +12,12 @@ import transformers
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
-from engine.config import Compile
 from engine.device.placement import give_back_freed_memory
 from engine.device.transfers import fill_in, to_device
-from engine.kernels.attention_backend import AttentionBackend
-from engine.kernels.cpu.native_build import find_compiler
+from engine.kernels.attention_backend import AttentionBackend, OutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.draw import draw_tokens
-from engine.kernels.output_layer import OutputLayer, mask_logits
+from engine.kernels.output_layer import mask_logits
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionStep
 from engine.model.checkpoint import find_eos_token_ids, is_plain, load_weights, read_config, resolve_checkpoint
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from engine.model.shard import Shard
 
 LOGGER = logging.getLogger("batchloom.engine")
-
-TOKENS_THAT_PAY_FOR_COMPILING = 100_000
-"""Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
 
 
 class Model:
@@ -162,34 +157,11 @@ class Model:
                 layers[index] = nn.Identity()
             yield self._read_layer(layer, index)
 
-    def should_compile(self, setting: Compile, num_tokens: int) -> bool:
-        """Whether a run is long enough to pay for torch.compile.
-
-        Args:
-            setting: as `EngineConfig.compile` says.
-            num_tokens: prompt tokens to compute.
-        """
-        if setting != "auto":
-            return setting == "always"
-        return (
-            num_tokens >= TOKENS_THAT_PAY_FOR_COMPILING and self.dtype != torch.float32 and find_compiler() is not None
-        )
-
-    def compile_layers(self) -> None:
-        """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
-
-        All layers share the code, for any number of rows: one compilation of some ten seconds. Layers of the backend
-        have nothing left to fuse.
-        """
-        if not (self.is_compiled or self.has_replaced_layers):
-            for layer in self._base.layers:
-                layer.compile(dynamic=True)
-            self.is_compiled = True
-
-    def _decompile_layers(self) -> None:
-        for layer in self._base.layers:
-            layer._compiled_call_impl = None  # what Module.compile sets; it has no public opposite
-        self.is_compiled = False
+    @property
+    def layers(self) -> nn.ModuleList:
+        """transformers' own, or one module in their place."""
+        layers: nn.ModuleList = self._base.layers
+        return layers
 
     @torch.inference_mode()
     def forward(
@@ -245,7 +217,9 @@ class Model:
         except TorchDynamoException as error:
             # A compiler that is installed but broken must not cost the night. What was written is written again.
             LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
-            self._decompile_layers()
+            from engine.model.compiling import decompile
+
+            decompile(self)
             hidden = self._base(**inputs).last_hidden_state
         if self.has_replaced_layers or step.output_rows is None:
             return hidden[0]

@@ -58,7 +58,9 @@ class BatchQueues(RequestQueues):
 
     def _ready_prompts(self) -> Iterator[Sequence]:
         for sequence in self._prefilling:
-            if sequence.is_ready and sequence.num_uncomputed:
-                if self._admission.cache is not None and not sequence.has_started:
+            is_ready = sequence.node is None or sequence.node.is_complete
+            if is_ready and sequence.num_uncomputed:
+                # The last token of a prompt is never reused, so a prompt is reused whole until some of it is computed.
+                if self._admission.cache is not None and sequence.num_reused >= sequence.num_suffix:
                     self._admission.cache.reuse(sequence)  # blocks computed since it was admitted
                 yield sequence

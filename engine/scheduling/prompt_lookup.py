@@ -80,7 +80,12 @@ class PromptLookup:
             if chance * (row_rows + self._num_weight_rows / num_expected) <= 1:
                 break
             num_expected += chance
-            step.add_guess(index)
+            # The chunk holds all known tokens, and goes on with the next guess.
+            sequence, count = step.decodes[index]
+            step.decodes[index] = sequence, count + 1
+            sequence.num_guesses += 1
+            step.num_guessed_tokens += 1
+            step.room -= 1
 
     def book(self, num_matched: int, *, is_right: bool) -> None:
         """Learns whether a guess after an ending of `num_matched` tokens was right; all guesses before it were."""
@@ -100,7 +105,8 @@ class PromptLookup:
         matched, found = find_continuation(np.concatenate([request.token_ids, answer]), most)
         if request.is_constrained and len(found):
             found = found[: self._count_allowed(sequence, found)]
-        sequence.guess(found, length - matched)
+        sequence.own_token_ids[length : length + len(found)] = found
+        sequence.ending_start = length - matched
         return range(matched, matched + len(found))
 
 

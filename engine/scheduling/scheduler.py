@@ -91,30 +91,6 @@ class Scheduler:
             assert not (step.is_empty and is_settled), "requests are left, but none of them could be given memory"
         return self._finalize(step)
 
-    def schedule_decodes(self, *, may_preempt: bool) -> Step:
-        """A step of decode tokens alone.
-
-        Args:
-            may_preempt: False while steps are under way: requests without memory wait until these are committed.
-        """
-        step = self._new_step()
-        self._add_decodes(step, may_preempt=may_preempt)
-        return self._finalize(step)
-
-    def schedule_prompts(self, step: Step | None = None) -> Step:
-        """A step of prompts alone, for a process that decodes nothing; starts requests as memory allows.
-
-        Args:
-            step: an empty one that has counted preemptions already; None for a new one.
-        """
-        step = step or self._new_step()
-        self._queues.add_prompts(step)
-        return self._finalize(step)
-
-    def evict_idle_prefixes(self) -> None:
-        """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
-        self._queues.evict_idle_prefixes()
-
     def mark_computed(self, step: Step) -> None:
         """Books the step's KV as written: what computes in turn may be sent the next step."""
         step.is_computed = True

@@ -78,16 +78,6 @@ class Sequence:
         return len(self.block_ids) > 0
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the prefix that its tokens attend to is computed."""
-        return self.node is None or self.node.is_complete
-
-    @property
-    def has_started(self) -> bool:
-        """Whether any of its tokens has ever been computed; the last one of a prompt is never reused."""
-        return self.num_reused < self.num_suffix
-
-    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that were not computed for it."""
         return self.prefix_length - self.num_charged + self.num_reused
@@ -115,11 +105,6 @@ class Sequence:
     def label_scores(self) -> npt.NDArray[np.float64]:
         """Natural-log scores of the labels, up to one common constant."""
         return self.first_scores + self.tail_sums
-
-    def guess(self, token_ids: npt.NDArray[np.int32], ending_start: int) -> None:
-        """Writes tokens that may come next behind the known ones; a step counts those that it computes."""
-        self.own_token_ids[self.length : self.length + len(token_ids)] = token_ids
-        self.ending_start = ending_start
 
     def settle(self, place: int, token_id: int) -> bool:
         """Sets own token `place`: one that was appended as unknown, or the next one.

@@ -111,14 +111,6 @@ class Step:
     def add_decode(self, sequence: Sequence) -> None:
         self._add(self.decodes, sequence)
 
-    def add_guess(self, index: int) -> None:
-        """Lengthens a chunk of `decodes`, which holds all known tokens, by the next guess of its sequence."""
-        sequence, count = self.decodes[index]
-        self.decodes[index] = sequence, count + 1
-        sequence.num_guesses += 1
-        self.num_guessed_tokens += 1
-        self.room -= 1
-
     def add_suffix(self, sequence: Sequence) -> None:
         """As many of the sequence's next tokens as there is room for."""
         self._add(self.suffixes, sequence)

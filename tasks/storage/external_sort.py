@@ -3,7 +3,7 @@
 DuckDB spills narrow rows to disk and runs out of memory where rows are wide. So long values wait in a `SpillFile`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from engine.errors import ArtifactError
 from sql import statement
 from tasks.database.connection import fill_identifiers
 from tasks.database.messages import explain
-from tasks.storage.batches import BATCH_ROWS, limit_bytes
+from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.spill_file import SpillFile
 
 SHORT_BYTES = 128
@@ -27,19 +27,25 @@ MOST_LONG_BYTES = 16 << 20
 
 
 def sort_on_disk(
-    batches: Iterator[pa.RecordBatch], by: str, folder: str | Path, memory_limit: str
+    begun: list[pa.RecordBatch],
+    batches: Iterator[pa.RecordBatch],
+    by: str,
+    folder: str | Path,
+    memory_limit: str,
+    hash_columns: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
-    """See `sort_batches`.
+    """See `sort_batches`; `begun` are the batches before the others, and is emptied.
 
     Long values lie in a `SpillFile`, the rest in files of DuckDB, which it deletes at the end; files that killed
     processes left there when it next needs some.
     """
-    first = next(batches)
     failures: list[BaseException] = []
     with SpillFile(folder) as spill, duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        rows = _NarrowRows(first.schema, by, spill)
-        schema = rows.narrow(first.slice(0, 0)).schema.append(pa.field("arrival", pa.int64()))
-        arriving = _count_rows(map(rows.narrow, chain([first], batches)), failures)
+        rows = _NarrowRows(begun[0].schema, by, spill, hash_columns)
+        schema = rows.narrow(begun[0].slice(0, 0)).schema.append(pa.field("arrival", pa.int64()))
+        begun.reverse()
+        first = (begun.pop() for _ in range(len(begun)))
+        arriving = _count_rows(map(rows.narrow, chain(first, batches)), failures)
         try:
             connection.execute(statement("settings/set_arrow_buffers"))
             connection.execute(statement("settings/set_progress_bar"))
@@ -54,6 +60,26 @@ def sort_on_disk(
             if failures:
                 raise failures[0] from None
             raise ArtifactError(f"{folder}: no room for temporary files there: {explain(error)}") from error
+
+
+def limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The same rows, in batches of at most `most_bytes` of spilled values, or of one row.
+
+    Args:
+        sizes: columns with the bytes of a row's spilled values; null for none.
+        most_bytes: of all these columns together.
+    """
+    for batch in batches:
+        num_bytes = np.zeros(batch.num_rows, np.int64)
+        for name in sizes:
+            num_bytes += batch.column(name).fill_null(0).to_numpy()
+        ends = np.cumsum(num_bytes)
+        start = 0
+        while start < batch.num_rows:
+            before = ends[start - 1] if start else 0
+            end = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
+            yield batch.slice(start, end - start)
+            start = end
 
 
 def _count_rows(batches: Iterable[pa.RecordBatch], failures: list[BaseException]) -> Iterator[pa.RecordBatch]:
@@ -75,19 +101,26 @@ class _NarrowRows:
     the spill file. The column `keep` stays as it is.
     """
 
-    def __init__(self, schema: pa.Schema, keep: str, spill: SpillFile) -> None:
-        self._schema, self._spill = schema, spill
-        self._names = [field.name for field in schema if field.name != keep and not pa.types.is_primitive(field.type)]
+    def __init__(self, schema: pa.Schema, keep: str, spill: SpillFile, hash_columns: Mapping[str, str]) -> None:
+        self._schema = pa.schema([field for field in schema if field.name not in hash_columns.values()])
+        self._spill, self._hash_columns = spill, hash_columns
+        self._names = [
+            field.name for field in self._schema if field.name != keep and not pa.types.is_primitive(field.type)
+        ]
         self.size_columns = [f"{name} size" for name in self._names]
 
     def narrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        hashes = {name: columns.pop(column).to_pylist() for name, column in self._hash_columns.items()}
         for name in self._names:
             values = _as_bytes(columns[name])
             sizes = pc.binary_length(values)
             is_long = pc.fill_null(pc.greater(sizes, SHORT_BYTES), False)
             columns[name] = pc.if_else(is_long, None, values)
-            columns[f"{name} place"] = self._spill.put(pc.if_else(is_long, values, None))
+            long = pc.if_else(is_long, values, None)
+            columns[f"{name} place"] = (
+                self._spill.put_once(long, hashes[name])[0] if name in hashes else self._spill.put(long)
+            )
             columns[f"{name} size"] = pc.if_else(is_long, sizes, None)
         return pa.RecordBatch.from_pydict(columns)
 

@@ -1,11 +1,9 @@
-"""What does not fit in memory, in a file without a name: values of any length, or whole batches.
+"""Values of any length that do not fit in memory, in a file without a name.
 
 The file lies on the file system of a folder, nobody else can open it, and it is gone with the process however it ends.
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Self
@@ -14,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.errors import ArtifactError
+from tasks.storage.batches import needing_room
 
 KNOWN_TEXTS = 1 << 20
 """Texts whose place `SpillFile.put_once` remembers, about 250 bytes each; beyond it all are forgotten, and a text that
@@ -22,7 +20,7 @@ comes again is stored again."""
 
 
 class SpillFile:
-    """Values found by place and size, in any order, or batches that are written once and read once.
+    """Values found by place and size, in any order.
 
     A context manager. Raises `ArtifactError`, which names the folder, where the folder cannot be written or the disk is
     full.
@@ -34,7 +32,7 @@ class SpillFile:
         self._folder = folder
         self._num_bytes = 0
         self._known: dict[str, int] = {}  # hash of a text to its place
-        with self._needing_room():
+        with needing_room(self._folder):
             self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
 
     def __enter__(self) -> Self:
@@ -47,14 +45,16 @@ class SpillFile:
         """Append values; returns the place of each, null where the value is null."""
         _, offsets, data = values.buffers()
         bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-        with self._needing_room():
+        with needing_room(self._folder):
             self._file.write(memoryview(data)[bounds[0] : bounds[-1]] if data is not None else b"")
             self._file.flush()
         places = self._num_bytes + bounds[:-1] - bounds[0]
         self._num_bytes += int(bounds[-1] - bounds[0])
         return pa.array(places, pa.int64(), mask=values.is_null().to_numpy(zero_copy_only=False))
 
-    def put_once(self, texts: pa.LargeStringArray, hashes: list[str]) -> tuple[pa.Int64Array, pa.Int64Array]:
+    def put_once(
+        self, texts: pa.LargeBinaryArray | pa.LargeStringArray, hashes: list[str]
+    ) -> tuple[pa.Int64Array, pa.Int64Array]:
         """Append the texts that are not in the file yet; returns place and bytes of each, null where the text is null.
 
         Args:
@@ -90,30 +90,6 @@ class SpillFile:
         values = pa.Array.from_buffers(pa.large_binary(), len(stored_at), buffers)
         return values.take(pa.array(rows, pa.int64(), mask=places.is_null().to_numpy(zero_copy_only=False)))
 
-    def write_batches(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Fill an empty file with batches of `schema`, compressed."""
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with self._needing_room():
-            with pa.ipc.new_stream(self._file, schema, options=options) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-            self._file.flush()
-
-    def read_batches(self) -> Iterator[pa.RecordBatch]:
-        """What `write_batches` wrote, in the same order."""
-        self._file.seek(0)
-        with pa.ipc.open_stream(self._file) as reader:
-            yield from reader
-
     def _read(self, target: memoryview, place: int) -> None:
         while len(target):  # one call of the system reads 2 GiB at most
             target = target[os.preadv(self._file.fileno(), [target], place) :]
-
-    @contextmanager
-    def _needing_room(self) -> Iterator[None]:
-        try:
-            yield
-        except ArtifactError:
-            raise
-        except OSError as error:
-            raise ArtifactError(f"{self._folder}: no room for temporary files there: {error}") from error

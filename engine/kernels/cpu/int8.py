@@ -15,9 +15,9 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
-from engine.kernels.cpu.native import draw_tokens
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.cpu.native_layers import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer, PackedLayers
+from engine.kernels.cpu.native_operations import draw_tokens
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
@@ -202,7 +202,7 @@ class Int8Backend(AttentionShape):
 
 
 class Int8OutputLayer:
-    """An output layer (`engine.kernels.output_layer.OutputLayer`) in int8; its logits are float32.
+    """An output layer (`engine.kernels.attention_backend.OutputLayer`) in int8; its logits are float32.
 
     Args:
         packed: weights of vocabulary entries, spread.

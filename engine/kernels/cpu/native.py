@@ -3,7 +3,6 @@
 Without a C++ compiler `engine.kernels.cpu.torch_attention` computes everything.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,23 +127,6 @@ class NativeKernels(AttentionShape):
         )
         return out
 
-    def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """See `AttentionBackend.draw_tokens`."""
-        return draw_tokens(self.library, logits, settings)
-
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
         """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""
         return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]
-
-
-def draw_tokens(library: ctypes.CDLL, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """`AttentionBackend.draw_tokens` by the kernels; no row is sorted.
-
-    Args:
-        library: the kernels of any format.
-        logits: float32 ``[R, vocab_size]``.
-        settings: what `AttentionBackend.draw_tokens` takes.
-    """
-    logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
-    library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
-    return out

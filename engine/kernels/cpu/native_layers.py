@@ -65,7 +65,7 @@ class NativeBackend(NativeOperations):
 
 
 class PackedOutputLayer:
-    """An output layer (`engine.kernels.output_layer.OutputLayer`) with packed weights."""
+    """An output layer (`engine.kernels.attention_backend.OutputLayer`) with packed weights."""
 
     def __init__(self, kernels: NativeBackend, packed: PackedWeight) -> None:
         self._kernels = kernels

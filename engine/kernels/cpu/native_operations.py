@@ -1,5 +1,6 @@
 """The CPU kernels one operation at a time: attention, norms, rotation, SwiGLU, for layers not computed in one call."""
 
+import ctypes
 from collections.abc import Callable
 
 import torch
@@ -100,3 +101,20 @@ class NativeOperations(NativeKernels):
         out = self._rows(gate_up.shape[0], gate_up.shape[1] // 2)
         self.kernel("swiglu")(gate_up.data_ptr(), out.data_ptr(), *out.shape)
         return out
+
+    def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+        """See `AttentionBackend.draw_tokens`."""
+        return draw_tokens(self.library, logits, settings)
+
+
+def draw_tokens(library: ctypes.CDLL, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+    """`AttentionBackend.draw_tokens` by the kernels; no row is sorted.
+
+    Args:
+        library: the kernels of any format.
+        logits: float32 ``[R, vocab_size]``.
+        settings: what `AttentionBackend.draw_tokens` takes.
+    """
+    logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+    library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
+    return out

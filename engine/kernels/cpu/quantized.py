@@ -203,7 +203,7 @@ def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PairLayer:
 
 
 class QuantizedOutputLayer:
-    """An output layer (`engine.kernels.output_layer.OutputLayer`), or a table of embeddings, that stays quantized."""
+    """An output layer (see `AttentionBackend.make_output_layer`), or a table of embeddings, that stays quantized."""
 
     def __init__(self, kernels: NativeBackend, library: ctypes.CDLL, weight: QuantizedWeight) -> None:
         self._kernels = kernels
