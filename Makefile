@@ -10,6 +10,8 @@ PEER_NAMES := vllm openvino llama.cpp
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
+# Many processes are started: what one compiles of Python, the others read.
+export PYTHONDONTWRITEBYTECODE :=
 # Prefect sends usage statistics unless told not to.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1

@@ -18,6 +18,7 @@ from engine.errors import BatchloomError, ModelError
 from flows.cli import EXIT_FAILED
 from flows.cli import main as run_flow
 from flows.nightly import nightly
+from flows.prefect_server import temporary_server
 from flows.quality.evaluate import evaluate
 from sql import statement
 from tasks.database.connection import connect
@@ -159,7 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct")
     options = parser.parse_args(arguments)
     try:
-        return demo(options.database, options.model or find_demo_model(), Console())
+        model = options.model or find_demo_model()
+        with temporary_server():  # one for all flows
+            return demo(options.database, model, Console())
     except BatchloomError as error:
         print(f"demo: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -41,9 +41,10 @@ def prove_architecture(checkpoint: Path) -> None:
     """
     if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
         from engine.encoding.families import is_encoder
-        from engine.engine import Engine
 
         if not is_encoder(checkpoint):
+            from engine.engine import Engine
+
             Engine.prove(checkpoint)
 
 
