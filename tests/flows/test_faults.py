@@ -575,3 +575,87 @@ def test_a_cascade_on_a_full_disk_goes_on_when_there_is_room(
         rankings, snippets, often = read_cascade(database)
     assert (len(rankings), len(snippets), often) == (6, 12, [(1,)])
     assert {Path(model).name.startswith("tiny-qwen2") for *_, model in rankings} == {True}
+
+
+GRAPH = """
+database = "{database}"
+[models.small]
+path = "{model}"
+dtype = "float32"
+kv_memory = "8MiB"
+max_num_batched_tokens = 128
+num_threads = 1
+[planning]
+partition_tokens = 400
+[failures]
+retries = 0
+[[workload]]
+file = "replies.toml"
+after = "snippets"
+[[workload]]
+file = "snippets"
+after = "ranking"
+[[workload]]
+file = "ranking"
+"""
+
+REPLIES = """
+name = "replies"
+mode = "generate"
+requests_sql = "replies.sql"
+key = ["doc_id", "query_id"]
+[prompt]
+chat = false
+template = "Say it again: {snippet}"
+may_be_empty = ["snippet"]
+[decoding]
+max_new_tokens = 4
+[output]
+table = "replies"
+answer_column = "reply"
+"""
+
+
+def write_graph(database: Path, model: Path, folder: Path) -> list[str]:
+    """Three steps, each after the one before it; the last reads the answers of the second."""
+    (folder / "replies.toml").write_text(REPLIES)
+    (folder / "replies.sql").write_text("select doc_id, query_id, snippet from latest_snippets where status = 'ok'")
+    file = folder / "graph.toml"
+    file.write_text(GRAPH.format(database=database, model=model))
+    return ["nightly", str(file)]
+
+
+def count_answers(database: Path) -> list[list[tuple[Any, ...]]]:
+    """Of each step's table the rows, the keys, the rows without error."""
+    count = "select count(*), count(distinct (doc_id, query_id)), count(*) filter (status = 'ok') from {}"
+    with duckdb.connect(str(database), read_only=True) as connection:
+        return [connection.execute(count.format(table)).fetchall() for table in ("rankings", "snippets", "replies")]
+
+
+@pytest.mark.slow
+def test_a_row_that_kills_a_step_of_a_graph_is_an_error_row_of_each_step_that_reads_it(
+    nights: Any, forker: Forker, tmp_path: Path
+) -> None:
+    """The night ends in its first step; in the next one what the row has not reached comes through, step by step."""
+    nights.sql("insert into queries values ('q-poison', 'What is ~?')")
+    nights.sql("insert into ranking_candidates values ('q-poison', 'd0')")
+    nights.sql("insert into snippet_requests values ('d0', 'q-poison')")
+    (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
+    command = write_graph(nights.path, nights.model, tmp_path)
+    assert forker.run(arguments=command, poison=poison) == -signal.SIGKILL, forker.said
+    assert forker.run(arguments=command, poison=poison) == 0, forker.said
+    assert count_answers(nights.path) == [[(7, 7, 6)], [(13, 13, 12)], [(12, 12, 12)]]
+
+
+def test_a_graph_on_a_full_disk_goes_on_when_there_is_room(nights: Any, forker: Forker, tmp_path: Path) -> None:
+    """Steps that come after the one that had no room are not begun; the next night does each row once."""
+    folder = tmp_path / "disk"
+    with small_disk(folder, nights.path.stat().st_size + 300_000):
+        database = folder / "team.duckdb"
+        shutil.copyfile(nights.path, database)
+        command = write_graph(database, nights.model, tmp_path)
+        assert forker.run(arguments=command) == 1, forker.said
+        assert "No space left on device" in forker.said
+        subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
+        assert forker.run(arguments=command) == 0, forker.said
+        assert count_answers(database) == [[(6, 6, 6)], [(12, 12, 12)], [(12, 12, 12)]]
