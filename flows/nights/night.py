@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
@@ -22,8 +22,10 @@ from flows.workload_run import Night, Source, answer_workload
 from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
 from tasks.database.connection import connect
+from tasks.forecast.load_time import forecast_load
+from tasks.nights.allotment import Portion, allot, begin_wave
 from tasks.nights.deadline import find_deadline
-from tasks.nights.graph import Outcome, Wave, run_waves
+from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import check_target, publish_night
 from tasks.recover import recover_runs
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage, sweep_runs
@@ -32,6 +34,9 @@ from tasks.storage.artifact import prune_cache
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
+
+LEAST_SPARE = 0.05
+"""Of the time before the night: where steps that were allotted time leave less of it, nothing is begun again."""
 
 go_on_unread()
 
@@ -75,7 +80,9 @@ def night(
             raise ConfigError(f"{file}: {'; '.join(problems)}")
         run = NightRun(plan, full, deadline.timestamp() if deadline else None)
         with closing(run):
+            run.allot_time()
             outcomes = run_waves(plan.steps, run.answer, run.has_time)
+            outcomes |= run_waves(run.list_left(outcomes), run.answer, run.has_time)
         left = [name for name, outcome in outcomes.items() if outcome == "left"]
         if left:
             LOGGER.warning("left at the deadline, for the next night: %s", ", ".join(left))
@@ -103,7 +110,7 @@ class NightRun:
         errors: by workload, of those that failed.
     """
 
-    __slots__ = ("_deadline", "_nights", "_plan", "_sources", "errors", "summaries")
+    __slots__ = ("_deadline", "_kept", "_least_spare", "_nights", "_plan", "_sources", "errors", "summaries")
 
     def __init__(self, plan: NightPlan, full: bool, deadline: float | None) -> None:
         self._plan = plan
@@ -113,12 +120,56 @@ class NightRun:
             for name, (model, settings) in plan.models.items()
         }
         self._nights: dict[str, Night] = {}
+        self._kept: dict[str, float] = {}  # seconds, of each step that has not begun
+        self._least_spare = 0.0
         self.summaries: list[RunSummary] = []
         self.errors: dict[str, Exception] = {}
 
+    def allot_time(self) -> None:
+        """Choose before the night what fits in it, where several models have rows that are known by now."""
+        plan, portions, load_seconds = self._plan, list[Portion](), dict[str, float]()
+        first = [step for step in plan.steps if not step.after]
+        if self._deadline is None or len({step.model for step in first}) == 1:
+            return
+        from flows.nights.foresight import foresee  # most nights have no deadline
+
+        for step in first:
+            night = self._use(step.model)
+            try:
+                source = replace(night.source, choices=self._choose_rows(step.name, night.source))
+                found = foresee(replace(night, source=source), plan.workloads[step.name])
+                if found and step.model not in load_seconds:
+                    given = (source.database, source.checkpoint, source.model_digest, night.engine)
+                    load_seconds[step.model] = forecast_load(*given)
+            except Exception as error:
+                LOGGER.warning("%s: no time is kept for it: %s", step.name, " ".join(str(error).split()))
+            else:
+                portions += found
+        models = {step.name: step.model for step in first}
+        seconds_left = max(0.0, self._deadline - time.time())
+        for name, share in allot(portions, models, load_seconds, seconds_left).items():
+            self._kept[name] = share.seconds
+            rows = f"{share.num_rows:,} of {share.num_rows + share.num_left:,} rows"
+            line = "%s: %s should fit before the deadline, %s are left for the next night"
+            LOGGER.info(line, name, rows, f"{share.num_left:,}")
+        self._least_spare = 0.0 if self._use(first[0].model).source.full else LEAST_SPARE * seconds_left
+
+    def list_left(self, outcomes: Mapping[str, Outcome]) -> list[Step]:
+        """Steps that ended early for the sake of others, where these have left time; none that would begin anew."""
+        if self._deadline is None or not self._least_spare or self._deadline - time.time() < self._least_spare:
+            return []
+        left = {name for name, outcome in outcomes.items() if outcome == "left"}
+        steps = (step for step in self._plan.steps if step.name in left)
+        return [replace(step, after=tuple(name for name in step.after if name in left)) for step in steps]
+
     def answer(self, wave: Wave) -> dict[str, Outcome]:
-        """Run a wave's workloads, and say how each ended; a failed one does not keep the others from theirs."""
+        """Run a wave's workloads, and say how each ended; a failed one does not keep the others from theirs.
+
+        It ends early enough for the steps behind it that time is kept for.
+        """
         night, results = self._use(wave.model), dict[str, RunSummary | Exception]()
+        if self._deadline is not None:
+            night = replace(night, deadline=begin_wave(wave.steps, self._kept, self._deadline))
         choices: dict[str, RowChoice] = {}
         for name in wave.steps:
             try:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 from engine.errors import ConfigError, NightError
 from flows.cli import batchloom
-from flows.nights import in_time
+from flows.nights import foresight, in_time
 from flows.nights.night import night
 from flows.nights.night_file import load_night
 from tasks.runs.infer_job import StopRequest
@@ -283,3 +284,37 @@ def test_a_night_ends_at_its_deadline(
     nights.sql("delete from ranking_candidates where doc_id like 'm%'")
     first, second = night(file=file)
     assert (first.status, first.num_ok + first.num_already_done, second.num_ok) == ("completed", 6, 6)
+
+
+def test_what_fits_is_chosen_over_all_models_before_the_night(
+    nights: Any,
+    write_night: Any,
+    tiny_checkpoint: Any,
+    prefect_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Rows of the second model cost less, so the first one ends early, and goes on in the time that is left."""
+    text = NIGHT.partition("[[workload]]")[0] + '[[workload]]\nfile = "snippets"\nmodel = "small"\n'
+    more = LARGE.replace('after = "snippets"\n', "").replace("ranking", "replies.toml")
+    sql = "select doc_id || '-' || range as doc_id, query_id, '' as snippet from snippet_requests, range(3)"
+    file = write_night(night=text, sql=sql, more=more.format(large=tiny_checkpoint("qwen2")), partition_tokens=300)
+    monkeypatch.setattr(foresight, "predict_run", lambda *_: {"step_seconds": 3000.0})
+    monkeypatch.setattr("flows.nights.night.forecast_load", lambda *_: 0.0)
+    calls, has_time = count(), StopRequest.has_time
+    monkeypatch.setattr(StopRequest, "has_time", lambda stop, seconds: has_time(stop, seconds if next(calls) else 1e9))
+    with caplog.at_level("INFO", "batchloom"):
+        summaries = night(file=file, budget="1h")
+    found = re.findall(r"(\w+): (\d+) of (\d+) rows should fit before the deadline, (\d+) are left", caplog.text)
+    chosen = {name: [int(number) for number in numbers] for name, *numbers in found}
+    assert chosen["replies"] == [36, 36, 0]
+    assert 0 < chosen["snippets"][0] < 5
+    assert sum(chosen["snippets"][::2]) == 12
+    (seconds, *_) = re.findall(r"snippets: (\d+) s to the deadline", caplog.text)
+    assert int(seconds) < 600
+    ends = [(summary.workload, summary.status) for summary in summaries]
+    assert ends == [("snippets", "deadline"), ("replies", "completed"), ("snippets", "completed")]
+    assert summaries[0].num_ok + summaries[2].num_ok == 12
+    assert summaries[0].num_ok < 12
+    assert nights.sql("select count(*), count(distinct (doc_id, query_id)) from snippets") == [(12, 12)]
+    assert "left at the deadline" not in caplog.text

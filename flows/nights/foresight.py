@@ -1,0 +1,52 @@
+"""Rows of steps, planned and forecast before the night, to choose what fits before its deadline."""
+
+import tempfile
+from pathlib import Path
+
+from flows.layouts import settle
+from flows.workload_run import Night, begin_record, read_and_plan
+from tasks.forecast.load_time import find_speed_ratio
+from tasks.forecast.prediction import predict_run
+from tasks.nights.allotment import Portion, list_portions
+from tasks.read import read_answer_length
+from tasks.runs.infer_job import InferJob
+from tasks.runs.run import Run
+from tasks.storage.plan_file import read_plan_summary
+from tasks.workloads.workload import Workload
+
+
+def foresee(night: Night, workload: Workload) -> list[Portion]:
+    """The partitions of a step, as if it were answered alone; none where its prompts are not grouped.
+
+    Tokens stay in the database's cache, so that the step does not make them again.
+
+    Args:
+        night: whose model answers the step.
+        workload: of the step.
+    Raises:
+        what keeps rows from being read or their cost from being known.
+    """
+    source = night.source
+    if source.plan_method(workload) == "none":
+        return []
+    with tempfile.TemporaryDirectory(prefix="batchloom-foresight-") as folder:
+        (workload,) = settle(source, [workload.bind(source.checkpoint)], is_kept=False)
+        run = Run.create(source.database, begin_record(night, workload), Path(folder))
+        _, plan = read_and_plan(source, workload, run)
+        if plan is None or not (summary := read_plan_summary(plan)).num_rows:
+            return []
+        length = read_answer_length(source.database, workload)
+        job = InferJob(
+            run_folder=run.folder,
+            plan=plan,
+            workload=workload,
+            checkpoint=str(source.checkpoint),
+            model_digest=source.model_digest,
+            engine=night.engine,
+            failures=night.failures,
+            expected_output_tokens=length.expected_output_tokens,
+        )
+        team = night.workers.count(night.engine)
+        ratio = find_speed_ratio(source.database, source.model_digest, night.engine)
+        found = predict_run(job, summary, max(1, round(length.num_tokens)), team, None, ratio)
+        return list_portions(workload.name, plan, summary, found["step_seconds"] / team.num_engines)

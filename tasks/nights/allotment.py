@@ -1,0 +1,118 @@
+"""What fits before a deadline, chosen over all workloads of a night before the first one runs."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.storage.plan_file import PlanSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """Rows of a step that are answered together: a partition of its plan.
+
+    Attributes:
+        step: its name.
+        priority: the highest of its rows.
+        seconds: forecast.
+    """
+
+    step: str
+    priority: int
+    num_rows: int
+    seconds: float
+
+    @property
+    def cost_class(self) -> int:
+        """Of seconds a row."""
+        return math.floor(4 * math.log2(max(1e-9, self.seconds / self.num_rows)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allotment:
+    """What a step is given of the night.
+
+    Attributes:
+        seconds: for its rows, and for loading its model where no row chosen before it needs that model.
+        num_rows: that should be done.
+        num_left: rows that are left for the next night.
+    """
+
+    seconds: float = 0.0
+    num_rows: int = 0
+    num_left: int = 0
+
+
+def list_portions(step: str, plan: ArtifactRef, summary: PlanSummary, seconds: float) -> list[Portion]:
+    """The partitions of a plan, each with its share of the plan's seconds by cost.
+
+    Args:
+        step: whose plan it is.
+        summary: of the plan.
+        seconds: forecast of the whole plan.
+    """
+    with open_parquet(plan) as file:
+        rows = file.read(columns=["partition", "priority"])
+    partitions = rows.column("partition").to_numpy()
+    priorities = np.full(summary.num_partitions, np.iinfo(np.int64).min)
+    np.maximum.at(priorities, partitions, rows.column("priority").to_numpy())
+    num_rows = np.bincount(partitions, minlength=summary.num_partitions)
+    total = sum(summary.partition_costs)
+    return [
+        Portion(step=step, priority=int(priority), num_rows=int(count), seconds=seconds * cost / total)
+        for priority, count, cost in zip(priorities, num_rows, summary.partition_costs, strict=True)
+    ]
+
+
+def allot(
+    portions: Iterable[Portion], models: Mapping[str, str], load_seconds: Mapping[str, float], seconds_left: float
+) -> dict[str, Allotment]:
+    """Give the night's time to rows by their priority, and of one priority to those that cost the least each.
+
+    Costs a row within a fifth of each other count as equal, as in `engine.planning.cheapest_first`; of these the first
+    in `portions` come first.
+    The first row of a model takes the time of loading it, too; a model for which there is no time to load is left out.
+    The last portion that is given time may get less than it takes, and then does a part of its rows.
+
+    Args:
+        portions: of all steps whose rows are known.
+        models: of each step, by its name.
+        load_seconds: of each model.
+        seconds_left: until the deadline.
+    Returns:
+        of each step with portions what it is given.
+    """
+    given: dict[str, Allotment] = {}
+    loaded: set[str] = set()
+    for portion in sorted(portions, key=lambda each: (-each.priority, each.cost_class)):
+        before, model = given.get(portion.step, Allotment()), models[portion.step]
+        loading = 0.0 if model in loaded else load_seconds[model]
+        share = 0.0
+        if seconds_left > loading:
+            share = min(1.0, (seconds_left - loading) / portion.seconds) if portion.seconds > 0 else 1.0
+            loaded.add(model)
+        seconds = loading + share * portion.seconds if share else 0.0
+        seconds_left -= seconds
+        num_rows = int(share * portion.num_rows)
+        given[portion.step] = Allotment(
+            seconds=before.seconds + seconds,
+            num_rows=before.num_rows + num_rows,
+            num_left=before.num_left + portion.num_rows - num_rows,
+        )
+    return given
+
+
+def begin_wave(steps: Collection[str], kept: dict[str, float], deadline: float) -> float:
+    """When a wave has to end, so that steps that have not begun get what is kept for them.
+
+    Args:
+        steps: of the wave; they are taken out of `kept`.
+        kept: seconds of each step that has not begun.
+        deadline: of the night, Unix time.
+    """
+    for name in steps:
+        kept.pop(name, None)
+    return deadline - sum(kept.values())
