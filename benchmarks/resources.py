@@ -181,7 +181,7 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
         yield resources_of("swiglu", architecture, compile_swiglu(architecture))
         yield resources_of("draw", architecture, compile_draw(architecture))
         return
-    decode, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
+    decode, *_, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
     for name, launch, variant in (
         ("fp16, head dim 96, group of 7", mixed, {"element": "fp16", "head_dim": 96, "group_size": 7}),
         ("window, block of 64", mixed, {"head_dim": 128, "has_window": True, "block_size": 64}),

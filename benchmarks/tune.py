@@ -7,8 +7,9 @@
 Either way a launch ships only if it compiles for the architecture without spills and within its limits
 (benchmarks/resources.py). Measured: every candidate runs steps of known tiles; the costs are the non-negative least
 squares fit of slot time = sum over tiles of (a start, a rate per KV token from memory, one from L2, a partial result);
-of the launches for pure decoding, and of those for mixed steps, the one that takes the least time over its steps ships.
-A candidate that gets a step wrong, or fails, is named and left out.
+of the launches of each kind (launch_candidates.py) the one that takes the least time over its steps ships.
+Then `balance` and `share_margin` are varied with these. A candidate that gets a step wrong, or fails, is named and left
+out.
 
 An entry of the file (element bits, head dim) is replaced as soon as it is known, the others stay; so --bits and
 --head-dim cut the work into pieces. --seconds ends the search in time, with the best of what was tried until then.
@@ -41,6 +42,9 @@ from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch
 DTYPES = {16: torch.bfloat16, 32: torch.float32}
 HEAD_DIMS = (64, 128, 256)
 
+LIMITS_SHARE = 0.15
+"""Of a search's time, for `balance` and `share_margin`, which take no compiling."""
+
 
 def estimate(architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
     """An entry from a data sheet: the first fitting candidates, each tile at its share of the device's rates."""
@@ -50,12 +54,12 @@ def estimate(architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
         if candidate.name in launches:
             continue
         launch = fitted(candidate, architecture, bits, head_dim)
-        # With one decode program at a time nothing would run while it starts.
-        if launch is not None and not (launch.name == "decode" and launch.programs_per_processor < 2):
+        # With one program at a time nothing would run while it starts.
+        if launch is not None and (launch.name == "mixed" or launch.programs_per_processor > 1):
             launches[launch.name] = estimate_costs(launch, sheet, bits, head_dim)
             print(f"{architecture} {bits}-bit {head_dim}: {launches[launch.name]}", flush=True)
     origin = f"estimated from the data sheet of {sheet.device}; not measured"
-    return entry(bits, head_dim, origin, sheet.num_processors, launches.values())
+    return entry(bits, head_dim, origin, sheet.num_processors, [launches[name] for name in sorted(launches)])
 
 
 class Search:
@@ -63,12 +67,14 @@ class Search:
 
     Attributes:
         best: by name, a launch and the time of its steps in microseconds.
+        limits: the best `balance` and `share_margin`; empty where there was no time for them.
         left_out: the candidates that failed, and why.
         untried: the candidates for which there was no time.
     """
 
     def __init__(self, run: GpuRun, architecture: str, bits: int, head_dim: int) -> None:
         self.best: dict[str, tuple[float, Launch]] = {}
+        self.limits: dict[str, float] = {}
         self.left_out: list[str] = []
         self.untried = list(alternating(candidates(architecture, bits, head_dim)))
         self._num_candidates = len(self.untried)
@@ -83,9 +89,11 @@ class Search:
         return f"{self._architecture} {self._bits}-bit {self._head_dim}"
 
     def go_on_until(self, ends: float) -> None:
-        """Tries candidates; none begins after `ends` (of `time.monotonic`)."""
+        """Tries candidates, then limits; none begins after `ends` (of `time.monotonic`)."""
         sheet = DATA_SHEETS[self._architecture]
-        while self.untried and time.monotonic() < ends:
+        now = time.monotonic()
+        candidates_end = now + (1 - LIMITS_SHARE) * (ends - now)
+        while self.untried and time.monotonic() < candidates_end:
             candidate = self.untried.pop(0)
             try:
                 launch = fitted(candidate, self._architecture, self._bits, self._head_dim)
@@ -100,11 +108,17 @@ class Search:
             print(f"{self.text} {total_us:10.1f} us  {measured}", flush=True)
             if launch.name not in self.best or total_us < self.best[launch.name][0]:
                 self.best[launch.name] = total_us, measured
+        if self.best:
+            try:
+                self.limits = self._bench.find_limits([launch for _, launch in self.best.values()], ends)
+            except Exception as failure:
+                self.left_out.append(f"{self.text} limits: {in_one_line(failure)}")
+            print(f"{self.text} {self.limits}", flush=True)
 
     def entry(self) -> dict[str, Any] | None:
-        """What was found; None unless it has a launch of every kind that was looked for."""
+        """What was found; None unless it has a launch of every kind that was looked for; grouped may be missing."""
         wanted = {launch.name for launch in candidates(self._architecture, self._bits, self._head_dim)}
-        if wanted != self.best.keys():
+        if not wanted - {"grouped"} <= self.best.keys():
             return None
         origin = f"measured on {self._run.hardware} with {self._run.versions}, commit {self._run.commit}"
         if self.untried:
@@ -112,11 +126,11 @@ class Search:
         if self._bench.not_captured:
             origin += f"; times contain the host's: {self._bench.not_captured}"
         launches = [self.best[name][1] for name in sorted(self.best)]
-        return entry(self._bits, self._head_dim, origin, self._run.num_processors, launches)
+        return self.limits | entry(self._bits, self._head_dim, origin, self._run.num_processors, launches)
 
 
 def alternating(found: Iterable[Launch]) -> Iterator[Launch]:
-    """Decode and mixed launches in turn: however early a search ends, it has tried the likeliest of both."""
+    """Launches of each kind in turn: however early a search ends, it has tried the likeliest of all."""
     by_kind: dict[str, list[Launch]] = {}
     for launch in found:
         by_kind.setdefault(launch.name, []).append(launch)

@@ -17,8 +17,9 @@ import torch
 from benchmarks.attention import gated
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
+from benchmarks.kernels.attention_implementations import every_launch
 from benchmarks.kernels.attention_step import Case, Step, check_cases
-from benchmarks.kernels.gpu import device_time
+from benchmarks.kernels.gpu import GpuRun, device_time
 from benchmarks.measuring.correctness import NEAR_TIE
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.peers.judge_engine import JudgeEngine
@@ -59,8 +60,23 @@ def run(stage: StageRun) -> None:
 
 
 def _tiles(case: Case, device: torch.device) -> dict[str, str]:
-    """Raises `SystemExit` where one of ours is wrong."""
-    return dict(gated(Step.make(case, device), lambda _: "agrees with float64"))
+    """Every implementation, and ours under every launch: the step alone would take one of them.
+
+    Raises:
+        SystemExit: one of ours is wrong.
+        WrongAnswerError: one of ours is wrong under a launch.
+    """
+    step = Step.make(case, device)
+    found = dict(gated(step, lambda _: "agrees with float64"))
+    expected = paged_attention_ref(
+        step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, scale=step.scale
+    )
+    for name, attend in every_launch(step):
+        error = float((attend().double() - expected).abs().max())
+        if not error < GpuRun.tolerance(torch.bfloat16):
+            raise WrongAnswerError(f"{name} is wrong by {error} on {case.name}")
+        found[name] = "agrees with float64"
+    return found
 
 
 def _merges(stage: StageRun) -> dict[str, float]:

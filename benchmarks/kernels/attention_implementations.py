@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Step
+from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
 
@@ -23,13 +24,29 @@ BACKENDS = (FusedAttention, RelayAttention, PagedAttention)
 
 def ours(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> Attend:
     """A Triton backend; a step's work is prepared beforehand, as it is for all layers of a model."""
+    backend = _backend(kind, step)
+    work = backend.prepare(step.batch)
+    return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
+
+
+def every_launch(step: Step) -> Iterator[tuple[str, Attend]]:
+    """Each Triton backend under each of its tuned launches, whichever of them the step would take."""
+    for kind in BACKENDS:
+        backend = _backend(kind, step)
+        for launch in backend.tuned.launches:
+            work_list = backend.plan(step.batch, (launch,))
+            work = backend.reserve(WorkCapacity.of(work_list), launch)
+            work.fill(work_list, step.batch.slot_mapping)
+            attend = partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
+            yield f"{backend.name}, {launch.name}", attend
+
+
+def _backend(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> FusedAttention | RelayAttention:
     num_q_heads, num_kv_heads, head_dim = HEADS[step.case.model]
-    backend = kind(
+    return kind(
         num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
         block_size=BLOCK_SIZE, device=step.query.device,
     )  # fmt: skip
-    work = backend.prepare(step.batch)
-    return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
 
 
 def sdpa(step: Step) -> Attend:

@@ -50,9 +50,13 @@ def grid() -> Iterator[Case]:
                         )  # fmt: skip
 
 
-CHECK_SIZES = ((40, 9, 2, 4, 2, 5), (264, 9, 16, 16, 1, 256), (2056, 9, 2, 2, 0, 0), (2056, 9, 2, 2, 1, 32))
+CHECK_SIZES = (
+    *((40, 9, 2, 4, 2, 5), (264, 9, 16, 16, 1, 256), (2056, 9, 2, 2, 0, 0), (2056, 9, 2, 2, 1, 32)),
+    (264, 21, 16, 1024, 0, 0),
+)
 """Prefix, own part, members, decode requests, prefill chunks and their rows: too short to share; prefill behind a
-prefix (wide tiles) beside a large group; a long prefix with few rows (many splits); and both at once."""
+prefix (wide tiles) beside a large group; a long prefix with few rows (many splits); both at once; and many short own
+parts (packed tiles) behind the prefixes of groups of 16."""
 
 
 def check_cases() -> Iterator[Case]:

@@ -10,19 +10,25 @@ from engine.kernels.triton.tuned import Launch, TileShape
 
 
 def candidates(architecture: str, bits: int, head_dim: int) -> Iterator[Launch]:
-    """Launches worth trying, the likeliest first; names are "decode" (narrow tiles only) and "mixed"."""
+    """Launches worth trying, the likeliest first.
+
+    Names are "decode" (narrow tiles only), "mixed" (wide tiles for chunks), and "grouped": tiles of 64 rows, of which
+    several programs run at once, for the prefixes of small groups (16 requests of 4 query heads a KV head).
+    """
     is_small = architecture.startswith("gfx") or architecture == "default"
     # An LDS of 64 KiB holds one step's keys and values; deeper pipelines and longer steps are NVIDIA's.
     stages = (2, 1) if is_small else (3, 2, 4)
     # In fp32, for which products take no matrix units on NVIDIA, a wide tile has nothing to win.
-    wides = ((0, 4), (0, 2)) if bits == 32 else ((0, 4), (0, 2), (128, 8), (128, 4), (64, 8), (64, 4))
-    for wide_rows, num_warps in wides:
+    wides = [("decode", 0, 4), ("decode", 0, 2)]
+    if bits == 16:
+        wides += [("grouped", 64, 4), ("mixed", 128, 8), ("mixed", 128, 4), ("mixed", 64, 8)]
+    for name, wide_rows, num_warps in wides:
         for tokens in (32, 16) if is_small or bits == 32 else (64, 32, 128):
             # Keys and values of one step stay below 64 KiB.
             if 2 * tokens * head_dim * bits // 8 <= 64 * 1024:
                 for num_stages in stages:
                     yield Launch(
-                        name="mixed" if wide_rows else "decode", narrow=_shape(16, tokens),
+                        name=name, narrow=_shape(16, tokens),
                         wide=_shape(wide_rows, tokens) if wide_rows else None, num_warps=num_warps,
                         num_stages=num_stages, programs_per_processor=1, options={},
                     )  # fmt: skip

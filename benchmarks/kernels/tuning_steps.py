@@ -1,8 +1,10 @@
 """Attention steps of known tiles: what a launch takes for them, and what each of its tiles costs by that."""
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ from engine.kernels.triton.work_list import TileField, WorkList
 NUM_Q_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 32, 8, 16
 REP_MS = 50.0
 """How long a step is measured: a candidate is run on dozens of them."""
+
+LIMITS = {"balance": (0.5, 0.25, 1.0), "share_margin": (0.1, 0.0, 0.3)}
+"""Of `TunedAttention`, in the order in which they are searched; the first value is what ships without a measurement."""
 
 Backend = FusedAttention | RelayAttention
 
@@ -81,7 +86,9 @@ class TuningBench:
         for index, step in enumerate(self._steps):
             if step.is_mixed and launch.wide is None:
                 continue
-            for work_list, time_us in self._times(index, step, launch):
+            kinds: tuple[type[Backend], ...] = (PagedAttention, RelayAttention)
+            for kind in kinds if step.has_prefix_tiles else kinds[:1]:
+                work_list, time_us = self._time(index, step, self._backend(kind), (launch,))
                 features.append([num_slots, *(NUM_KV_HEADS * count_features(work_list))])
                 slot_times.append(time_us * num_slots)
         found = non_negative_least_squares(np.array(features), np.array(slot_times))
@@ -94,8 +101,39 @@ class TuningBench:
         fitted = replace(launch, narrow=shapes[0], wide=shapes[1] if launch.wide else None)
         return fitted, sum(slot_times) / num_slots
 
-    def _times(self, index: int, step: TuningStep, launch: Launch) -> Iterator[tuple[WorkList, float]]:
-        """A step's tiles under each backend, and the time of one layer after its result was compared."""
+    def find_limits(self, launches: Sequence[Launch], ends: float) -> dict[str, float]:
+        """The `balance` and then the `share_margin` under which all steps take the least time, in the geometric mean.
+
+        Args:
+            launches: with measured costs; each step takes the best of them.
+            ends: of `time.monotonic`; values for which no time is left are not tried, and the first stays.
+        Raises:
+            WrongAnswerError: a result differs from the reference's.
+        """
+        backend = self._backend(FusedAttention)
+        found: dict[str, float] = {}
+        for name, values in LIMITS.items():
+            by_value: dict[float, float] = {}
+            for value in values:
+                if by_value and time.monotonic() >= ends:
+                    break
+                limits: dict[str, Any] = found | {name: value}
+                backend.tuned = replace(backend.tuned, launches=tuple(launches), **limits)
+                times = [self._time(index, step, backend, launches)[1] for index, step in enumerate(self._steps)]
+                by_value[value] = float(np.log(times).mean())
+            found[name] = min(by_value, key=lambda value: by_value[value])
+        return found
+
+    def _backend(self, kind: type[Backend]) -> Backend:
+        return kind(
+            num_q_heads=NUM_Q_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=self._head_dim, dtype=self._dtype,
+            block_size=BLOCK_SIZE, device=self._run.device,
+        )  # fmt: skip
+
+    def _time(
+        self, index: int, step: TuningStep, backend: Backend, launches: Sequence[Launch]
+    ) -> tuple[WorkList, float]:
+        """A step's tiles, and the time of one layer in microseconds after its result was compared."""
         batch, num_blocks = make_batch(step.groups, BLOCK_SIZE)
         query, k_cache, v_cache = self._inputs(batch, num_blocks)
         scale = self._head_dim**-0.5
@@ -103,22 +141,16 @@ class TuningBench:
             self._expected[index] = paged_attention_ref(
                 query.double(), k_cache.double(), v_cache.double(), batch, scale=scale
             )
-        kinds: tuple[type[Backend], ...] = (PagedAttention, RelayAttention)
-        for kind in kinds if step.has_prefix_tiles else kinds[:1]:
-            backend = kind(
-                num_q_heads=NUM_Q_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=self._head_dim, dtype=self._dtype,
-                block_size=BLOCK_SIZE, device=self._run.device,
-            )  # fmt: skip
-            work_list = backend.plan(batch, (launch,))
-            work = backend.reserve(WorkCapacity.of(work_list), work_list.launch)
-            work.fill(work_list, batch.slot_mapping)
-            attend = partial(backend.attend, query, k_cache, v_cache, work, scale=scale)
-            error = float((attend().double() - self._expected[index]).abs().max())
-            if not error < self._run.tolerance(self._dtype):
-                raise WrongAnswerError(f"{backend.name} is wrong by {error}")
-            found = device_time(attend, rep_ms=REP_MS)
-            self.not_captured = self.not_captured or found.not_captured
-            yield work_list, found.us
+        work_list = backend.plan(batch, launches)
+        work = backend.reserve(WorkCapacity.of(work_list), work_list.launch)
+        work.fill(work_list, batch.slot_mapping)
+        attend = partial(backend.attend, query, k_cache, v_cache, work, scale=scale)
+        error = float((attend().double() - self._expected[index]).abs().max())
+        if not error < self._run.tolerance(self._dtype):
+            raise WrongAnswerError(f"{backend.name} is wrong by {error}")
+        found = device_time(attend, rep_ms=REP_MS)
+        self.not_captured = self.not_captured or found.not_captured
+        return work_list, found.us
 
     def _inputs(self, batch: AttentionBatch, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same query and caches for a step, whichever candidate is measured."""

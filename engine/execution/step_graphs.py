@@ -217,10 +217,11 @@ def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int
 
     Args:
         most_blocks: of one sequence, its prefix's included.
-        num_kv_blocks: own blocks belong to one sequence each; prefixes are taken to be as many again at most.
+        num_kv_blocks: own blocks belong to one sequence each; prefixes and packs are taken to have as many at most.
     """
-    # Each row has an own tile and at most one in a prefix tile. Ranges are cut where a tile would take longer than
-    # `balance` times a slot's share of the work, which makes at most as many more as there are such shares.
+    # Each row has a tile for its own KV, packed or not, and at most one in a prefix tile. Ranges are cut where a tile
+    # would take longer than `balance` times a slot's share of the work, which makes at most as many more as there are
+    # such shares.
     tuned = backend.tuned
     slots = backend.num_processors * max(launch.programs_per_processor for launch in tuned.launches)
     num_cuts = int(slots / (tuned.balance * backend.num_kv_heads)) + 1
@@ -228,7 +229,7 @@ def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int
     return WorkCapacity(
         num_rows=num_rows,
         num_tiles=2 * num_rows + num_cuts,
-        num_row_ids=2 * num_rows,
-        num_table_entries=2 * min(num_kv_blocks, num_rows * most_blocks),
+        num_row_ids=3 * num_rows,
+        num_table_entries=3 * min(num_kv_blocks, num_rows * most_blocks),
         num_partials=2 * num_rows + num_cuts * min(num_rows, rows_a_tile),
     )

@@ -50,8 +50,9 @@ def test_fits_without_spills(reports: dict[tuple[str, str], list[dict]], run: tu
     found = {report["kernel"]: resources.Resources(**report) for report in reports[run]}
     if every == "fp8":
         kernels = {"add_rms_norm fp8", "rotate_and_write_kv fp8", "quantize_rows", "quantized_swiglu"}
-        assert found.keys() == {"attention fp8 decode", "attention fp8 mixed"} | kernels
-        assert all(found[f"attention fp8 {name}"].matrix_instructions for name in ("decode", "mixed"))
+        launches = {f"attention fp8 {name}" for name in ("decode", "grouped", "mixed")}
+        assert found.keys() == launches | kernels
+        assert all(found[name].matrix_instructions for name in launches)
     elif every != "variants":
         configuration = architecture if every == "shipped" else every
         others = {"merge", "write_kv", "add_rms_norm", "rotate_and_write_kv", "swiglu", "draw"}
@@ -86,7 +87,7 @@ def test_products_run_on_matrix_units(reports: dict[tuple[str, str], list[dict]]
             if "16-bit" in report["kernel"]:
                 assert report["matrix_instructions"][unit] > 0, report["kernel"]
     for report in reports["sm_90", "shipped"]:
-        if "16-bit" in report["kernel"] and "mixed" in report["kernel"]:
+        if "16-bit" in report["kernel"] and report["kernel"].endswith(("mixed", "grouped")):
             assert report["matrix_instructions"]["wgmma.mma_async"] > 0, report["kernel"]
 
 

@@ -31,7 +31,7 @@ from engine.kernels.triton.tile import (
     NUM_PARTS,
     NUM_TOKENS,
     PART,
-    POSITION,
+    POSITION_AT,
     ROW_WIDTH,
     TILE_WIDTH,
     attend_tile,
@@ -69,14 +69,15 @@ def _run_tile(
     row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
     head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
     first_element = kv_head.to(tl.int64) * stride_head
-    fields = rows + row * ROW_WIDTH
+    fields = rows + row * ROW_WIDTH + tl.load(tile + POSITION_AT)
     key_scales = key_cache
     value_scales = value_cache
     if HAS_SCALES:
         key_scales = kv_scales(key_cache, kv_head, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE)
         value_scales = kv_scales(value_cache, kv_head, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE)
     result, lse = attend_tile(
-        tile, query + row.to(tl.int64) * stride_query_row + head * stride_query_head, tl.load(fields + POSITION),
+        tile, query + row.to(tl.int64) * stride_query_row + head * stride_query_head,
+        tl.load(fields + 1), tl.load(fields),
         key_cache + first_element, value_cache + first_element, key_scales, value_scales,
         block_table, scale, cap, window, stride_block, stride_token,
         HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M, N, SPLIT_LOOP, HAS_WINDOW, HAS_CAP, HAS_SCALES, WIDENS_DOT,

@@ -7,9 +7,12 @@ r is query head r % GROUP_SIZE of the tile's token r // GROUP_SIZE, so that GQA 
 fill the rows of one matrix product, and KV is read once for all of them.
 
 Positions [0, prefix_len) lie in the prefix's block table, those from prefix_len on in the sequence's own. A prefix tile
-covers positions of the first, an own tile of the second, a paged tile of both. One rule serves all three: a row
-sees positions up to its own, and, where there is a sliding window, only the last `window` of them. So a row sees all of
-its prefix, and its own part causally.
+covers positions of the first, an own tile of the second, a paged tile of both, and a packed tile the own KV of several
+sequences, block after block, in positions of its own. One rule serves all four: a row sees positions from its first up
+to its own, and, where there is a sliding window, only the last `window` of them. So a row sees all of its prefix, its
+own part causally, and nothing of the sequences beside it.
+
+An entry of a block table is a block id and, in the lowest SLOT_BITS, the last slot of the block that may be read.
 
 All arithmetic on scores, sums and partial results is fp32. Log-sum-exps are base 2 and those of the *scaled* scores.
 """
@@ -17,6 +20,7 @@ All arithmetic on scores, sums and partial results is fp32. Log-sum-exps are bas
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.tile_jobs import SLOT_BITS
 from engine.kernels.triton.work_list import RowField, TileField
 
 FIRST_ROW_ID = tl.constexpr(int(TileField.FIRST_ROW_ID))
@@ -27,11 +31,13 @@ KV_END = tl.constexpr(int(TileField.KV_END))
 PREFIX_LEN = tl.constexpr(int(TileField.PREFIX_LEN))
 PREFIX_ENTRY = tl.constexpr(int(TileField.PREFIX_ENTRY))  # OWN_ENTRY is the next field
 PART = tl.constexpr(int(TileField.PART))
+POSITION_AT = tl.constexpr(int(TileField.POSITION_AT))
 TILE_WIDTH = tl.constexpr(int(TileField.WIDTH))
-POSITION = tl.constexpr(int(RowField.POSITION))
 FIRST_PART = tl.constexpr(int(RowField.FIRST_PART))
 NUM_PARTS = tl.constexpr(int(RowField.NUM_PARTS))
 ROW_WIDTH = tl.constexpr(int(RowField.WIDTH))
+SHIFT = tl.constexpr(SLOT_BITS)
+SLOT_MASK = tl.constexpr((1 << SLOT_BITS) - 1)
 
 
 @triton.jit
@@ -49,8 +55,8 @@ def packed_rows(tile, row_ids, GROUP_SIZE: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def _block_ids(block_table, start, last, BLOCK_SIZE: tl.constexpr, N: tl.constexpr):
-    """Block ids of tokens start..start + N - 1, none beyond last: ``[N]``, or one scalar where all lie in one block."""
+def _entries(block_table, start, last, BLOCK_SIZE: tl.constexpr, N: tl.constexpr):
+    """Entries of tokens start..start + N - 1, none beyond last: ``[N]``, or one scalar where all lie in one block."""
     token = start if BLOCK_SIZE % N == 0 else start + tl.arange(0, N)
     return tl.load(block_table + tl.minimum(token, last) // BLOCK_SIZE)
 
@@ -70,16 +76,17 @@ def _attend_range(
     end,
     last,
     first_position,
+    first_seen,
     positions,
     scale,
     cap,
-    window,
     stride_block,
     stride_token,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     N: tl.constexpr,
     IS_MASKED: tl.constexpr,
+    MAY_BE_PACKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
@@ -87,23 +94,29 @@ def _attend_range(
 ):
     """Online softmax over tokens [begin, end) of one block table, of which `last` is the last that may be read.
 
-    first_position is the position of the table's token 0. begin is a multiple of N where N divides BLOCK_SIZE;
-    end - begin is a multiple of N where not IS_MASKED. No load is masked by token: beyond `last` that token is read
-    again and its score masked. So a slot that was never written, which may hold NaN, is never read.
+    first_position is the position of the table's token 0; a row sees first_seen to positions ``[M]``. begin is a
+    multiple of N where N divides BLOCK_SIZE; end - begin is a multiple of N where not IS_MASKED. No load is masked by
+    token: beyond `last`, or a block's last slot, that token is read again and its score masked. So a slot that was
+    never written, which may hold NaN, is never read.
     """
     HEAD_DIM_PADDED: tl.constexpr = query.shape[1]
     dim = tl.arange(0, HEAD_DIM_PADDED)
     is_dim = (dim < HEAD_DIM)[None, :]
     lane = tl.arange(0, N)
     # Read one iteration ahead, so that the address of a KV load never waits for a block table load.
-    ids = _block_ids(block_table, begin, last, BLOCK_SIZE, N)
+    entries = _entries(block_table, begin, last, BLOCK_SIZE, N)
     for start in range(begin, end, N):
         token = start + lane
-        slot = (tl.minimum(token, last) if IS_MASKED else token) % BLOCK_SIZE
+        slot = token % BLOCK_SIZE
+        if IS_MASKED:
+            slot = tl.minimum(token, last) % BLOCK_SIZE
+        if MAY_BE_PACKED:
+            slot = tl.minimum(slot, entries & SLOT_MASK)
+        ids = entries >> SHIFT
         if HAS_SCALES:
             scale_at = ids.to(tl.int64) * (stride_block // 2) + slot
         where = (ids.to(tl.int64) * stride_block + slot * stride_token)[:, None] + dim[None, :]
-        ids = _block_ids(block_table, start + N, last, BLOCK_SIZE, N)
+        entries = _entries(block_table, start + N, last, BLOCK_SIZE, N)
         if HEAD_DIM == HEAD_DIM_PADDED:
             key = tl.load(key_head + where)
         else:
@@ -121,8 +134,8 @@ def _attend_range(
             # Beyond the last token: later than any row, so that one comparison masks both.
             position = tl.where(token <= last, first_position + token, 2147483647)
             is_visible = position[None, :] <= positions[:, None]
-            if HAS_WINDOW:
-                is_visible = is_visible & (position[None, :] > positions[:, None] - window)
+            if MAY_BE_PACKED or HAS_WINDOW:
+                is_visible = is_visible & (position[None, :] >= first_seen[:, None])
             scores = tl.where(is_visible, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         # A row may have seen nothing yet: keep exp2 away from -inf - -inf.
@@ -151,6 +164,7 @@ def _attend_range(
 def attend_tile(
     tile,
     query_rows,
+    first_seen,
     positions,
     key_head,
     value_head,
@@ -177,12 +191,13 @@ def attend_tile(
 
     Args:
         query_rows: pointers ``[M]`` to the packed rows' first element.
-        positions: int32 ``[M]`` of the rows' tokens.
+        first_seen, positions: int32 ``[M]``, of the rows' tokens: the first and the last position that they see.
         scale: of the scores: softmax scale * log2(e); with a soft cap 2 * log2(e) * softmax scale / soft cap.
         cap: soft cap * log2(e).
         key_scales, value_scales: the head's, where HAS_SCALES (fp8.py): of slot 0 in block 0.
         WIDENS_DOT: multiply in fp32 what is given in less: Triton's interpreter multiplies bfloat16's bit patterns.
-        SPLIT_LOOP: run the KV that every row sees in a loop without masks (worth its code where arithmetic bounds).
+        SPLIT_LOOP: run the KV that every row sees in a loop without masks (worth its code where arithmetic bounds);
+            such a tile is never packed.
     Returns:
         out fp32 ``[M, HEAD_DIM_PADDED]`` normalised, 0 where a row saw nothing; lse base 2 ``[M]``, -inf there.
     """
@@ -197,6 +212,8 @@ def attend_tile(
     kv_end = tl.load(tile + KV_END)
     prefix_len = tl.load(tile + PREFIX_LEN)
     first_row_position = tl.min(positions, 0)
+    if HAS_WINDOW:
+        first_seen = tl.maximum(first_seen, positions - window + 1)
     acc = tl.zeros([M, HEAD_DIM_PADDED], dtype=tl.float32)
     top = tl.full([M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([M], dtype=tl.float32)
@@ -207,20 +224,20 @@ def attend_tile(
         table = block_table + tl.load(tile + PREFIX_ENTRY + segment)
         if HAS_WINDOW:
             # Skip what has left every row's window, in whole steps, so that steps keep their alignment to blocks.
-            begin += tl.maximum(first_row_position - window + 1 - first_position - begin, 0) // N * N
+            begin += tl.maximum(tl.min(first_seen, 0) - first_position - begin, 0) // N * N
         if SPLIT_LOOP and not HAS_WINDOW:
             seen_by_all = tl.minimum(first_row_position + 1 - first_position, end)
             middle = begin + tl.maximum(seen_by_all - begin, 0) // N * N
             acc, top, total = _attend_range(
                 acc, top, total, query, key_head, value_head, key_scales, value_scales, table, begin, middle, end - 1,
-                first_position, positions, scale, cap, window, stride_block, stride_token,
-                HEAD_DIM, BLOCK_SIZE, N, False, False, HAS_CAP, HAS_SCALES, WIDENS_DOT,
+                first_position, first_seen, positions, scale, cap, stride_block, stride_token,
+                HEAD_DIM, BLOCK_SIZE, N, False, False, HAS_WINDOW, HAS_CAP, HAS_SCALES, WIDENS_DOT,
             )  # fmt: skip
             begin = middle
         acc, top, total = _attend_range(
             acc, top, total, query, key_head, value_head, key_scales, value_scales, table, begin, end, end - 1,
-            first_position, positions, scale, cap, window, stride_block, stride_token,
-            HEAD_DIM, BLOCK_SIZE, N, True, HAS_WINDOW, HAS_CAP, HAS_SCALES, WIDENS_DOT,
+            first_position, first_seen, positions, scale, cap, stride_block, stride_token,
+            HEAD_DIM, BLOCK_SIZE, N, True, not SPLIT_LOOP, HAS_WINDOW, HAS_CAP, HAS_SCALES, WIDENS_DOT,
         )  # fmt: skip
     is_empty = total == 0.0
     out = acc / tl.where(is_empty, 1.0, total)[:, None]

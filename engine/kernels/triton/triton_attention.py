@@ -16,6 +16,7 @@ from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, Work
 from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fp8 import head_dim_of
 from engine.kernels.triton.gpu_layers import GpuLayer
+from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
 
@@ -241,6 +242,8 @@ class TritonAttention(ABC):
                 f"query and out must be [at most {work.capacity.num_rows}, {expected[1]}, {expected[2]}], "
                 f"got {tuple(query.shape)} and {tuple(out.shape)}"
             )
+        if k_cache.shape[0] > MOST_BLOCKS:
+            raise ValueError(f"{k_cache.shape[0]} KV blocks are more than {MOST_BLOCKS}")
         head_size = self.head_dim + k_cache.shape[3] - head_dim_of(k_cache)
         cache_shape = (k_cache.shape[0], self.block_size, self.num_kv_heads, head_size)
         if k_cache.shape != cache_shape or v_cache.shape != cache_shape or k_cache.stride() != v_cache.stride():

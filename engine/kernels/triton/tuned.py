@@ -86,9 +86,18 @@ class TunedAttention:
     launches: tuple[Launch, ...]
 
     def for_8_bit_kv(self) -> "TunedAttention":
-        """The same for KV in 8 bits. Converting it takes registers: with more stages, wide tiles would spill some."""
-        launches = (found if found.wide is None else replace(found, num_stages=2) for found in self.launches)
-        return replace(self, launches=tuple(launches))
+        """The same for KV in 8 bits. Converting it takes registers: with more stages, or longer steps where several
+        programs of wide tiles run at once, these would spill some."""
+
+        def converting(found: Launch) -> Launch:
+            if found.wide is None:
+                return found
+            narrow, wide = found.narrow, found.wide
+            if found.name == "grouped":
+                narrow, wide = (replace(shape, tokens=min(shape.tokens, 32)) for shape in (narrow, wide))
+            return replace(found, num_stages=2, narrow=narrow, wide=wide)
+
+        return replace(self, launches=tuple(converting(found) for found in self.launches))
 
 
 def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedAttention:

@@ -4,6 +4,7 @@ A *prefix tile* holds rows of any members of a group against (a split of) the gr
 consecutive rows of one sequence against (a split of) its own KV, or, where its prefix is not shared, against prefix and
 own KV in one go. A row with one tile is finished by it. A row with several has partial results, merged by whichever
 tile finishes last: its `num_parts` says how many there are, its `first_part` where they lie. (BatchLLM section 4.4.)
+A *packed tile* holds decode rows of several sequences, each against its own KV (tile_jobs.py).
 
 Tiles are sorted by cost, the longest first: programs start in that order, and the short ones fill the gaps at the end.
 """
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.cost_model import Choice, Floats, Ints, SharePolicy, choose, sizes_of, tile_us
+from engine.kernels.triton.cost_model import Floats, Ints, SharePolicy, choose, sizes_of
+from engine.kernels.triton.tile_jobs import SLOT_BITS, Jobs, Packs, expand, own_jobs, owners, prefix_jobs
 from engine.kernels.triton.tuned import Launch, TunedAttention
 
 
@@ -33,6 +35,7 @@ class TileField(IntEnum):
     PREFIX_ENTRY = 6  # into block_table
     OWN_ENTRY = 7
     PART = 8  # which part of its rows this is; -1: all of them
+    POSITION_AT = 9  # where in a row its position is, followed by the first that it sees
     WIDTH = 12  # columns in all: a multiple of 16 bytes
 
 
@@ -40,9 +43,12 @@ class RowField(IntEnum):
     """Columns of WorkList.rows."""
 
     POSITION = 0  # in the sequence, the prefix counted
-    FIRST_PART = 1  # of the step's partial results
-    NUM_PARTS = 2
-    WIDTH = 4
+    FIRST_SEEN = 1  # 0
+    PACKED_POSITION = 2  # in a packed tile
+    PACKED_FIRST_SEEN = 3
+    FIRST_PART = 4  # of the step's partial results
+    NUM_PARTS = 5
+    WIDTH = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +58,9 @@ class WorkList:
     Attributes:
         launch: the compiled kernel it was cut for.
         tiles: ``[num_tiles, TileField.WIDTH]``.
-        row_ids: rows of the batch, as tiles refer to them: first 0..T-1, then each shared group's rows.
+        row_ids: rows of the batch, as tiles refer to them: first 0..T-1, then each shared group's rows, then packs'.
         rows: ``[T, RowField.WIDTH]``.
-        block_table: the prefixes' entries, then the sequences'.
+        block_table: the prefixes' entries, then the sequences', then the packs' (see `SLOT_BITS`).
         num_partials: partial results of the step, each ``[num_q_heads, head_dim]``.
         num_prefix_tiles: how many of the tiles are prefix tiles.
         tile_us: float64 ``[num_tiles]``, what each should cost.
@@ -68,21 +74,6 @@ class WorkList:
     num_partials: int
     num_prefix_tiles: int
     tile_us: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Jobs:
-    """Tiles before their KV ranges are split. Every attribute is an int64 array over the jobs, but cost_us."""
-
-    first_row_id: Ints
-    num_tokens: Ints
-    shape: Ints
-    kv_begin: Ints
-    kv_end: Ints
-    prefix_len: Ints
-    prefix_entry: Ints
-    own_entry: Ints
-    cost_us: Floats
 
 
 def build_work_list(
@@ -109,18 +100,18 @@ def build_work_list(
     num_slots = num_processors * choice.launch.programs_per_processor
     # A tile longer than this would still run when the others have finished.
     longest_us = tuned.balance * choice.total_us * num_kv_heads / num_slots
-    own_jobs = _own_jobs(batch, choice, group_size)
-    prefix_jobs, prefix_row_ids, job_group = _prefix_jobs(batch, choice, group_size)
+    owns = own_jobs(batch, choice, group_size)
+    prefixes, prefix_row_ids, job_group = prefix_jobs(batch, choice, group_size)
     own, prefix = (
         _Splits.of(jobs, batch.block_size, choice.launch, longest_us, tuned.min_split_tokens)
-        for jobs in (own_jobs, prefix_jobs)
+        for jobs in (owns, prefixes)
     )
-    sequence, group = _owners(sizes_of(batch.cu_seqlens_q)), _owners(sizes_of(batch.group_starts))
+    sequence, group = owners(sizes_of(batch.cu_seqlens_q)), owners(sizes_of(batch.group_starts))
     # All tiles of a group's prefix have the same range and shape, so the same number of splits.
     group_parts = np.zeros(batch.num_groups, dtype=np.int64)
     group_parts[job_group] = prefix.num_splits
     sequence_parts = np.where(choice.is_shared, group_parts[group], 0)
-    job_of_row = _owners(own_jobs.num_tokens)
+    job_of_row = owners(owns.num_tokens)
     prefix_parts = sequence_parts[sequence]
     num_parts = own.num_splits[job_of_row] + prefix_parts
     stored_parts = np.where(num_parts > 1, num_parts, 0)
@@ -133,79 +124,35 @@ def build_work_list(
     rows[:, RowField.FIRST_PART] = np.cumsum(stored_parts) - stored_parts
     rows[:, RowField.NUM_PARTS] = num_parts
 
-    job_prefix_parts = prefix_parts[own_jobs.first_row_id]
+    job_prefix_parts = prefix_parts[owns.first_row_id]
     is_direct = (own.num_splits + job_prefix_parts == 1)[own.job]
     own_part = np.where(is_direct, -1, job_prefix_parts[own.job] + own.index)
-    tiles = np.concatenate([_tiles(own_jobs, own, own_part), _tiles(prefix_jobs, prefix, prefix.index)])
-    cost_us = np.concatenate([own.cost_us, prefix.cost_us])
+    packs = Packs.of(
+        owns, np.where(own.num_splits == 1, job_prefix_parts + 1, 0), batch, choice.launch, group_size,
+        longest_us=longest_us, first_row_id=num_rows + len(prefix_row_ids),
+    )  # fmt: skip
+    rows[packs.rows, RowField.PACKED_POSITION] = packs.positions
+    rows[packs.rows, RowField.PACKED_FIRST_SEEN] = packs.first_seen
+    is_alone = ~packs.is_packed[own.job]
+    packed_tiles = _tiles(packs.jobs, packs.jobs.kv_begin, packs.jobs.kv_end, packs.part)
+    packed_tiles[:, TileField.POSITION_AT] = RowField.PACKED_POSITION
+    prefix_tiles = _tiles(prefixes.take(prefix.job), prefix.begin, prefix.end, prefix.index)
+    own_tiles = _tiles(owns.take(own.job), own.begin, own.end, own_part)[is_alone]
+    tiles = np.concatenate([own_tiles, prefix_tiles, packed_tiles])
+    cost_us = np.concatenate([own.cost_us[is_alone], prefix.cost_us, packs.jobs.cost_us])
     order = np.argsort(-cost_us, kind="stable")
     return WorkList(
         launch=choice.launch,
         tiles=tiles[order],
-        row_ids=np.concatenate([np.arange(num_rows, dtype=np.int32), prefix_row_ids.astype(np.int32)]),
+        row_ids=np.concatenate([np.arange(num_rows), prefix_row_ids, packs.rows]).astype(np.int32),
         rows=rows,
-        block_table=np.concatenate([batch.prefix_block_ids, batch.suffix_block_table]).astype(np.int32, copy=False),
+        block_table=np.concatenate(
+            [_whole(batch.prefix_block_ids), _whole(batch.suffix_block_table), packs.entries.astype(np.int32)]
+        ),
         num_partials=int(stored_parts.sum()),
         num_prefix_tiles=len(prefix.job),
         tile_us=cost_us[order],
     )
-
-
-def _own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> _Jobs:
-    """Every sequence's rows, in tiles of its shape; in row order."""
-    num_rows = sizes_of(batch.cu_seqlens_q)
-    group = _owners(sizes_of(batch.group_starts))
-    tokens = _tokens_a_tile(choice.launch, group_size)[choice.own_shape]
-    num_tiles = cdiv(num_rows, tokens)
-    sequence, index = _expand(num_tiles)
-    tokens, num_rows, group = tokens[sequence], num_rows[sequence], group[sequence]
-    num_tokens = np.minimum(tokens, num_rows - index * tokens)
-    prefix_len = batch.prefix_lens[group].astype(np.int64)
-    is_shared = choice.is_shared[sequence]
-    own_end = batch.suffix_lens[sequence] - num_rows + index * tokens + num_tokens
-    # The sequence's last tile reads its own KV first; what it shares with the others, they read again.
-    is_first_read = index == num_tiles[sequence] - 1
-    num_fresh = np.where(is_first_read, own_end, 0)
-    num_reread = own_end - num_fresh + np.where(is_shared, 0, prefix_len)
-    return _Jobs(
-        first_row_id=batch.cu_seqlens_q[sequence] + index * tokens,
-        num_tokens=num_tokens,
-        shape=choice.own_shape[sequence],
-        kv_begin=np.where(is_shared, prefix_len, 0),
-        kv_end=prefix_len + own_end,
-        prefix_len=prefix_len,
-        prefix_entry=batch.prefix_block_starts[group].astype(np.int64),
-        own_entry=len(batch.prefix_block_ids) + batch.suffix_block_starts[sequence].astype(np.int64),
-        cost_us=_cost_us(choice.launch, choice.own_shape[sequence], num_fresh, num_reread),
-    )
-
-
-def _prefix_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> tuple[_Jobs, Ints, Ints]:
-    """The shared rows of each group, in tiles of its shape: jobs, row ids that follow the batch's own, jobs' groups."""
-    num_rows = np.where(choice.is_shared, sizes_of(batch.cu_seqlens_q), 0)
-    group_of_sequence = _owners(sizes_of(batch.group_starts))
-    sequence, offset = _expand(num_rows)
-    row_ids = batch.cu_seqlens_q[sequence] + offset
-    rows_of_group = np.bincount(group_of_sequence, weights=num_rows, minlength=batch.num_groups).astype(np.int64)
-    tokens = _tokens_a_tile(choice.launch, group_size)[choice.prefix_shape]
-    group, index = _expand(cdiv(rows_of_group, tokens))
-    tokens = tokens[group]
-    prefix_len = batch.prefix_lens[group].astype(np.int64)
-    first_of_group = batch.num_rows + np.cumsum(rows_of_group) - rows_of_group
-    # One reads it from memory, the others again: the same cost for each, so that all are split alike.
-    num_fresh = prefix_len / cdiv(rows_of_group[group], tokens)
-    jobs = _Jobs(
-        first_row_id=first_of_group[group] + index * tokens,
-        num_tokens=np.minimum(tokens, rows_of_group[group] - index * tokens),
-        shape=choice.prefix_shape[group],
-        kv_begin=np.zeros(len(group), dtype=np.int64),
-        kv_end=prefix_len,
-        prefix_len=prefix_len,
-        prefix_entry=batch.prefix_block_starts[group].astype(np.int64),
-        own_entry=np.zeros(len(group), dtype=np.int64),
-        cost_us=_cost_us(choice.launch, choice.prefix_shape[group], num_fresh, prefix_len - num_fresh),
-    )
-    return jobs, row_ids, group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +174,7 @@ class _Splits:
     cost_us: Floats
 
     @classmethod
-    def of(cls, jobs: _Jobs, block_size: int, launch: Launch, longest_us: float, min_split_tokens: int) -> "_Splits":
+    def of(cls, jobs: Jobs, block_size: int, launch: Launch, longest_us: float, min_split_tokens: int) -> "_Splits":
         """Cuts ranges that take longer than longest_us, at whole blocks and whole loop steps of the tile's shape."""
         steps = np.array([np.lcm(shape.tokens, block_size) for shape in launch.shapes], dtype=np.int64)[jobs.shape]
         # Count as if the prefix's last block were full: then blocks and steps are multiples of the same unit all along.
@@ -240,7 +187,7 @@ class _Splits:
         chunk = cdiv(length, np.minimum(wanted, most).astype(np.int64).clip(1))
         chunk = cdiv(chunk, steps) * steps
         num_splits = cdiv(length, chunk)
-        job, index = _expand(num_splits)
+        job, index = expand(num_splits)
 
         def position(padded: Ints) -> Ints:
             prefix_len = jobs.prefix_len[job]
@@ -258,39 +205,24 @@ class _Splits:
         )
 
 
-def _tiles(jobs: _Jobs, splits: _Splits, part: Ints) -> npt.NDArray[np.int32]:
-    tiles = np.zeros((len(splits.job), TileField.WIDTH), dtype=np.int32)
+def _tiles(jobs: Jobs, begin: Ints, end: Ints, part: Ints) -> npt.NDArray[np.int32]:
+    """Tiles of jobs against the positions from begin to end."""
+    tiles = np.zeros((len(begin), TileField.WIDTH), dtype=np.int32)
     for field, values in (
         (TileField.FIRST_ROW_ID, jobs.first_row_id),
         (TileField.NUM_TOKENS, jobs.num_tokens),
         (TileField.IS_WIDE, jobs.shape),
+        (TileField.KV_BEGIN, begin),
+        (TileField.KV_END, end),
         (TileField.PREFIX_LEN, jobs.prefix_len),
         (TileField.PREFIX_ENTRY, jobs.prefix_entry),
         (TileField.OWN_ENTRY, jobs.own_entry),
+        (TileField.PART, part),
     ):
-        tiles[:, field] = values[splits.job]
-    tiles[:, TileField.KV_BEGIN] = splits.begin
-    tiles[:, TileField.KV_END] = splits.end
-    tiles[:, TileField.PART] = part
+        tiles[:, field] = values
     return tiles
 
 
-def _cost_us(launch: Launch, shape: Ints, num_fresh: Ints | Floats, num_reread: Ints | Floats) -> Floats:
-    one = np.ones(len(shape), dtype=np.int64)
-    return np.choose(shape, [tile_us(found, one, num_fresh, num_reread) for found in launch.shapes])
-
-
-def _tokens_a_tile(launch: Launch, group_size: int) -> Ints:
-    """Rows of the batch that a tile of each of the launch's shapes holds."""
-    return np.array([shape.rows // group_size for shape in launch.shapes], dtype=np.int64)
-
-
-def _owners(counts: npt.NDArray[np.integer]) -> Ints:
-    return np.repeat(np.arange(len(counts)), counts)
-
-
-def _expand(counts: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """For counts[i] items of each i: the i of every item, and its number within i."""
-    owner = _owners(counts)
-    starts = np.cumsum(counts) - counts
-    return owner, np.arange(len(owner)) - starts[owner]
+def _whole(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Entries of blocks of which every slot may be read."""
+    return (block_ids.astype(np.int32) << SLOT_BITS) | ((1 << SLOT_BITS) - 1)

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -108,6 +108,10 @@ class Bench:
             raise WrongAnswerError("fused is wrong by 1.5")
         return launch, 100.0 * launch.num_warps + launch.num_stages
 
+    def find_limits(self, launches: Sequence[Launch], ends: float) -> dict[str, float]:
+        assert {launch.name for launch in launches} == {"decode", "grouped", "mixed"}
+        return {"balance": 0.25, "share_margin": 0.0}
+
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
@@ -135,25 +139,27 @@ def test_a_measured_entry_replaces_its_own_and_a_wrong_candidate_is_named(
     assert found.origin == "measured on a GPU with 1, commit abc"
     assert found.num_processors == 7
     best = [(launch.name, launch.num_warps, launch.num_stages) for launch in found.launches]
-    assert best == [("decode", 2, 2), ("mixed", 4, 2)]
+    assert best == [("decode", 2, 2), ("grouped", 4, 2), ("mixed", 4, 2)]
+    assert (found.balance, found.share_margin) == (0.25, 0.0)
     after = json.loads((gpu / "sm_90.json").read_text())
     assert after["entries"][1:] == before["entries"][1:]
     assert after | {"entries": []} == before | {"entries": []}
 
 
-def test_a_search_that_has_to_end_keeps_the_best_of_both_kinds(
+def test_a_search_that_has_to_end_keeps_the_best_of_each_kind(
     gpu: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every look at the clock takes a second."""
     monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=count().__next__))
-    arguments = ["--folder", str(gpu), "--bits", "16", "--head-dim", "128", "--seconds", "5.5"]
+    arguments = ["--folder", str(gpu), "--bits", "16", "--head-dim", "128", "--seconds", "8.5"]
     assert tune.main(arguments) == 0
     found = load_tuned("sm_90", element_bits=16, head_dim=128)
     num_candidates = len(list(candidates("sm_90", 16, 128)))
-    assert found.origin == f"measured on a GPU with 1, commit abc; 4 of {num_candidates} candidates"
-    assert [(launch.name, launch.num_stages) for launch in found.launches] == [("decode", 2), ("mixed", 2)]
+    assert found.origin == f"measured on a GPU with 1, commit abc; 5 of {num_candidates} candidates"
+    best = [(launch.name, launch.num_stages) for launch in found.launches]
+    assert best == [("decode", 2), ("grouped", 2), ("mixed", 3)]
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("not tried: sm_90 16-bit 128 ")]) == num_candidates - 4
+    assert len([line for line in lines if line.startswith("not tried: sm_90 16-bit 128 ")]) == num_candidates - 5
 
 
 def test_what_was_not_found_stays_as_it_was(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +201,10 @@ for launch, num_times in ((decode, 3), (mixed, 4)):
     fitted, total_us = bench.measure(launch)
     assert total_us == 3.0 * num_times, total_us
     assert fitted.name == launch.name and len(fitted.shapes) == len(launch.shapes)
+found = bench.find_limits([decode, mixed], ends=0.0)
+assert found == {"balance": 0.5, "share_margin": 0.1}, found  # no time for more than the first values
+found = bench.find_limits([decode, mixed], ends=float("inf"))
+assert set(found) == {"balance", "share_margin"}, found
 assert len(references) == 3, references  # once a step, whatever the number of launches
 bench._expected[0] += 1
 try:

@@ -130,7 +130,7 @@ def test_long_chunks_go_on_alone_while_the_others_share() -> None:
     batch, _ = make_batch([GroupSize(prefix_len=4096, members=[(64, 1)] * 32 + [(1024, 1024)])], 16)
     work_list = plan(batch, architecture="sm_90", group_size=4, num_kv_heads=8)
     assert work_list.num_prefix_tiles > 0
-    shared_rows = work_list.row_ids[batch.num_rows :]
+    shared_rows = work_list.row_ids[batch.num_rows :][:32]  # then the rows of packed tiles
     np.testing.assert_array_equal(shared_rows, np.arange(32))
     is_chunk = np.isin(work_list.row_ids[work_list.tiles[:, TileField.FIRST_ROW_ID]], np.arange(32, batch.num_rows))
     assert work_list.tiles[is_chunk, TileField.IS_WIDE].all()
@@ -167,8 +167,34 @@ def test_longest_tiles_start_first() -> None:
 def test_pure_decoding_takes_the_launch_without_wide_tiles() -> None:
     decode, _ = make_batch([GroupSize(prefix_len=0, members=[(300, 1)] * 64)], 16)
     prefill, _ = make_batch([GroupSize(prefix_len=0, members=[(1024, 1024)] * 4)], 16)
-    names = [plan(batch, architecture="sm_90", group_size=4, num_kv_heads=8).launch.name for batch in (decode, prefill)]
-    assert names == ["decode", "mixed"]
+    launches = [plan(batch, architecture="sm_90", group_size=4, num_kv_heads=8).launch for batch in (decode, prefill)]
+    assert [launch.wide is None for launch in launches] == [True, False]
+
+
+def test_groups_of_16_read_their_prefix_once_and_short_own_parts_are_packed() -> None:
+    """16 requests of 4 query heads a KV head fill one tile of 64 rows; four of their own parts one of 16 rows."""
+    batch, _ = make_batch([GroupSize(prefix_len=2048, members=[(60 + i, 1) for i in range(16)])] * 128, 16)
+    work_list = plan(batch, architecture="sm_90", group_size=4, num_kv_heads=8)
+    assert work_list.launch.name == "grouped"
+    assert work_list.launch.programs_per_processor >= 2
+    is_packed = work_list.tiles[:, TileField.POSITION_AT] > 0
+    prefix, packed = work_list.tiles[~is_packed], work_list.tiles[is_packed]
+    assert len(prefix) == work_list.num_prefix_tiles == 128
+    assert (prefix[:, TileField.NUM_TOKENS] == 16).all()
+    assert ((prefix[:, TileField.KV_END] - prefix[:, TileField.KV_BEGIN]) == 2048).all()
+    assert len(packed) == 512
+    rows = [work_list.row_ids[first : first + count] for first, count in packed[:, :2]]
+    np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(2048))
+
+
+def test_long_own_parts_and_steps_that_do_not_fill_the_device_are_not_packed() -> None:
+    for groups in (
+        [GroupSize(prefix_len=0, members=[(64, 1)] * 64)],
+        [GroupSize(prefix_len=0, members=[(500, 1)] * 2048)],
+    ):
+        batch, _ = make_batch(groups, 16)
+        work_list = plan(batch, architecture="sm_90", group_size=4, num_kv_heads=8)
+        assert (work_list.tiles[:, TileField.POSITION_AT] == 0).all()
 
 
 def test_no_python_loop_grows_with_the_step() -> None:

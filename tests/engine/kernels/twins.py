@@ -7,6 +7,7 @@ import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import LOG2_E, attend_ref, block_tokens, own_tokens, prefix_tokens, sequence_rows
+from engine.kernels.triton.tile_jobs import SLOT_BITS
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 
 
@@ -57,13 +58,21 @@ def fused_attention_ref(
     partial_lse = query.new_full((work_list.num_partials, num_q_heads), torch.nan)
     num_arrived = np.zeros(len(work_list.rows), dtype=np.int64)
     for tile in work_list.tiles[work_list.tiles[:, TileField.NUM_TOKENS] > 0]:
-        first = tile[TileField.FIRST_ROW_ID]
-        rows = work_list.row_ids[first : first + tile[TileField.NUM_TOKENS]]
-        found, lse = attend_ref(
-            query[rows], _tile_tokens(k_cache, work_list, tile), _tile_tokens(v_cache, work_list, tile),
-            torch.from_numpy(work_list.rows[rows, RowField.POSITION]).to(query.device),
-            first_position=int(tile[TileField.KV_BEGIN]), scale=scale, softcap=softcap, window=window,
-        )  # fmt: skip
+        first_id = tile[TileField.FIRST_ROW_ID]
+        rows = work_list.row_ids[first_id : first_id + tile[TileField.NUM_TOKENS]]
+        keys, values = (_tile_tokens(cache, work_list, tile) for cache in (k_cache, v_cache))
+        # A row of a packed tile sees its own sequence alone.
+        position, first_seen = work_list.rows[rows][:, tile[TileField.POSITION_AT] + np.arange(2)].T
+        found, lse = torch.empty_like(query[rows]), query.new_empty(len(rows), num_q_heads)
+        for first in np.unique(first_seen):
+            (chosen,) = np.nonzero(first_seen == first)
+            begin = max(int(first), int(tile[TileField.KV_BEGIN]))
+            skipped = begin - int(tile[TileField.KV_BEGIN])
+            found[chosen], lse[chosen] = attend_ref(
+                query[rows[chosen]], keys[skipped:], values[skipped:],
+                torch.from_numpy(position[chosen]).to(query.device),
+                first_position=begin, scale=scale, softcap=softcap, window=window,
+            )  # fmt: skip
         if tile[TileField.PART] < 0:
             out[rows] = found
         else:
@@ -156,7 +165,9 @@ def _tile_tokens(cache: torch.Tensor, work_list: WorkList, tile: npt.NDArray[np.
     )
     return torch.cat(
         [
-            block_tokens(cache, work_list.block_table[entry : entry - (-last // cache.shape[1])])[first:last]
+            block_tokens(cache, work_list.block_table[entry : entry - (-last // cache.shape[1])] >> SLOT_BITS)[
+                first:last
+            ]
             for entry, first, last in ranges
         ]
     )

@@ -53,6 +53,12 @@ MIXED = (
     GroupSize(prefix_len=48, members=[(9, 1), (21, 4)]),
     GroupSize(prefix_len=0, members=[(11, 11)]),
 )
+PACKED = (
+    decode(37, [1 + 5 * i % 36 for i in range(24)]),
+    *(decode(0, (own_len,)) for own_len in (1, 15, 16, 17, 31, 33, 40, 2)),
+    decode(16, (3, 16, 5, 32)),
+)
+"""Many short own parts, more than the device of the interpreter's configuration has programs."""
 _ALL = ("fused", "paged", "relay")
 
 CASES = (
@@ -105,6 +111,9 @@ CASES = (
     Case(name="sinks, merged or not", groups=MIXED, backends=_ALL, has_sinks=True),
     Case(name="sinks over split ranges", groups=[decode(300, (3, 1))], num_q_heads=3, num_kv_heads=1,
          has_sinks=True, num_orders=2),
+    Case(name="packed own parts", groups=PACKED, num_kv_heads=1, num_orders=2, launch="decode"),
+    Case(name="packed own parts, a window, a soft cap and sinks", groups=PACKED, num_q_heads=2, num_kv_heads=1,
+         head_dim=96, block_size=32, dtype=torch.bfloat16, window=12, softcap=3.0, has_sinks=True),
     Case(name="a soft cap and a window", groups=MIXED, softcap=2.0, window=30, head_dim=96),
 )  # fmt: skip
 

@@ -123,7 +123,8 @@ def new_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
 def run_kv() -> tuple[list[str], float]:
     """Keys and values as they are written, and attention to what was written."""
     findings = Findings()
-    mixed = (decode(20, (5, 17)), GroupSize(prefix_len=0, members=[(6, 6)]))
+    short = [decode(0, (own_len,)) for own_len in (1, 16, 17, 3) * 4]  # which are packed
+    mixed = (decode(20, (5, 17)), GroupSize(prefix_len=0, members=[(6, 6)]), *short)
     shapes: Sequence[tuple[str, int, int, int, int, torch.dtype, dict[str, float]]] = (
         ("fused", 4, 2, 64, 16, torch.float32, {}),
         ("paged", 7, 1, 96, 32, torch.float32, {"window": 9}),

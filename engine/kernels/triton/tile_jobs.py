@@ -1,0 +1,225 @@
+"""The tiles of a step before their KV ranges are split, and packs of short ones.
+
+Decode rows on short own KV make tiny tiles, many more than the device runs at once, each with a start, a query and a
+store of its own for a few KV blocks. A *packed tile* takes as many of them as fit its rows: it reads the same KV, the
+blocks of one sequence after those of the other, in one loop that need not begin anew at each, and the matrix product,
+whose rows a single query would leave empty, costs the same. Packs are made only as large as keeps every program slot
+busy to the end.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kernels import cdiv
+from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.triton.cost_model import Choice, Floats, Ints, sizes_of, tile_us
+from engine.kernels.triton.tuned import Launch
+
+SLOT_BITS = 8
+"""The lowest bits of an entry of a block table: the last slot of the block that may be read. The others: the block."""
+
+MOST_BLOCKS = 1 << (31 - SLOT_BITS)
+"""Of a KV cache, so that an entry is an int32."""
+
+SHORT_STARTS = 4
+"""A tile is short where its start takes this part of its time, or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """Tiles before their KV ranges are split. Every attribute is an int64 array over the jobs, but cost_us."""
+
+    first_row_id: Ints
+    num_tokens: Ints
+    shape: Ints
+    kv_begin: Ints
+    kv_end: Ints
+    prefix_len: Ints
+    prefix_entry: Ints
+    own_entry: Ints
+    cost_us: Floats
+
+    def take(self, index: Ints) -> "Jobs":
+        """Jobs by their numbers."""
+        return Jobs(**{name: getattr(self, name)[index] for name in Jobs.__slots__})
+
+
+def own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> Jobs:
+    """Every sequence's rows, in tiles of its shape; in row order.
+
+    Args:
+        batch: the step.
+        choice: of the cost model: the shapes and who shares its prefix.
+        group_size: query heads of a KV head.
+    """
+    num_rows = sizes_of(batch.cu_seqlens_q)
+    group = owners(sizes_of(batch.group_starts))
+    tokens = tokens_a_tile(choice.launch, group_size)[choice.own_shape]
+    num_tiles = cdiv(num_rows, tokens)
+    sequence, index = expand(num_tiles)
+    tokens, num_rows, group = tokens[sequence], num_rows[sequence], group[sequence]
+    num_tokens = np.minimum(tokens, num_rows - index * tokens)
+    prefix_len = batch.prefix_lens[group].astype(np.int64)
+    is_shared = choice.is_shared[sequence]
+    own_end = batch.suffix_lens[sequence] - num_rows + index * tokens + num_tokens
+    # The sequence's last tile reads its own KV first; what it shares with the others, they read again.
+    is_first_read = index == num_tiles[sequence] - 1
+    num_fresh = np.where(is_first_read, own_end, 0)
+    num_reread = own_end - num_fresh + np.where(is_shared, 0, prefix_len)
+    return Jobs(
+        first_row_id=batch.cu_seqlens_q[sequence] + index * tokens,
+        num_tokens=num_tokens,
+        shape=choice.own_shape[sequence],
+        kv_begin=np.where(is_shared, prefix_len, 0),
+        kv_end=prefix_len + own_end,
+        prefix_len=prefix_len,
+        prefix_entry=batch.prefix_block_starts[group].astype(np.int64),
+        own_entry=len(batch.prefix_block_ids) + batch.suffix_block_starts[sequence].astype(np.int64),
+        cost_us=_cost_us(choice.launch, choice.own_shape[sequence], num_fresh, num_reread),
+    )
+
+
+def prefix_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> tuple[Jobs, Ints, Ints]:
+    """The shared rows of each group, in tiles of its shape: jobs, row ids that follow the batch's own, jobs' groups.
+
+    Args:
+        batch, choice, group_size: as for `own_jobs`.
+    """
+    num_rows = np.where(choice.is_shared, sizes_of(batch.cu_seqlens_q), 0)
+    group_of_sequence = owners(sizes_of(batch.group_starts))
+    sequence, offset = expand(num_rows)
+    row_ids = batch.cu_seqlens_q[sequence] + offset
+    rows_of_group = np.bincount(group_of_sequence, weights=num_rows, minlength=batch.num_groups).astype(np.int64)
+    tokens = tokens_a_tile(choice.launch, group_size)[choice.prefix_shape]
+    group, index = expand(cdiv(rows_of_group, tokens))
+    tokens = tokens[group]
+    prefix_len = batch.prefix_lens[group].astype(np.int64)
+    first_of_group = batch.num_rows + np.cumsum(rows_of_group) - rows_of_group
+    # One reads it from memory, the others again: the same cost for each, so that all are split alike.
+    num_fresh = prefix_len / cdiv(rows_of_group[group], tokens)
+    jobs = Jobs(
+        first_row_id=first_of_group[group] + index * tokens,
+        num_tokens=np.minimum(tokens, rows_of_group[group] - index * tokens),
+        shape=choice.prefix_shape[group],
+        kv_begin=np.zeros(len(group), dtype=np.int64),
+        kv_end=prefix_len,
+        prefix_len=prefix_len,
+        prefix_entry=batch.prefix_block_starts[group].astype(np.int64),
+        own_entry=np.zeros(len(group), dtype=np.int64),
+        cost_us=_cost_us(choice.launch, choice.prefix_shape[group], num_fresh, prefix_len - num_fresh),
+    )
+    return jobs, row_ids, group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packs:
+    """Short tiles of one row each, several to a packed tile. Positions in a pack count from its first block on.
+
+    Attributes:
+        is_packed: bool, per own job, whether it is in a pack.
+        jobs: the packs, none of which is split; their rows follow those of other row ids.
+        part: int64, per pack, which part of its rows it is; -1: all of them.
+        rows: int64, the packs' rows of the batch.
+        first_seen, positions: int64, per row: of its own KV the first position in its pack and the last.
+        entries: int64, the packs' block table.
+    """
+
+    is_packed: npt.NDArray[np.bool_]
+    jobs: Jobs
+    part: Ints
+    rows: Ints
+    first_seen: Ints
+    positions: Ints
+    entries: Ints
+
+    @classmethod
+    def of(
+        cls,
+        jobs: Jobs,
+        num_parts: Ints,
+        batch: AttentionBatch,
+        launch: Launch,
+        group_size: int,
+        *,
+        longest_us: float,
+        first_row_id: int,
+    ) -> "Packs":
+        """Packs short jobs of one row and narrow shape that read nothing but own KV, and are not split.
+
+        Args:
+            jobs: the own tiles of the step.
+            num_parts: per job, the parts of its rows' attention; 0 where the job itself is split.
+            launch: gives the rows of a narrow tile.
+            group_size: query heads of a KV head.
+            longest_us: what a pack takes at most.
+            first_row_id: number of the row ids before the packs'.
+        """
+        is_short = (jobs.num_tokens == 1) & (jobs.shape == 0) & (jobs.kv_begin == jobs.prefix_len) & (num_parts > 0)
+        is_short &= jobs.cost_us <= SHORT_STARTS * launch.narrow.tile_us
+        size = 0
+        if is_short.any():
+            size = min(launch.narrow.rows // group_size, int(longest_us / jobs.cost_us[is_short].mean()))
+        is_packed = is_short & (jobs.cost_us * size <= longest_us) & (size > 1)
+        # A tile is the same part of all its rows: those of one pack have the same number of them.
+        chosen = np.flatnonzero(is_packed)
+        chosen = chosen[np.argsort(num_parts[chosen], kind="stable")]
+        parts = num_parts[chosen]
+        run = np.cumsum(np.diff(parts, prepend=-1) != 0) - 1
+        _, index_in_run = expand(np.bincount(run))
+        is_first = index_in_run % max(size, 1) == 0
+        pack = np.cumsum(is_first) - 1
+        own_len = (jobs.kv_end - jobs.prefix_len)[chosen]
+        num_blocks = cdiv(own_len, batch.block_size)
+        first_block = np.cumsum(num_blocks) - num_blocks
+        first_seen = (first_block - first_block[is_first][pack]) * batch.block_size
+        owner, index = expand(num_blocks)
+        last_slot = np.minimum(own_len[owner] - index * batch.block_size, batch.block_size) - 1
+        own_entry = (jobs.own_entry - len(batch.prefix_block_ids))[chosen]
+        is_last = np.append(is_first[1:], True)[: len(chosen)]
+        num_members = np.bincount(pack)
+        zeros = np.zeros(len(num_members), dtype=np.int64)
+        cost_us = np.bincount(pack, weights=jobs.cost_us[chosen]) - (num_members - 1) * launch.narrow.tile_us
+        rows = jobs.first_row_id[chosen]
+        table_end = len(batch.prefix_block_ids) + len(batch.suffix_block_table)
+        return cls(
+            is_packed=is_packed,
+            jobs=Jobs(
+                first_row_id=first_row_id + np.flatnonzero(is_first),
+                num_tokens=num_members,
+                shape=zeros,
+                kv_begin=zeros,
+                kv_end=(first_seen + own_len)[is_last],
+                prefix_len=zeros,
+                prefix_entry=zeros,
+                own_entry=table_end + first_block[is_first],
+                cost_us=cost_us,
+            ),
+            part=np.where(parts == 1, -1, parts - 1)[is_first],
+            rows=rows,
+            first_seen=first_seen,
+            positions=first_seen + own_len - 1,
+            entries=batch.suffix_block_table[own_entry[owner] + index].astype(np.int64) << SLOT_BITS | last_slot,
+        )
+
+
+def _cost_us(launch: Launch, shape: Ints, num_fresh: Ints | Floats, num_reread: Ints | Floats) -> Floats:
+    one = np.ones(len(shape), dtype=np.int64)
+    return np.choose(shape, [tile_us(found, one, num_fresh, num_reread) for found in launch.shapes])
+
+
+def tokens_a_tile(launch: Launch, group_size: int) -> Ints:
+    """Rows of the batch that a tile of each of the launch's shapes holds."""
+    return np.array([shape.rows // group_size for shape in launch.shapes], dtype=np.int64)
+
+
+def owners(counts: npt.NDArray[np.integer]) -> Ints:
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def expand(counts: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
+    """For counts[i] items of each i: the i of every item, and its number within i."""
+    owner = owners(counts)
+    starts = np.cumsum(counts) - counts
+    return owner, np.arange(len(owner)) - starts[owner]
