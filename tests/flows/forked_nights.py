@@ -13,6 +13,7 @@ has ended, its exit status (minus the number of the signal that killed it). Keys
     num_steps   of the engine, after which the night's deadline comes
 """
 
+import gc
 import json
 import os
 import resource
@@ -32,7 +33,10 @@ from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import load_workload
 
-LATE_IMPORTS = ("prefect.flow_engine", "prefect.task_engine", "anyio._backends._asyncio", "fastapi", "pyarrow.dataset")
+LATE_IMPORTS = (
+    *("prefect.flow_engine", "prefect.task_engine", "prefect.utilities.visualization"),
+    *("anyio._backends._asyncio", "fastapi", "pyarrow.dataset"),
+)
 """What a night imports on its way."""
 
 
@@ -111,6 +115,7 @@ def serve(model: Path) -> None:
         import_module(name)
     with PROCESS_HOST.use(str(checkpoint), checkpoint_digest(checkpoint), config):
         pass
+    gc.freeze()  # children look for garbage among their own objects alone
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)
