@@ -158,18 +158,13 @@ class Engine:
         return self._answer_all(requests, "generate", decode)
 
     def score(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answers requests of mode "score"; results in input order.
-
-        Raises:
-            RequestError: a request is impossible; raised before any work starts.
-        """
+        """As `generate`, of requests of mode "score"."""
         return self._answer_all(requests, "score", None)
 
     def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
-        """Answers requests that all are of mode "embed", or "classify"; results in input order.
+        """As `generate`, of requests that all are of mode "embed", or "classify".
 
         Raises:
-            RequestError: a request is impossible; raised before any work starts.
             ModelError: the checkpoint has no such answers, or pools other tokens than the last.
         """
         return self._answer_all(requests, mode, None)

@@ -2,14 +2,12 @@
 
 import atexit
 import gc
-import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
 from types import FrameType
@@ -98,15 +96,10 @@ def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         rest = "; finished partitions are kept, and the next run does the rest"
         return _fail(name, "stopped" + rest * is_nightly, EXIT_INTERRUPTED)
-    if is_json:
-        print(json.dumps([asdict(forecast) for forecast in result], indent=1))
-    elif is_explain:
-        from rich.console import Console
+    if is_explain:
+        from flows.explain_page import print_forecasts
 
-        from flows.explain_page import show_forecast
-
-        for forecast in result:
-            show_forecast(forecast, Console())
+        print_forecasts(result, is_json=is_json)
     return 0
 
 

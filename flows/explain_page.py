@@ -1,7 +1,9 @@
 """A forecast as a page for people, on a terminal or as an artifact of its flow run."""
 
 import io
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from prefect.artifacts import create_markdown_artifact
 from rich import box
@@ -13,6 +15,15 @@ from tasks.forecast.forecast import Forecast, Prediction, Quantiles
 from tasks.runs.run_record import artifact_key
 
 ARTIFACT_COLUMNS = 120
+
+
+def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
+    """Prints forecasts on standard output, as JSON or for people."""
+    if is_json:
+        print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1))
+        return
+    for forecast in forecasts:
+        show_forecast(forecast, Console())
 
 
 def show_forecast(forecast: Forecast, console: Console) -> None:

@@ -204,8 +204,9 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
 def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
     """Rows to requests. See `read_and_plan`."""
     with run.measure("read"):
-        given = (source.model_digest, run.folder, source.full, dict(source.attach), source.choices.get(workload.name))
-        found = read(str(source.database), workload, *given)
+        attach, choice = dict(source.attach), source.choices.get(workload.name)
+        given = (str(source.database), workload, source.model_digest, run.folder)
+        found = read(*given, full=source.full, attach=attach, choice=choice)
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
     if found.num_selected:
         LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")

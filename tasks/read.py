@@ -207,18 +207,8 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload) -> Iterator
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def read(
-    database: str,
-    workload: Workload,
-    model_digest: str,
-    run_folder: str,
-    full: bool = False,
-    attach: Mapping[str, str] | None = None,
-    choice: "RowChoice | None" = None,
-) -> ReadResult:
-    """See `read_requests`. As a step of a flow it waits for a lock itself, and any other error would come again."""
-    return read_requests(database, workload, model_digest, run_folder, full=full, attach=attach, choice=choice)
+read = task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)(read_requests)
+"""`read_requests` as a step of a flow: it waits for a lock itself, and any other error would come again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

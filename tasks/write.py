@@ -31,12 +31,6 @@ FROM_RECORD = (
 """Columns of the table ``runs`` that are fields of a `RunRecord`."""
 
 
-@task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
-def write(run: Run, workload: Workload) -> RunSummary:
-    """`write_run` as a step of a flow; tried again, since it is all or nothing and a lock may last."""
-    return write_run(run, workload)
-
-
 def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.0) -> RunSummary:
     """Call `write_answers` with the artifacts in the run's folder.
 
@@ -48,6 +42,10 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
     parts, steps = run.list_parts(), run.list_steps()
     options = {"lock_timeout_seconds": lock_timeout_seconds}
     return write_answers(run.database, workload, run.record, requests, tokens, parts, steps, **options)
+
+
+write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
+"""`write_run` as a step of a flow; tried again, since it is all or nothing and a lock may last."""
 
 
 def write_answers(

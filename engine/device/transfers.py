@@ -17,12 +17,6 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Ten
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def overwrite(tensor: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
-    """Puts the array into a contiguous tensor of its size, behind whatever still reads that on the stream."""
-    source = torch.from_numpy(array)
-    tensor.copy_(source.pin_memory() if tensor.is_cuda else source, non_blocking=True)
-
-
 def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:
     """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row]."""
     is_late = input_ids < 0

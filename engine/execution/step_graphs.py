@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from engine.device.transfers import overwrite, to_device
+from engine.device.transfers import to_device
 from engine.kernels import cdiv
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kv.kv_cache import KVCache
@@ -200,7 +200,9 @@ class StepGraphs:
         numbers = np.zeros(2 * bucket_rows, dtype=np.int64)
         numbers[: len(batch.input_ids)] = batch.input_ids
         numbers[bucket_rows : bucket_rows + len(batch.positions)] = batch.positions
-        overwrite(self._numbers[: 2 * bucket_rows], numbers)
+        source = torch.from_numpy(numbers)
+        source = source.pin_memory() if self._numbers.is_cuda else source
+        self._numbers[: 2 * bucket_rows].copy_(source, non_blocking=True)  # behind what still reads them on the stream
         if batch.has_pending_tokens:
             input_ids = self._numbers[:bucket_rows]
             input_ids.copy_(self._model.fill_in(input_ids, pending_token_ids))

@@ -58,15 +58,8 @@ class KVCache:
     """
 
     __slots__ = (
-        "block_bytes",
-        "block_size",
-        "keys",
-        "layout",
-        "num_blocks",
-        "num_tables",
-        "tables",
-        "tensors",
-        "values",
+        *("block_bytes", "block_size", "num_blocks", "num_tables"),
+        *("keys", "layout", "tables", "tensors", "values"),
     )
 
     def __init__(

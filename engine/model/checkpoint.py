@@ -19,17 +19,9 @@ if TYPE_CHECKING:  # take seconds to import
     from engine.model.model import Model
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "sentencepiece.bpe.model",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "chat_template.json"),
 )
 
 GGUF_TENSORS = "gguf_tensors.json"
@@ -39,11 +31,8 @@ QUANT_METHODS = ("compressed-tensors", "awq", "gptq")
 """Of safetensors files whose weights may stay quantized."""
 
 SENTENCE_FILES = (
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "[0-9]*_*/config.json",
-    "[0-9]*_*/model.safetensors",
+    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
 )
 """Patterns of sentence-transformers' files, which say how a checkpoint makes embeddings."""
 

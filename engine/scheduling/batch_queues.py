@@ -39,7 +39,7 @@ class BatchQueues(RequestQueues):
             for sequence in self._ready_prompts():
                 step.add_suffix(sequence)
             for node in self._prefixes:
-                step.add_chain(node)
+                node.add_to(step)
         else:
             from engine.scheduling.whole_prompts import add_packed  # most runs cut prompts
 

@@ -1,12 +1,15 @@
 """The KV of a shared beginning while somebody needs it: a chain of nodes from the prompt's first token on."""
 
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
+
+if TYPE_CHECKING:
+    from engine.scheduling.step import Step
 
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
 
@@ -25,16 +28,8 @@ class PrefixNode:
     """
 
     __slots__ = (
-        "block_ids",
-        "chain_block_ids",
-        "end",
-        "is_charged",
-        "num_computed",
-        "num_resident",
-        "num_unfinished",
-        "parent",
-        "start",
-        "token_ids",
+        *("block_ids", "chain_block_ids", "end", "is_charged", "parent", "start", "token_ids"),
+        *("num_computed", "num_resident", "num_unfinished"),
     )
 
     def __init__(self, *, parent: Optional["PrefixNode"], token_ids: npt.NDArray[np.int32], start: int) -> None:
@@ -74,6 +69,20 @@ class PrefixNode:
     def next_to_compute(self) -> "PrefixNode":
         """The first node of a chain that is not complete."""
         return next(node for node in self.chain() if node.num_computed < len(node.token_ids))
+
+    def add_to(self, step: "Step") -> None:
+        """Continues the chain in a step, from the top; a node below another starts once that one is in it whole."""
+        for node in self.chain():
+            num_left = len(node.token_ids) - node.num_computed
+            if num_left and node not in step.prefixes and step.room:
+                step.prefixes[node] = min(num_left, step.room)
+                step.room -= step.prefixes[node]
+            if step.prefixes.get(node, 0) < num_left:
+                return
+
+    def is_complete_after(self, step: "Step") -> bool:
+        """Whether the whole chain is computed once the step is."""
+        return all(node.num_computed + step.prefixes.get(node, 0) == len(node.token_ids) for node in self.chain())
 
     def acquire(self, pool: BlockPool, block_size: int) -> int:
         """Takes blocks for every node of the chain that has none; returns the tokens that these are to hold."""

@@ -152,8 +152,8 @@ class RequestQueues:
         if not self._admit_ready(step):
             return False
         for node in list(self._prefixes):
-            step.add_chain(node)
-            if step.completes(node):  # in each layer, a step's KV is written before anything attends
+            node.add_to(step)
+            if node.is_complete_after(step):  # in each layer, a step's KV is written before anything attends
                 self._ready.extend(self._prefixes.pop(node))
                 if not self._admit_ready(step):
                     return False

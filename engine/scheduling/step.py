@@ -115,20 +115,6 @@ class Step:
         """As many of the sequence's next tokens as there is room for."""
         self._add(self.suffixes, sequence)
 
-    def add_chain(self, node: PrefixNode) -> None:
-        """Continues the node's chain from the top; a node below another starts once that one is in the step whole."""
-        for above in node.chain():
-            num_left = len(above.token_ids) - above.num_computed
-            if num_left and above not in self.prefixes and self.room:
-                self.prefixes[above] = min(num_left, self.room)
-                self.room -= self.prefixes[above]
-            if self.prefixes.get(above, 0) < num_left:
-                return
-
-    def completes(self, node: PrefixNode) -> bool:
-        """Whether the node's whole chain is computed once this step is."""
-        return all(above.num_computed + self.prefixes.get(above, 0) == len(above.token_ids) for above in node.chain())
-
     def _add(self, work: list[tuple[Sequence, int]], sequence: Sequence) -> None:
         num_tokens = min(sequence.length - sequence.num_computed, self.room)
         if num_tokens:

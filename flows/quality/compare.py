@@ -117,7 +117,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         run = _begin(source, both, folder)
         asked = _begin(source, first, folder)
         requests = read(
-            str(source.database), first, source.model_digest, asked.folder, True, dict(source.attach)
+            str(source.database), first, source.model_digest, asked.folder, full=True, attach=dict(source.attach)
         ).requests
         chosen = choose_rows(
             found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, SEED, second

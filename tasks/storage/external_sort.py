@@ -111,16 +111,17 @@ class _NarrowRows:
 
     def narrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        hashes = {name: columns.pop(column).to_pylist() for name, column in self._hash_columns.items()}
+        hashes = {name: columns.pop(column) for name, column in self._hash_columns.items()}
         for name in self._names:
             values = _as_bytes(columns[name])
             sizes = pc.binary_length(values)
             is_long = pc.fill_null(pc.greater(sizes, SHORT_BYTES), False)
             columns[name] = pc.if_else(is_long, None, values)
-            long = pc.if_else(is_long, values, None)
-            columns[f"{name} place"] = (
-                self._spill.put_once(long, hashes[name])[0] if name in hashes else self._spill.put(long)
-            )
+            if name in hashes:
+                places, _ = self._spill.put_once(values, pc.if_else(is_long, hashes[name], None).to_pylist())
+            else:
+                places = self._spill.put(pc.if_else(is_long, values, None))
+            columns[f"{name} place"] = places
             columns[f"{name} size"] = pc.if_else(is_long, sizes, None)
         return pa.RecordBatch.from_pydict(columns)
 

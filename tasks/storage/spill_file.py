@@ -53,12 +53,12 @@ class SpillFile:
         return pa.array(places, pa.int64(), mask=values.is_null().to_numpy(zero_copy_only=False))
 
     def put_once(
-        self, texts: pa.LargeBinaryArray | pa.LargeStringArray, hashes: list[str]
+        self, texts: pa.LargeBinaryArray | pa.LargeStringArray, hashes: list[str | None]
     ) -> tuple[pa.Int64Array, pa.Int64Array]:
         """Append the texts that are not in the file yet; returns place and bytes of each, null where the text is null.
 
         Args:
-            hashes: one a text; texts of one hash are the same.
+            hashes: one a text; texts of one hash are the same. None for a text that is not to be stored.
         """
         if len(self._known) > KNOWN_TEXTS:
             self._known.clear()
@@ -67,8 +67,8 @@ class SpillFile:
         new_rows: list[int] = []
         end = self._num_bytes
         for row, (size, digest) in enumerate(zip(sizes.to_pylist(), hashes, strict=True)):
-            place = None if size is None else self._known.get(digest)
-            if place is None and size is not None:
+            place = None if size is None or digest is None else self._known.get(digest)
+            if place is None and size is not None and digest is not None:
                 place = self._known[digest] = end
                 end += size
                 new_rows.append(row)

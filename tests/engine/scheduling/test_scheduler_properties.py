@@ -166,7 +166,7 @@ def check_memory(step: Step, pool: BlockPool) -> None:
         assert len(sequence.block_ids) * BLOCK_SIZE >= sequence.num_computed + count
         written += sequence.block_ids[sequence.num_computed // BLOCK_SIZE :].tolist()
         if sequence.node is not None:
-            assert step.completes(sequence.node), "a suffix started before the step that completes its prefix"
+            assert sequence.node.is_complete_after(step), "a suffix started before the step that completes its prefix"
             nodes.add(sequence.node)
     nodes |= {above for node in nodes for above in node.chain()}
     for node in nodes:
