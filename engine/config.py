@@ -180,6 +180,11 @@ class EngineConfig:
             )
 
     @property
+    def shared_block_size(self) -> int | None:
+        """Tokens in the blocks that groups share, as plans count on them; None where groups share nothing."""
+        return self.block_size if self.sharing == "path" else None
+
+    @property
     def step_tokens(self) -> int:
         """max_num_batched_tokens; where that is "auto", what a CPU takes. An engine on a GPU replaces it first."""
         return 2048 if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens

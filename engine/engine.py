@@ -279,4 +279,5 @@ class Engine:
         from engine.execution.answer_all import answer_all  # a night has a plan
 
         why_impossible = partial(self._limits.why_impossible, can_decode=decode is not None)
-        return answer_all(requests, mode, why_impossible, partial(self.run_plan, decode=decode))
+        run, block_size = partial(self.run_plan, decode=decode), self.config.shared_block_size
+        return answer_all(requests, mode, why_impossible, run, block_size)

@@ -26,6 +26,7 @@ def settle(source: Source, workloads: Sequence[Workload], *, is_kept: bool = Tru
         model_digest=source.model_digest,
         max_model_len=source.max_model_len,
         method=source.planning.method,
+        block_size=source.block_size,
         full=source.full,
         attach=source.attach,
         cache=source.database,

@@ -53,7 +53,7 @@ class Source:
     """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run.
 
     Attributes:
-        is_cheapest_first: see `tasks.plan_prefix.write_plan`.
+        block_size, is_cheapest_first: see `tasks.plan_prefix.write_plan`.
         choices: by workload, of those that answer some of their rows, as a step of a cascade does.
     """
 
@@ -65,6 +65,7 @@ class Source:
     planning: PlanSettings
     full: bool
     attach: Mapping[str, str] = field(default_factory=dict)
+    block_size: int | None = None
     is_cheapest_first: bool = False
     choices: Mapping[str, "RowChoice"] = field(default_factory=dict)
 
@@ -96,6 +97,7 @@ class Source:
             planning=planning,
             full=full,
             attach=attach,
+            block_size=engine.shared_block_size,
         )
 
     def plan_method(self, workload: Workload) -> PlanMethod:
@@ -218,8 +220,8 @@ def plan_requests(source: Source, workload: Workload, run: Run, requests: Artifa
     database, planning = str(source.database), source.planning
     tokens = tokenize_rows(source, workload, run, requests)
     with run.measure("plan"):
-        given = (planning.partition_tokens, workload.kind.max_answer_tokens, source.is_cheapest_first)
-        plan = plan_prefix(database, tokens, source.plan_method(workload), *given)
+        given = (workload.kind.max_answer_tokens, source.block_size, source.is_cheapest_first)
+        plan = plan_prefix(database, tokens, source.plan_method(workload), planning.partition_tokens, *given)
     run.note({"plan": plan})
     return plan
 

@@ -121,15 +121,14 @@ def _compare_policies(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> 
     """From no sharing to one level with shared runs on its paths, of the rows as a whole: no partition cuts a group."""
     num_logical = int(rows.num_prompt_tokens.sum())
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
-    plans = {method: plan_prompts(rows.prompts, method=method)[0] for method in methods}
-    processed = {method: plan.num_computed_tokens for method, plan in plans.items()}
-    num_saved = plans[job.method].num_common_block_tokens(job.engine.block_size)
+    processed = {method: plan_prompts(rows.prompts, method=method)[1].num_processed_tokens for method in methods}
+    _, on_paths = plan_prompts(rows.prompts, method=job.method, block_size=job.engine.block_size)
     counts = {
         "none": num_logical,
         "identical prompts once": num_distinct_tokens,
         "one level, paper": processed["paper"],
         "one level, exact": processed["exact"],
-        f"{job.method}, with shared runs on paths": processed[job.method] - num_saved,
+        f"{job.method}, with shared runs on paths": on_paths.num_processed_tokens,
     }
     return tuple(_policy(name, count, num_logical) for name, count in counts.items())
 

@@ -17,7 +17,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.planning.choose_prefixes import PlanMethod
-from engine.planning.plan import Plan, SharingStats
+from engine.planning.plan import Plan, SharingStats, whole_blocks
 from engine.planning.plan_partitions import group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
@@ -29,7 +29,7 @@ CODE = (
     __name__,
     *("engine.planning.choose_prefixes", "engine.planning.choose_by_paper"),
     *("engine.planning.plan", "engine.planning.plan_partitions"),
-    *("engine.planning.planner", "engine.planning.prefix_tree"),
+    *("engine.planning.planner", "engine.planning.prefix_tree", "engine.planning.range_cuts"),
     *("tasks.storage.batches", "tasks.storage.external_sort", "tasks.storage.prompt_order", "tasks.storage.plan_file"),
 )
 """Modules that decide what a plan is."""
@@ -42,6 +42,7 @@ def plan_prefix(
     method: PlanMethod,
     partition_tokens: int,
     num_answer_tokens: int,
+    block_size: int | None,
     is_cheapest_first: bool = False,
 ) -> ArtifactRef:
     """`write_plan` into the database's cache, unless the same tokens were planned before with the same settings.
@@ -49,15 +50,10 @@ def plan_prefix(
     Args:
         tokens: the tokens artifact.
         method: how prompts are grouped.
-        partition_tokens, num_answer_tokens, is_cheapest_first: see `write_plan`.
+        partition_tokens, num_answer_tokens, block_size, is_cheapest_first: see `write_plan`.
     """
-    content = (tokens.digest, method, partition_tokens, num_answer_tokens, is_cheapest_first)
-
-    def write(target: Path) -> ArtifactRef:
-        given = (method, partition_tokens, num_answer_tokens)
-        return write_plan(tokens, target, *given, is_cheapest_first=is_cheapest_first)
-
-    return build_once(database, "plan", content, CODE, write)
+    how = (method, partition_tokens, num_answer_tokens, block_size, is_cheapest_first)
+    return build_once(database, "plan", (tokens.digest, *how), CODE, lambda target: write_plan(tokens, target, *how))
 
 
 def write_plan(
@@ -66,8 +62,9 @@ def write_plan(
     method: PlanMethod,
     partition_tokens: int,
     num_answer_tokens: int,
-    *,
+    block_size: int | None = None,
     is_cheapest_first: bool = False,
+    *,
     range_tokens: int = RANGE_TOKENS,
     bucket_tokens: int = BUCKET_TOKENS,
 ) -> ArtifactRef:
@@ -76,6 +73,7 @@ def write_plan(
     Args:
         partition_tokens: cost of one partition, about; see `engine.planning.plan_partitions`.
         num_answer_tokens: expected of each distinct prompt; they count as work.
+        block_size: tokens in the KV blocks that groups share; None: they share nothing.
         is_cheapest_first: of one priority, groups that cost the least a row are in the first partitions.
         range_tokens: see `plan_ranges`.
         bucket_tokens: see `sort_prompts`.
@@ -86,24 +84,29 @@ def write_plan(
     groups = _Groups()
     with ExitStack() as files:
         rows = sort_prompts(files.enter_context(open_parquet(tokens)), folder, bucket_tokens=bucket_tokens)
-        ranges = plan_ranges(rows, method=method, range_tokens=range_tokens)
+        ranges = plan_ranges(rows, method=method, block_size=block_size, range_tokens=range_tokens)
         split = _split_ranges(ranges, groups, partition_tokens, num_answer_tokens)
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
-        costs, priorities = groups.concatenate("costs"), groups.concatenate("priorities")
+        costs, priorities, common_lens = map(groups.concatenate, ("costs", "priorities", "common_lens"))
         if is_cheapest_first:
             from engine.planning.cheapest_first import rank_cheapest_first  # most nights have no deadline
 
             priorities = rank_cheapest_first(costs, priorities, groups.concatenate("num_rows"))
-        placement = place_groups(costs, priorities, partition_tokens)
+        block_size = None if method == "none" else block_size
+        placement = place_groups(costs - whole_blocks(common_lens, block_size), priorities, partition_tokens)
+        common_lens = placement.common_lens(common_lens)
+        num_shared = whole_blocks(common_lens, block_size)
+        num_shared[np.unique(placement.partitions, return_index=True)[1]] = 0  # the first group of each partition
+        costs = np.bincount(placement.partitions, weights=costs - num_shared).astype(np.int64)
+        num_processed_tokens = groups.sharing.num_processed_tokens - int(num_shared.sum())
         summary = PlanSummary(
             num_rows=groups.num_rows,
             num_groups=groups.num_groups,
-            num_partitions=len(placement.costs),
-            partition_costs=tuple(placement.costs.tolist()),
-            dispatch_order=tuple(placement.dispatch_order()),
-            sharing=groups.sharing,
+            num_partitions=len(costs),
+            partition_costs=tuple(costs.tolist()),
+            dispatch_order=tuple(replace(placement, costs=costs).dispatch_order()),
+            sharing=replace(groups.sharing, num_processed_tokens=num_processed_tokens),
         )
-        common_lens = placement.common_lens(groups.concatenate("common_lens"))
         batches = _place_rows(planned, placement.partitions, common_lens.astype(np.int32))
         if np.any(np.diff(placement.partitions) < 0):
             batches = sort_batches(batches, "partition", folder)

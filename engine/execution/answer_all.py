@@ -13,6 +13,7 @@ def answer_all(
     mode: Mode,
     why_impossible: Callable[[Request], str | None],
     run_plan: Callable[[Sequence[Request], Sequence[PrefixGroup]], Iterable[Completion]],
+    block_size: int | None = None,
 ) -> list[Completion]:
     """Plans requests and answers them; results in input order.
 
@@ -21,6 +22,7 @@ def answer_all(
         mode: of all of them.
         why_impossible: why a request cannot be answered even alone; None where it can.
         run_plan: of an engine.
+        block_size: tokens in the KV blocks that its groups share; None: they share nothing.
     Raises:
         RequestError: a request is impossible; raised before any work starts.
     """
@@ -34,6 +36,6 @@ def answer_all(
             reason = f"mode is {request.mode!r}, expected {mode!r} here"
         if reason is not None:
             raise RequestError(f"request {request.request_id!r}: {reason}")
-    groups = plan_prefix_groups([request.token_ids for request in requests])
+    groups = plan_prefix_groups([request.token_ids for request in requests], block_size=block_size)
     answers = {answer.request_id: answer for answer in run_plan(requests, groups)}
     return [answers[request.request_id] for request in requests]

@@ -1,8 +1,8 @@
 """Which nodes of a prefix tree become prefixes (BatchLLM section 4.2). A prompt shares at most one.
 
 "exact"
-    computes the fewest prompt tokens that any such grouping can. Choose a set of nodes; each leaf uses the deepest
-    chosen node above it; minimise the sum of the depths of chosen nodes + the sum of (leaf length - depth of its node).
+    computes the fewest prompt tokens that any such grouping can, where groups share the full KV blocks that they begin
+    with. A leaf uses the deepest chosen node above it, or is planned alone and shares nothing but such blocks.
 "paper"
     is Algorithm 1 of BatchLLM, which compares one level of the tree with the next, bottom up.
 "none"
@@ -15,14 +15,18 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.planning.choose_by_paper import choose_by_paper
+from engine.planning.plan import whole_blocks
 from engine.planning.prefix_tree import IndexArray, PrefixTree
 
 PlanMethod = Literal["exact", "paper", "none"]
 
 
-def choose_prefixes(tree: PrefixTree, method: PlanMethod) -> IndexArray:
+def choose_prefixes(tree: PrefixTree, method: PlanMethod, block_size: int | None = None) -> IndexArray:
     """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``.
 
+    Args:
+        tree, method: of the batch.
+        block_size: tokens in a KV block, for "exact"; None: groups share nothing, and prefixes may be of any length.
     Raises:
         ConfigError: the method is unknown.
     """
@@ -30,47 +34,56 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod) -> IndexArray:
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
     if method == "none":
         return np.zeros(tree.num_leaves, dtype=np.int64)
-    return _choose_exact(tree) if method == "exact" else choose_by_paper(tree)
+    return _choose_exact(tree, block_size) if method == "exact" else choose_by_paper(tree)
 
 
-def _choose_exact(tree: PrefixTree) -> IndexArray:
+def _choose_exact(tree: PrefixTree, block_size: int | None) -> IndexArray:
     """As `choose_prefixes`, of least total cost.
 
-    Let cost(v, a) be the least cost at and below node v when the nearest chosen node above v has depth a: the depths of
-    the chosen nodes, minus for each leaf the depth of the node it uses. A leaf costs -a. Otherwise
+    A node v is open where a prefix at or below it, or a prompt planned alone, has its whole(v) tokens in full blocks:
+    they are computed once. Let cost(v, a) be the tokens computed at and below v, less those of its prompts, when its
+    parent is open and the nearest chosen node above has depth a. It is the least of
 
-        cost(v, a) = min( sum of cost(c, a) over the children c,  depth(v) + sum of cost(c, depth(v)) ).
+        shut    -a for each leaf below v,
+        kept    whole(v) - whole(parent) + sum of cost(c, a) over the children c - max(a, whole(v)) for each own leaf,
+        chosen  depth(v) - whole(parent) + sum of cost(c, depth(v)) - depth(v) for each own leaf.
 
-    The first term never grows with a, the second does not depend on a. So v is chosen exactly when a is below a
-    threshold, and a table of cost(v, a) for a = 0 .. depth(parent of v) is all that the parent needs: a few vector
-    operations a node, together linear in tokens, since each node has a leaf of its own (the first below its second
-    child) that is longer than its table. A chosen node makes the cost smaller, so it has at least two leaves.
+    Chosen does not depend on a, kept never grows with it, and no cost falls faster than shut. So v is chosen for a
+    below one threshold, open below another, and its parent needs only a table of cost(v, a) for a = 0 .. depth(parent):
+    a few vector operations a node, linear in tokens, since each node has a leaf (the first below its second child) that
+    is longer than its table. Of equal costs the fewest groups win (`unit`), so a prefix has at least two leaves.
     """
-    num_nodes = tree.num_nodes
+    num_nodes, unit = tree.num_nodes, tree.num_leaves + 1
     depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()
+    wholes = whole_blocks(tree.node_depths, block_size).tolist()
+    num_leaves = (tree.node_leaf_ends - tree.node_leaf_starts).tolist()
     num_own_leaves = np.bincount(tree.leaf_nodes, minlength=num_nodes).tolist()
-    ramp = np.arange(max(depths) + 1)
+    savings = unit * np.arange(max(depths) + 1)  # of a leaf, by a
+    savings[0] = -1
     child_costs: list[IndexArray | None] = [None] * num_nodes  # summed over the children that are nodes, by a
-    thresholds = [0] * num_nodes
+    chosen_below, open_below = [0] * num_nodes, [0] * num_nodes
     for node in range(num_nodes - 1, 0, -1):
-        depth, parent = depths[node], parents[node]
-        num_states = depths[parent] + 1
-        kept, child_costs[node] = child_costs[node], None
-        if_chosen = depth - num_own_leaves[node] * depth
-        costs = -num_own_leaves[node] * ramp[:num_states]
-        if kept is not None:
-            if_chosen += int(kept[depth])
-            costs += kept[:num_states]
-        thresholds[node] = int(np.count_nonzero(costs > if_chosen))
-        np.minimum(costs, if_chosen, out=costs)
+        depth, parent, num_own = depths[node], parents[node], num_own_leaves[node]
+        saved = savings[: depths[parent] + 1]
+        if_shut = -num_leaves[node] * saved
+        costs = unit * (wholes[node] - wholes[parent]) - num_own * np.maximum(saved, unit * wholes[node] - 1)
+        if_chosen = unit * (depth - wholes[parent] - num_own * depth) + 1
+        below, child_costs[node] = child_costs[node], None
+        if below is not None:
+            costs += below[: len(saved)]
+            if_chosen += int(below[depth])
+        np.minimum(costs, if_shut, out=costs)
+        if depth >= (block_size or 1):  # a shorter prefix is computed with each suffix
+            chosen_below[node] = int(np.count_nonzero(costs > if_chosen))
+            np.minimum(costs, if_chosen, out=costs)
+        open_below[node] = int(np.count_nonzero(costs < if_shut))
         siblings = child_costs[parent]
-        if siblings is None:
-            child_costs[parent] = costs
-        else:
-            siblings += costs
+        child_costs[parent] = costs if siblings is None else siblings + costs
 
-    nearest_chosen = [0] * num_nodes
+    prefixes, is_open = [0] * num_nodes, [True] * num_nodes
     for node in range(1, num_nodes):
-        above = nearest_chosen[parents[node]]
-        nearest_chosen[node] = node if depths[above] < thresholds[node] else above
-    return np.array(nearest_chosen, dtype=np.int64)[tree.leaf_nodes]
+        above = prefixes[parents[node]]
+        is_open[node] = is_open[parents[node]] and depths[above] < open_below[node]
+        prefixes[node] = node if is_open[node] and depths[above] < chosen_below[node] else above
+    is_alone = np.array(is_open) & (wholes > tree.node_depths[prefixes])
+    return np.where(is_alone, 0, prefixes)[tree.leaf_nodes]

@@ -23,7 +23,7 @@ class SharingStats:
 
     Attributes:
         num_logical_tokens: of all requests, identical ones counted each time.
-        num_processed_tokens: that are computed: every prefix and suffix once.
+        num_processed_tokens: that are computed: every prefix, every suffix and every full block of several groups once.
         num_best_tokens: the fewest that any sharing computes: each beginning, and each distinct prompt's end, once.
     """
 
@@ -155,9 +155,9 @@ class Plan:
         suffixes = (self.num_prompt_tokens - self.num_prefix_tokens)[self.is_member_start]
         return int(suffixes.sum() + self.num_prefix_tokens[self.group_starts].sum(dtype=np.int64))
 
-    def num_common_block_tokens(self, block_size: int) -> int:
+    def num_common_block_tokens(self, block_size: int | None) -> int:
         """Of `num_computed_tokens`, those that need not be computed because a group before has the same full block."""
-        return int((self.num_common_tokens[self.group_starts] // block_size).sum(dtype=np.int64)) * block_size
+        return int(whole_blocks(self.num_common_tokens[self.group_starts], block_size).sum())
 
     def take(self, positions: IndexArray) -> "Plan":
         """The rows at these positions with all their columns as they are."""
@@ -186,6 +186,11 @@ class Plan:
                 groups.append(PrefixGroup(prefix=prompt[:prefix_len], members=tuple(members), common=next(commons)))
                 members = []
         return groups
+
+
+def whole_blocks(lens: npt.NDArray[np.integer[Any]], block_size: int | None) -> IndexArray:
+    """Tokens in the full blocks of so many leading tokens, int64; 0 where no blocks are shared: block_size is None."""
+    return lens.astype(np.int64) // block_size * block_size if block_size else np.zeros(len(lens), np.int64)
 
 
 def common_lens_of(common_lens: npt.NDArray[np.integer[Any]], groups: IndexArray) -> IndexArray:

@@ -11,16 +11,13 @@ import numpy as np
 
 from engine.planning.choose_prefixes import PlanMethod, choose_prefixes
 from engine.planning.plan import Plan, SharingStats
-from engine.planning.prefix_tree import IndexArray, TokenArray, build_prefix_tree, common_prefix_len
+from engine.planning.prefix_tree import IndexArray, TokenArray, build_prefix_tree
 
 RANGE_TOKENS = 32_000_000
 """Tokens of a range: 128 MB, held about four times while they are planned."""
 
 ROW_TOKENS = 64
 """What a row counts for besides its tokens, so that short prompts do not make ranges of millions of rows."""
-
-WINDOW_SHARE = 0.25
-"""Of a range, at its end: where its cut is looked for."""
 
 Row = tuple[int, int, TokenArray]
 """Row id, priority and prompt."""
@@ -30,6 +27,7 @@ def plan_prompts(
     prompts: Sequence[TokenArray],
     *,
     method: PlanMethod = "exact",
+    block_size: int | None = None,
     row_id: IndexArray | None = None,
     priority: IndexArray | None = None,
 ) -> tuple[Plan, SharingStats]:
@@ -38,13 +36,14 @@ def plan_prompts(
     Args:
         prompts: contiguous int32 arrays ``[num_tokens]``, none of them empty; this is not checked.
         method: "exact", "paper" or "none".
+        block_size: tokens in the KV blocks that groups share; None: they share nothing.
         row_id: int64 ``[num_rows]``, ascending where prompts are equal; by default the positions.
         priority: int64 ``[num_rows]``; by default 0.
     Raises:
         ConfigError: the method is unknown.
     """
     tree = build_prefix_tree(prompts)
-    prefix_nodes = choose_prefixes(tree, method)
+    prefix_nodes = choose_prefixes(tree, method, block_size)
 
     # Group order: by first leaf below the group's node, an ancestor before its descendants; a leaf alone where it is.
     leaves = np.arange(tree.num_leaves)
@@ -74,46 +73,42 @@ def plan_prompts(
         partition=np.zeros(len(rows), dtype=np.int32),
         priority=np.zeros(len(rows), dtype=np.int64) if priority is None else priority[rows],
     )
-    num_suffix_tokens = int((tree.leaf_lens[order] - prefix_lens).sum())
     return plan, SharingStats(
         num_logical_tokens=tree.num_logical_tokens,
-        num_processed_tokens=int(prefix_lens[is_group_start].sum()) + num_suffix_tokens,
-        num_best_tokens=tree.num_trie_tokens if method != "none" else num_suffix_tokens,
+        num_processed_tokens=plan.num_computed_tokens - plan.num_common_block_tokens(block_size),
+        num_best_tokens=tree.num_trie_tokens if method != "none" else plan.num_computed_tokens,
     )
 
 
 def plan_ranges(
-    rows: Iterable[Row], *, method: PlanMethod = "exact", range_tokens: int = RANGE_TOKENS
+    rows: Iterable[Row],
+    *,
+    method: PlanMethod = "exact",
+    block_size: int | None = None,
+    range_tokens: int = RANGE_TOKENS,
 ) -> Iterator[tuple[Plan, SharingStats]]:
     """Plans sorted prompts range by range; one range where all fit. Group ids of each range count from 0.
 
     Args:
         rows: in the byte order of the token ids (`PrefixTree`), of equal prompts by row id.
-        method: "exact", "paper" or "none".
+        method, block_size: see `plan_prompts`.
         range_tokens: most in a range, `ROW_TOKENS` for each row included; a longer prompt is one alone.
     Returns:
         the plan of each range and its tokens; of num_best_tokens, those that the ranges before do not have.
     """
-    last: TokenArray | None = None
-    before: tuple[TokenArray, int] | None = None
+    before: tuple[Plan, TokenArray] | None = None
     for part in _cut_ranges(rows, range_tokens):
         row_ids, priorities, prompts = zip(*part, strict=True)
         columns = {"row_id": np.array(row_ids, np.int64), "priority": np.array(priorities, np.int64)}
-        plan, sharing = plan_prompts(prompts, method=method, **columns)
-        num_repeated_tokens = 0 if last is None or method == "none" else _num_shared_tokens(last, prompts[0])
+        plan, sharing = plan_prompts(prompts, method=method, block_size=block_size, **columns)
         if before is not None:
-            first = _leading_tokens(plan, 0)
-            num_common_tokens = min(common_prefix_len(before[0], first[0]), before[1], first[1])
-            is_first = plan.group_id == 0
-            plan = replace(plan, num_common_tokens=np.where(is_first, num_common_tokens, plan.num_common_tokens))
-        yield plan, replace(sharing, num_best_tokens=sharing.num_best_tokens - num_repeated_tokens)
-        last, before = prompts[-1], _leading_tokens(plan, int(plan.group_starts[-1]))
+            from engine.planning.range_cuts import join_ranges, num_shared_tokens  # most batches are one range
 
-
-def _leading_tokens(plan: Plan, row: int) -> tuple[TokenArray, int]:
-    """The prompt of a group's first row, and how many of its tokens are `PrefixGroup.leading_tokens`."""
-    prompt = plan.prompts[row]
-    return prompt, int(plan.num_prefix_tokens[row]) or len(prompt) - 1
+            plan = join_ranges(before[0], plan)
+            num_repeated_tokens = 0 if method == "none" else num_shared_tokens(before[1], prompts[0])
+            sharing = replace(sharing, num_best_tokens=sharing.num_best_tokens - num_repeated_tokens)
+        yield plan, sharing
+        before = plan.take(plan.group_starts[-1:]), prompts[-1]
 
 
 def _group_common_lens(leaf_common_lens: IndexArray, first_leaves: IndexArray, leading_lens: IndexArray) -> IndexArray:
@@ -130,38 +125,18 @@ def _cut_ranges(rows: Iterable[Row], range_tokens: int) -> Iterator[list[Row]]:
     pending: list[Row] = []
     num_pending = 0
     for row in rows:
-        if pending and num_pending + _size(row) > range_tokens:
-            end = _find_cut(pending, row, num_pending)
+        if pending and num_pending + count_size(row) > range_tokens:
+            from engine.planning.range_cuts import find_cut
+
+            end = find_cut(pending, row, num_pending)
             yield pending[:end]
-            num_pending -= sum(map(_size, pending[:end]))
+            num_pending -= sum(map(count_size, pending[:end]))
             pending = pending[end:]
         pending.append(row)
-        num_pending += _size(row)
+        num_pending += count_size(row)
     if pending:
         yield pending
 
 
-def _size(row: Row) -> int:
+def count_size(row: Row) -> int:
     return len(row[-1]) + ROW_TOKENS
-
-
-def _find_cut(rows: Sequence[Row], following: Row, num_tokens: int) -> int:
-    """Rows of the range: up to the shortest common beginning of neighbours in the window; of equal ones the last."""
-    right, end, shortest = following, len(rows), len(following[-1]) + 1
-    num_left = 0
-    for position in range(len(rows), 0, -1):
-        left = rows[position - 1]
-        common = common_prefix_len(left[-1], right[-1])
-        if common < shortest:
-            end, shortest = position, common
-        num_left += _size(left)
-        if shortest == 0 or num_left > WINDOW_SHARE * num_tokens:
-            break
-        right = left
-    return end
-
-
-def _num_shared_tokens(left: TokenArray, right: TokenArray) -> int:
-    """Tokens of `right` that the prefix tree of both holds only once."""
-    common = common_prefix_len(left, right)
-    return common if common == len(left) == len(right) else min(common, len(left) - 1, len(right) - 1)

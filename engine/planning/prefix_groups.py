@@ -16,12 +16,16 @@ from engine.planning.prefix_tree import TokenArray
 Prompt = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
-def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exact") -> list[PrefixGroup]:
+def plan_prefix_groups(
+    sequences: Sequence[Prompt], *, method: PlanMethod = "exact", block_size: int | None = None
+) -> list[PrefixGroup]:
     """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
 
     Args:
         sequences: token ids; prefixes and suffixes are views of those that are int32 arrays.
         method: "exact" or "paper"; see `engine.planning.choose_prefixes`.
+        block_size: tokens in the KV blocks that groups share (`EngineConfig.shared_block_size`); None: they share
+            nothing.
     Returns:
         groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
         exactly one group. A prompt that shares nothing worth a prefix has a group of its own with an empty prefix.
@@ -30,7 +34,7 @@ def plan_prefix_groups(sequences: Sequence[Prompt], *, method: PlanMethod = "exa
         ConfigError: the method is unknown.
     """
     prompts = [_token_array(sequence, index) for index, sequence in enumerate(sequences)]
-    return plan_prompts(prompts, method=method)[0].groups()
+    return plan_prompts(prompts, method=method, block_size=block_size)[0].groups()
 
 
 def _token_array(sequence: Prompt, index: int) -> TokenArray:

@@ -89,12 +89,12 @@ def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, int | Exception
 
 def _plan_together(night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
     """The plan of all prompts, noted in each run with what the run shares with the others."""
-    planning, database = night.source.planning, str(night.source.database)
+    source, planning, database = night.source, night.source.planning, str(night.source.database)
     num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in jobs], tokens))
-    given = (planning.method, planning.partition_tokens, num_answer_tokens, night.source.is_cheapest_first)
+    given = (planning.partition_tokens, num_answer_tokens, source.block_size, source.is_cheapest_first)
     with measure_all([run for _, run in jobs], "plan"):
         joint = join_tokens(database, tokens)
-        plan = plan_prefix(database, joint, *given)
+        plan = plan_prefix(database, joint, planning.method, *given)
         shared = count_shared(joint, find_first_row_ids(tokens), jobs[0][1].folder)
     sharing = read_plan_summary(plan).sharing
     names = [workload.name for workload, _ in jobs]

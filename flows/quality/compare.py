@@ -158,8 +158,9 @@ def _begin(source: Source, workload: Workload, folder: Path) -> Run:
 
 
 def _plan(night: Night, workload: Workload, tokens: ArtifactRef, target: Path) -> ArtifactRef:
-    planning = night.source.planning
-    return write_plan(tokens, target, planning.method, planning.partition_tokens, workload.kind.max_answer_tokens)
+    source, planning = night.source, night.source.planning
+    given = (planning.partition_tokens, workload.kind.max_answer_tokens, source.block_size)
+    return write_plan(tokens, target, planning.method, *given)
 
 
 if __name__ == "__main__":

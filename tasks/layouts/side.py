@@ -38,7 +38,7 @@ class LayoutJob:
         checkpoint: whose tokenizer counts.
         model_digest: of the checkpoint; answers of another model do not count as done.
         max_model_len: tokens of the longest prompt plus answer.
-        method: of the plans.
+        method, block_size: of the plans; see `tasks.plan_prefix.write_plan`.
         full: rows that are answered are asked again.
         attach: what queries may read beside the database.
         cache: the database in whose cache prompts are left for the night; None: they are not kept.
@@ -49,6 +49,7 @@ class LayoutJob:
     model_digest: str
     max_model_len: int
     method: PlanMethod
+    block_size: int | None = None
     full: bool = False
     attach: Mapping[str, str] = field(default_factory=dict)
     cache: Path | None = None
@@ -76,7 +77,7 @@ class LayoutJob:
             given = (str(self.checkpoint), self.model_digest, self.max_model_len)
             prompts.append(tokenize.fn(str(cache), requests, workload, *given))
         joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, renumber(prompts, TOKENS_SCHEMA))
-        plan = write_plan(joint, folder / "plan.parquet", method or self.method, PARTITION_TOKENS, 1)
+        plan = write_plan(joint, folder / "plan.parquet", method or self.method, PARTITION_TOKENS, 1, self.block_size)
         return read_plan_summary(plan).sharing.num_processed_tokens
 
 

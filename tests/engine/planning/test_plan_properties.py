@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from functools import cache
+from itertools import product, takewhile
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import plan_prompts
 from engine.planning.prefix_groups import plan_prefix_groups
+from engine.request import Request
+from engine.scheduling.policies.sharing import schedule_groups
 from tests.engine.planning.groups import measure_sharing
 
 Prompt = list[int]
+BLOCK_SIZES = st.none() | st.integers(1, 6)
 both_methods = pytest.mark.parametrize("method", ["exact", "paper"])
 
 # Stretches of equal tokens: few symbols and uneven lengths, so that deep, uneven trees are common.
@@ -62,19 +66,29 @@ def set_partitions(items: list[Prompt]) -> Iterator[list[list[Prompt]]]:
             yield [*partition[:i], [first, *partition[i]], *partition[i + 1 :]]
 
 
-def least_tokens_of_any_grouping(sequences: Sequence[Prompt]) -> int:
-    """Over all ways to split the distinct prompts into groups: a group computes its longest common prefix once."""
+def least_tokens_of_any_grouping(sequences: Sequence[Prompt], block_size: int | None) -> int:
+    """Over all ways to split the distinct prompts into groups: a group computes its longest common prefix once, and
+    full blocks that several groups or prompts planned alone begin with are computed once."""
 
-    def group_tokens(group: list[Prompt]) -> int:
-        columns = zip(*(prompt[:-1] for prompt in group), strict=False)
-        num_shared = len(list(takewhile(lambda column: len(set(column)) == 1, columns))) if len(group) > 1 else 0
-        return num_shared + sum(len(prompt) - num_shared for prompt in group)
+    def grouping_tokens(partition: list[list[Prompt]]) -> int:
+        blocks: set[tuple[int, ...]] = set()
+        num_tokens = 0
+        for group in partition:
+            columns = zip(*(prompt[:-1] for prompt in group), strict=False)
+            num_leading = len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+            if block_size is not None:
+                ends = range(block_size, num_leading + 1, block_size)
+                blocks |= {tuple(group[0][:end]) for end in ends}
+                num_tokens -= len(ends) * block_size
+            num_shared = num_leading if num_leading >= (block_size or 1) else 0
+            num_tokens += num_shared + sum(len(prompt) - num_shared for prompt in group)
+        return num_tokens + len(blocks) * (block_size or 0)
 
     distinct = [list(prompt) for prompt in {tuple(prompt) for prompt in sequences}]
-    return min(sum(map(group_tokens, partition)) for partition in set_partitions(distinct))
+    return min(map(grouping_tokens, set_partitions(distinct)))
 
 
-def least_tokens_of_any_choice(sequences: Sequence[Prompt]) -> int:
+def least_tokens_of_any_choice(sequences: Sequence[Prompt], block_size: int | None) -> int:
     """The same by plain recursion over an uncompressed trie, which reaches batches too large to enumerate."""
     distinct = {tuple(prompt) for prompt in sequences}
     below: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
@@ -83,11 +97,21 @@ def least_tokens_of_any_choice(sequences: Sequence[Prompt]) -> int:
         for depth in range(len(prompt) - 1):
             below.setdefault(prompt[:depth], set()).add(prompt[: depth + 1])
 
+    @cache
+    def count_leaves(node: tuple[int, ...]) -> int:
+        return ends[node] + sum(map(count_leaves, below.get(node, ())))
+
+    @cache
     def cost(node: tuple[int, ...], nearest: int) -> int:
-        children = below.get(node, ())
-        kept = sum(cost(child, nearest) for child in children) - ends[node] * nearest
-        chosen = len(node) + sum(cost(child, len(node)) for child in children) - ends[node] * len(node)
-        return min(kept, chosen)
+        children, depth = below.get(node, ()), len(node)
+        whole = depth - depth % block_size if block_size else 0
+        block = block_size if block_size and depth == whole > 0 else 0
+        kept = block + sum(cost(child, nearest) for child in children) - ends[node] * max(nearest, whole)
+        costs = [kept, -nearest * count_leaves(node)]
+        if depth >= (block_size or 1):
+            under = sum(cost(child, depth) for child in children) - ends[node] * depth
+            costs.append(block + depth - whole + under)
+        return min(costs)
 
     return sum(map(len, distinct)) + cost((), 0)
 
@@ -109,14 +133,63 @@ def test_every_token_is_planned_exactly_once(method: PlanMethod, sequences: list
     assert sum(len(group.members) for group in groups) == num_distinct
 
 
-@given(sequences=batches(max_size=7))
-def test_exact_equals_the_best_of_all_groupings(sequences: list[Prompt]) -> None:
-    assert num_tokens(plan_prefix_groups(sequences)) == least_tokens_of_any_grouping(sequences)
+def num_scheduled_tokens(sequences: Sequence[Prompt], block_size: int | None) -> int:
+    """Tokens of the prefix nodes and the sequences that the schedule makes of an exact plan."""
+    groups = plan_prefix_groups(sequences, block_size=block_size)
+    requests = [Request(request_id=str(number), token_ids=prompt) for number, prompt in enumerate(sequences)]
+    scheduled = schedule_groups(requests, groups, (), block_size or 1, "path" if block_size else "group")
+    nodes = {node for group in scheduled if group.node is not None for node in group.node.chain()}
+    suffixes = [sequence.num_suffix for group in scheduled for sequence in group.sequences]
+    return sum(len(node.token_ids) for node in nodes) + sum(suffixes)
 
 
-@given(sequences=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=8, max_size=40))
-def test_exact_equals_plain_recursion_on_bushy_trees(sequences: list[Prompt]) -> None:
-    assert num_tokens(plan_prefix_groups(sequences)) == least_tokens_of_any_choice(sequences)
+@given(sequences=batches(max_size=7), block_size=BLOCK_SIZES)
+def test_exact_equals_the_best_of_all_groupings(sequences: list[Prompt], block_size: int | None) -> None:
+    assert num_scheduled_tokens(sequences, block_size) == least_tokens_of_any_grouping(sequences, block_size)
+
+
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=8, max_size=40),
+    block_size=BLOCK_SIZES,
+)
+def test_exact_equals_plain_recursion_on_bushy_trees(sequences: list[Prompt], block_size: int | None) -> None:
+    assert num_scheduled_tokens(sequences, block_size) == least_tokens_of_any_choice(sequences, block_size)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=2, max_size=4),
+    branches=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    block_size=BLOCK_SIZES,
+)
+def test_exact_is_optimal_on_documents_instructions_queries(
+    lengths: list[int], branches: list[int], block_size: int | None
+) -> None:
+    """Two to four levels, each part of one length: with blocks of one token, every beginning is computed once."""
+    ways = product(*(range(count) for count in branches[: len(lengths)]))
+    sequences = [
+        [*(part for length, part in zip(lengths, way, strict=True) for _ in range(length + 1)), 9] for way in ways
+    ]
+    least = least_tokens_of_any_choice(sequences, block_size)
+    assert num_scheduled_tokens(sequences, block_size) == least
+    _, sharing = plan_prompts(as_arrays(sequences), block_size=block_size)
+    assert sharing.num_processed_tokens == least
+    assert sharing.num_best_tokens <= least
+    if block_size == 1:
+        assert sharing.num_best_tokens == least
+
+
+@given(sequences=batches(max_size=20), block_size=st.integers(1, 6))
+def test_what_groups_share_changes_a_plan_only_where_it_saves_tokens(sequences: list[Prompt], block_size: int) -> None:
+    """Prefixes shorter than a block save nothing."""
+    apart, _ = plan_prompts(as_arrays(sequences))
+    plan, sharing = plan_prompts(as_arrays(sequences), block_size=block_size)
+    num_apart = apart.num_computed_tokens - apart.num_common_block_tokens(block_size)
+    lens = apart.num_prefix_tokens
+    if np.all((lens == 0) | (lens >= block_size)):
+        assert sharing.num_processed_tokens <= num_apart
+        if sharing.num_processed_tokens == num_apart:
+            assert plan.group_id.tolist() == apart.group_id.tolist()
+            assert plan.num_prefix_tokens.tolist() == apart.num_prefix_tokens.tolist()
 
 
 @given(sequences=batches(max_size=30))

@@ -136,10 +136,10 @@ def add_houses(nights: Any) -> None:
 
 
 def test_three_workloads_are_one_batch(nights: Any, write_night: Any) -> None:
+    """Prompts of three levels: the document, the workload's question, the row's query."""
     nights.sql("update documents set body = repeat(body, 4)")
-    add_houses(nights)
     names = ["urgent", "summary", "angry"]
-    together = night(file=write_night(*names, sql=ONE_SQL))
+    together = night(file=write_night(*names))
     assert [(summary.workload, summary.status, summary.num_ok) for summary in together] == [
         (name, "completed", 12) for name in names
     ]
@@ -158,7 +158,7 @@ def test_three_workloads_are_one_batch(nights: Any, write_night: Any) -> None:
             assert saved > sum(len(body) for (body,) in nights.sql("select body from documents")) / 10
     assert len(list(nights.runs.glob("*/report.html"))) == 3
 
-    alone = night(file=write_night(*names, after="each", sql=ONE_SQL), full=True)
+    alone = night(file=write_night(*names, after="each"), full=True)
     assert [summary.num_ok for summary in alone] == [12, 12, 12]
     alone_computed = count_computed(nights)
     assert sum(alone_computed.values()) > 1.5 * joint_computed["urgent"]
