@@ -13,6 +13,8 @@ import torch
 from benchmarks.first_light.host import decode_step_ms
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.gpu import device_time, measure_ceilings
+from engine.device.fp8 import find_fp8
+from engine.errors import ConfigError
 from engine.kernels.triton.tuned import load_tuned
 
 WITHOUT_EXTRAS = """
@@ -48,11 +50,11 @@ def _packages() -> dict[str, Any]:
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         found |= {"memory_bytes": properties.total_memory, "num_processors": properties.multi_processor_count}
-    return found | {tool: shutil.which(tool) for tool in ("c++", "nvcc", "compute-sanitizer", "ncu")}
+    return found | {tool: shutil.which(tool) for tool in ("cc", "c++", "nvcc", "compute-sanitizer", "ncu")}
 
 
 def _without_extras(device: torch.device) -> str:
-    environment = os.environ | {"PATH": os.path.dirname(sys.executable), "CXX": "no-compiler"}
+    environment = os.environ | {"CXX": "no-compiler"}  # a C compiler stays: Triton builds its launchers with it
     command = [sys.executable, "-c", WITHOUT_EXTRAS, device.type]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     if done.returncode:
@@ -62,9 +64,11 @@ def _without_extras(device: torch.device) -> str:
 
 def _fp8_tflops(device: torch.device, size: int) -> float | str:
     """Of a product of two float8 matrices with one scale each, or why there is none."""
-    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
-        return "not measured: this device has no fp8 products"
-    left, right = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    try:
+        dtype = find_fp8(device)
+    except ConfigError as error:
+        return f"not measured: {error}"
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     one = torch.ones((), device=device)
 
     def product() -> torch.Tensor:

@@ -123,7 +123,7 @@ class Packs:
         part: int64, per pack, which part of its rows it is; -1: all of them.
         rows: int64, the packs' rows of the batch.
         first_seen, positions: int64, per row: of its own KV the first position in its pack and the last.
-        entries: int64, the packs' block table.
+        entries: int32, the packs' block table.
     """
 
     is_packed: npt.NDArray[np.bool_]
@@ -132,7 +132,7 @@ class Packs:
     rows: Ints
     first_seen: Ints
     positions: Ints
-    entries: Ints
+    entries: npt.NDArray[np.int32]
 
     @classmethod
     def of(
@@ -166,17 +166,19 @@ class Packs:
         chosen = np.flatnonzero(is_packed)
         chosen = chosen[np.argsort(num_parts[chosen], kind="stable")]
         parts = num_parts[chosen]
-        run = np.cumsum(np.diff(parts, prepend=-1) != 0) - 1
-        _, index_in_run = expand(np.bincount(run))
+        _, index_in_run = expand(np.bincount(parts))
         is_first = index_in_run % max(size, 1) == 0
         pack = np.cumsum(is_first) - 1
         own_len = (jobs.kv_end - jobs.prefix_len)[chosen]
         num_blocks = cdiv(own_len, batch.block_size)
         first_block = np.cumsum(num_blocks) - num_blocks
         first_seen = (first_block - first_block[is_first][pack]) * batch.block_size
-        owner, index = expand(num_blocks)
-        last_slot = np.minimum(own_len[owner] - index * batch.block_size, batch.block_size) - 1
-        own_entry = (jobs.own_entry - len(batch.prefix_block_ids))[chosen]
+        end_block = first_block + num_blocks
+        own_entry = jobs.own_entry[chosen] - len(batch.prefix_block_ids)
+        blocks = batch.suffix_block_table[np.repeat(own_entry - first_block, num_blocks) + np.arange(num_blocks.sum())]
+        entries = whole_blocks(blocks)
+        entries[end_block - 1] &= -1 << SLOT_BITS
+        entries[end_block - 1] |= ((own_len - 1) % batch.block_size).astype(np.int32)
         is_last = np.append(is_first[1:], True)[: len(chosen)]
         num_members = np.bincount(pack)
         zeros = np.zeros(len(num_members), dtype=np.int64)
@@ -200,8 +202,13 @@ class Packs:
             rows=rows,
             first_seen=first_seen,
             positions=first_seen + own_len - 1,
-            entries=batch.suffix_block_table[own_entry[owner] + index].astype(np.int64) << SLOT_BITS | last_slot,
+            entries=entries,
         )
+
+
+def whole_blocks(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Entries of blocks of which every slot may be read."""
+    return (block_ids.astype(np.int32, copy=False) << SLOT_BITS) | ((1 << SLOT_BITS) - 1)
 
 
 def _cost_us(launch: Launch, shape: Ints, num_fresh: Ints | Floats, num_reread: Ints | Floats) -> Floats:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.triton.cost_model import Floats, Ints, SharePolicy, choose, sizes_of
-from engine.kernels.triton.tile_jobs import SLOT_BITS, Jobs, Packs, expand, own_jobs, owners, prefix_jobs
+from engine.kernels.triton.tile_jobs import Jobs, Packs, expand, own_jobs, owners, prefix_jobs, whole_blocks
 from engine.kernels.triton.tuned import Launch, TunedAttention
 
 
@@ -60,7 +60,7 @@ class WorkList:
         tiles: ``[num_tiles, TileField.WIDTH]``.
         row_ids: rows of the batch, as tiles refer to them: first 0..T-1, then each shared group's rows, then packs'.
         rows: ``[T, RowField.WIDTH]``.
-        block_table: the prefixes' entries, then the sequences', then the packs' (see `SLOT_BITS`).
+        block_table: the prefixes' entries, then the sequences', then the packs' (tile_jobs.py, `SLOT_BITS`).
         num_partials: partial results of the step, each ``[num_q_heads, head_dim]``.
         num_prefix_tiles: how many of the tiles are prefix tiles.
         tile_us: float64 ``[num_tiles]``, what each should cost.
@@ -133,13 +133,13 @@ def build_work_list(
     )  # fmt: skip
     rows[packs.rows, RowField.PACKED_POSITION] = packs.positions
     rows[packs.rows, RowField.PACKED_FIRST_SEEN] = packs.first_seen
-    is_alone = ~packs.is_packed[own.job]
+    alone = np.flatnonzero(~packs.is_packed[own.job])
     packed_tiles = _tiles(packs.jobs, packs.jobs.kv_begin, packs.jobs.kv_end, packs.part)
     packed_tiles[:, TileField.POSITION_AT] = RowField.PACKED_POSITION
     prefix_tiles = _tiles(prefixes.take(prefix.job), prefix.begin, prefix.end, prefix.index)
-    own_tiles = _tiles(owns.take(own.job), own.begin, own.end, own_part)[is_alone]
+    own_tiles = _tiles(owns.take(own.job[alone]), own.begin[alone], own.end[alone], own_part[alone])
     tiles = np.concatenate([own_tiles, prefix_tiles, packed_tiles])
-    cost_us = np.concatenate([own.cost_us[is_alone], prefix.cost_us, packs.jobs.cost_us])
+    cost_us = np.concatenate([own.cost_us[alone], prefix.cost_us, packs.jobs.cost_us])
     order = np.argsort(-cost_us, kind="stable")
     return WorkList(
         launch=choice.launch,
@@ -147,7 +147,7 @@ def build_work_list(
         row_ids=np.concatenate([np.arange(num_rows), prefix_row_ids, packs.rows]).astype(np.int32),
         rows=rows,
         block_table=np.concatenate(
-            [_whole(batch.prefix_block_ids), _whole(batch.suffix_block_table), packs.entries.astype(np.int32)]
+            [whole_blocks(batch.prefix_block_ids), whole_blocks(batch.suffix_block_table), packs.entries]
         ),
         num_partials=int(stored_parts.sum()),
         num_prefix_tiles=len(prefix.job),
@@ -221,8 +221,3 @@ def _tiles(jobs: Jobs, begin: Ints, end: Ints, part: Ints) -> npt.NDArray[np.int
     ):
         tiles[:, field] = values
     return tiles
-
-
-def _whole(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Entries of blocks of which every slot may be read."""
-    return (block_ids.astype(np.int32) << SLOT_BITS) | ((1 << SLOT_BITS) - 1)
