@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
 from engine.planning.choose_prefixes import PlanMethod
 from flows.cli import EXIT_FAILED
@@ -35,13 +36,17 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Wor
         if options.database is None or options.model is None:
             raise ConfigError("a workload needs --database and --model; a night file names them itself")
         attach = find_attachments(tuple(options.attach))
-        yield _make_job(options.database, options.model, "exact", attach), [load_workload(options.workload)]
+        yield (
+            _make_job(options.database, options.model, EngineConfig(), "exact", attach),
+            [load_workload(options.workload)],
+        )
         return
     if options.database is not None or options.model is not None or options.attach:
         raise ConfigError("a night file names its database, models and attachments itself")
     plan = load_night(Path(options.workload))
     for wave in plan_waves(plan.steps):
-        job = _make_job(plan.database, plan.models[wave.model][0], plan.planning.method, plan.attach)
+        model, engine = plan.models[wave.model]
+        job = _make_job(plan.database, model, engine.to_config(), plan.planning.method, plan.attach)
         yield job, [plan.workloads[name] for name in wave.steps]
 
 
@@ -52,7 +57,9 @@ def _is_night(name: str) -> bool:
         return False  # whoever reads the file as a workload says what is wrong with it
 
 
-def _make_job(database: Path, model: str, method: PlanMethod, attach: Mapping[str, str]) -> LayoutJob:
+def _make_job(
+    database: Path, model: str, engine: EngineConfig, method: PlanMethod, attach: Mapping[str, str]
+) -> LayoutJob:
     from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 
     with connect(database, read_only=True):
@@ -64,6 +71,7 @@ def _make_job(database: Path, model: str, method: PlanMethod, attach: Mapping[st
         model_digest=checkpoint_digest(checkpoint),
         max_model_len=read_max_model_len(checkpoint, "auto"),
         method=method,
+        block_size=engine.shared_block_size,
         full=True,
         attach=attach,
     )
