@@ -69,7 +69,8 @@ class BatchloomEngine:
             )
             for index, token_ids in enumerate(work.token_ids)
         ]
-        groups = plan_prefix_groups([request.token_ids for request in requests])
+        block_size = self._engine.config.shared_block_size
+        groups = plan_prefix_groups([request.token_ids for request in requests], block_size=block_size)
         planned = time.perf_counter()
         answers: dict[str, Completion] = {
             answer.request_id: answer for answer in self._engine.run_plan(requests, groups, on_step=steps.append)

@@ -19,7 +19,7 @@ CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH = 96.0, 30.0, 170.0
 
 def draw_quality(facts: RunFacts) -> dict[str, Picture]:
     """The pictures by the slug of their figure; none where the answers were not evaluated."""
-    shares = [each for each in facts.metrics if not each.label and 0 <= each.value <= 1]
+    shares = [each for each in facts.metrics if not each.label and -1 <= each.value <= 1]
     pictures = {"metrics": _draw_metrics(shares)} if shares else {}
     for number, (_, bins) in enumerate(by_column(facts.calibration), start=1):
         pictures[f"reliability-{number}"] = _draw_reliability(bins)
@@ -41,9 +41,14 @@ def interval(each: Row) -> str:
 
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
-    """A dot a metric with its interval, from 0 to 1."""
-    width = WIDE - NAME_WIDTH - VALUE_WIDTH
-    marks = []
+    """A dot a metric with its interval, from 0 to 1; from below 0 where an interval, as of kappa, begins there."""
+    width, height = WIDE - NAME_WIDTH - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
+    least = min(0.0, *(float(each.value if each.low is None else each.low) for each in metrics))
+
+    def at(value: float) -> float:
+        return NAME_WIDTH + width * (value - least) / (1 - least)
+
+    marks = [element("line", x1=at(0), x2=at(0), y1=0.0, y2=height, class_="axis")] if least < 0 else []
     for number, each in enumerate(metrics):
         y = number * ROW_HEIGHT + ROW_HEIGHT / 2
         text = f"{each.value:.3f}" + (f"  ({interval(each)})" if interval(each) else "")
@@ -53,11 +58,11 @@ def _draw_metrics(metrics: Sequence[Row]) -> Picture:
             element("text", text, x=NAME_WIDTH + width + 12, y=y + 4, class_="name"),
         ]
         if interval(each):
-            low, high = (NAME_WIDTH + width * value for value in (each.low, each.high))
+            low, high = at(each.low), at(each.high)
             bar = element("rect", x=low, y=y - 4, width=max(high - low, 1.0), height=8.0, rx=4, class_="quiet")
             marks.append(bar)
-        marks.append(element("circle", cx=NAME_WIDTH + width * each.value, cy=y, r=5, class_="plain"))
-    return Picture(WIDE, len(metrics) * ROW_HEIGHT + 4, Markup("").join(marks))
+        marks.append(element("circle", cx=at(each.value), cy=y, r=5, class_="plain"))
+    return Picture(WIDE, height + 4, Markup("").join(marks))
 
 
 def _draw_reliability(bins: Sequence[Row]) -> Picture:
