@@ -44,7 +44,9 @@ class Choice:
     total_us: float
 
 
-def tile_us(shape: TileShape, num_tiles: Ints, fresh_tokens: Ints | Floats, reread_tokens: Ints | Floats) -> Floats:
+def tile_us(
+    shape: TileShape, num_tiles: Ints | int, fresh_tokens: Ints | Floats, reread_tokens: Ints | Floats | int
+) -> Floats:
     """Slot time of tiles in microseconds.
 
     Args:
@@ -53,62 +55,95 @@ def tile_us(shape: TileShape, num_tiles: Ints, fresh_tokens: Ints | Floats, rere
         fresh_tokens: KV tokens that all of these tiles read from memory.
         reread_tokens: KV tokens that they read from L2.
     """
-    memory_us = fresh_tokens.astype(np.float64) * (shape.kilotoken_us / 1000)
-    reread_us = reread_tokens.astype(np.float64) * (shape.reread_kilotoken_us / 1000)
-    return num_tiles * shape.tile_us + memory_us + reread_us
+    memory_us = fresh_tokens * (shape.kilotoken_us / 1000)
+    return memory_us + (num_tiles * shape.tile_us + reread_tokens * (shape.reread_kilotoken_us / 1000))
 
 
-def choose(
-    batch: AttentionBatch, launch: Launch, *, group_size: int, policy: SharePolicy, share_margin: float
-) -> Choice:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """What the cost of a step's tiles depends on, the same for every launch.
+
+    Attributes:
+        num_rows, suffix_lens, prefix: int64 ``[S]``, rows of a sequence, its own KV tokens and its prefix's.
+        group: int64 ``[S]``, of each sequence.
+        prefix_lens: int64 ``[G]``.
+        is_decode: every sequence has one row.
+    """
+
+    num_rows: Ints
+    suffix_lens: Ints
+    prefix: Ints
+    group: Ints
+    prefix_lens: Ints
+    is_decode: bool
+
+    @classmethod
+    def of(cls, batch: AttentionBatch) -> "StepSizes":
+        group = np.repeat(np.arange(batch.num_groups), sizes_of(batch.group_starts))
+        prefix_lens = batch.prefix_lens.astype(np.int64)
+        return cls(
+            num_rows=sizes_of(batch.cu_seqlens_q),
+            suffix_lens=batch.suffix_lens.astype(np.int64),
+            prefix=prefix_lens[group],
+            group=group,
+            prefix_lens=prefix_lens,
+            is_decode=batch.num_rows == len(batch.suffix_lens),
+        )
+
+    def count_own_tiles(self, tokens: int) -> tuple[Ints | int, Ints | int]:
+        """Of each sequence: its tiles of `tokens` rows, and own KV tokens that they read after the first that does."""
+        if self.is_decode:
+            return 1, 0
+        num_tiles = cdiv(self.num_rows, tokens)
+        # Tile i of a chunk reads up to its own last row: earlier tokens, and (i + 1) * tokens of the chunk.
+        earlier = (num_tiles - 1) * (self.suffix_lens - self.num_rows)
+        return num_tiles, earlier + tokens * (num_tiles * (num_tiles - 1) // 2)
+
+
+def choose(sizes: StepSizes, launch: Launch, *, group_size: int, policy: SharePolicy, share_margin: float) -> Choice:
     """The cheapest cut of a step under one launch.
 
     Args:
+        sizes: of the step.
         launch: the tile shapes to choose from.
         group_size: query heads of a KV head.
         policy: which prefixes become prefix tiles; see `SharePolicy`.
         share_margin: by how much sharing a prefix must be cheaper than paged attention, as a share of its cost.
     """
-    num_rows = sizes_of(batch.cu_seqlens_q)
-    suffix_lens = batch.suffix_lens.astype(np.int64)
-    members = sizes_of(batch.group_starts)
-    group = np.repeat(np.arange(batch.num_groups), members)
-    prefix_lens = batch.prefix_lens.astype(np.int64)
-    prefix = prefix_lens[group]
-    own_us, paged_us, prefix_row_us = [], [], []
+    num_rows, prefix, group, prefix_lens = sizes.num_rows, sizes.prefix, sizes.group, sizes.prefix_lens
+    num_groups = len(prefix_lens)
+    own_us, paged_us, prefix_row_us, partial_us = [], [], [], []
     for shape in launch.shapes:
         tokens = shape.rows // group_size
-        num_tiles = cdiv(num_rows, tokens)
-        # Tile i of a chunk reads up to its own last row: earlier tokens, and (i + 1) * tokens of the chunk.
-        causal = num_tiles * (suffix_lens - num_rows) + tokens * num_tiles * (num_tiles - 1) // 2 + num_rows
-        own = tile_us(shape, num_tiles, suffix_lens, causal - suffix_lens)
+        num_tiles, reread_tokens = sizes.count_own_tiles(tokens)
+        read_us = prefix * (shape.reread_kilotoken_us / 1000)
+        own = tile_us(shape, num_tiles, sizes.suffix_lens, reread_tokens)
         own_us.append(own)
-        paged_us.append(own + num_tiles * prefix * (shape.reread_kilotoken_us / 1000))
-        prefix_row_us.append(prefix * (shape.reread_kilotoken_us / 1000) * num_rows / tokens)
+        paged_us.append(own + num_tiles * read_us)
+        prefix_row_us.append(read_us * num_rows / tokens)
+        partial_us.append(num_tiles * shape.partial_us)
     (own_shape, own_best), (paged_shape, paged_best) = _cheapest(own_us), _cheapest(paged_us)
-    partial_us = np.array([shape.partial_us for shape in launch.shapes])
-    rows_a_tile = np.array([shape.rows // group_size for shape in launch.shapes])
-    own_best = own_best + partial_us[own_shape] * cdiv(num_rows, rows_a_tile[own_shape])
+    own_best = own_best + np.where(own_shape == 0, partial_us[0], partial_us[-1])
     gain = paged_best - own_best
     # Rows that cost the prefix tiles more than they save go on alone, whatever the rest of the group does.
     is_candidate = (prefix > 0) & (gain > _cheapest(prefix_row_us)[1])
     if policy == "relay":
         is_candidate = prefix > 0
-    shared_rows = np.bincount(group, weights=num_rows * is_candidate, minlength=batch.num_groups).astype(np.int64)
-    prefix_us = []
+    shared_rows = np.bincount(group, weights=num_rows * is_candidate, minlength=num_groups).astype(np.int64)
+    group_us = []
     for shape in launch.shapes:
         num_tiles = cdiv(shared_rows, shape.rows // group_size)
         once = tile_us(shape, num_tiles, prefix_lens, np.maximum(num_tiles - 1, 0) * prefix_lens)
-        prefix_us.append(once + num_tiles * shape.partial_us)
-    prefix_shape, prefix_best = _cheapest(prefix_us)
-    group_gain = np.bincount(group, weights=gain * is_candidate, minlength=batch.num_groups)
+        group_us.append(once + num_tiles * shape.partial_us)
+    prefix_shape, prefix_best = _cheapest(group_us)
+    group_gain = np.bincount(group, weights=gain * is_candidate, minlength=num_groups)
     # Paged attention reads a prefix from memory once too: its first reader pays the difference.
     first_read_us = prefix_lens * (launch.narrow.kilotoken_us - launch.narrow.reread_kilotoken_us) / 1000
     is_worth_it = group_gain + first_read_us > prefix_best * (1 + share_margin)
     if policy != "fused":
-        is_worth_it = np.full(batch.num_groups, policy == "relay")
+        is_worth_it = np.full(num_groups, policy == "relay")
     is_shared = is_candidate & is_worth_it[group]
-    is_group_shared = np.bincount(group, weights=is_shared, minlength=batch.num_groups) > 0
+    is_group_shared = np.bincount(group, weights=is_shared, minlength=num_groups) > 0
     total_us = np.where(is_shared, own_best, paged_best).sum()
     total_us += np.where(is_group_shared, prefix_best, first_read_us).sum()
     return Choice(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.cost_model import Floats, Ints, SharePolicy, choose, sizes_of
+from engine.kernels.triton.cost_model import Floats, Ints, SharePolicy, StepSizes, choose
 from engine.kernels.triton.tile_jobs import Jobs, Packs, expand, own_jobs, owners, prefix_jobs, whole_blocks
 from engine.kernels.triton.tuned import Launch, TunedAttention
 
@@ -92,8 +92,9 @@ def build_work_list(
         group_size: query heads per KV head.
         num_processors: of the device that will run it.
     """
+    sizes = StepSizes.of(batch)
     choices = [
-        choose(batch, launch, group_size=group_size, policy=policy, share_margin=tuned.share_margin)
+        choose(sizes, launch, group_size=group_size, policy=policy, share_margin=tuned.share_margin)
         for launch in launches
     ]
     choice = min(choices, key=lambda found: found.total_us / found.launch.programs_per_processor)
@@ -106,7 +107,7 @@ def build_work_list(
         _Splits.of(jobs, batch.block_size, choice.launch, longest_us, tuned.min_split_tokens)
         for jobs in (owns, prefixes)
     )
-    sequence, group = owners(sizes_of(batch.cu_seqlens_q)), owners(sizes_of(batch.group_starts))
+    sequence, group = owners(sizes.num_rows), sizes.group
     # All tiles of a group's prefix have the same range and shape, so the same number of splits.
     group_parts = np.zeros(batch.num_groups, dtype=np.int64)
     group_parts[job_group] = prefix.num_splits
@@ -116,7 +117,7 @@ def build_work_list(
     num_parts = own.num_splits[job_of_row] + prefix_parts
     stored_parts = np.where(num_parts > 1, num_parts, 0)
     first_of_sequence = batch.cu_seqlens_q[:-1].astype(np.int64)
-    num_earlier = batch.suffix_lens - sizes_of(batch.cu_seqlens_q) + batch.prefix_lens[group]
+    num_earlier = sizes.suffix_lens - sizes.num_rows + sizes.prefix
     num_rows = batch.num_rows
 
     rows = np.zeros((num_rows, RowField.WIDTH), dtype=np.int32)
@@ -176,6 +177,12 @@ class _Splits:
     @classmethod
     def of(cls, jobs: Jobs, block_size: int, launch: Launch, longest_us: float, min_split_tokens: int) -> "_Splits":
         """Cuts ranges that take longer than longest_us, at whole blocks and whole loop steps of the tile's shape."""
+        numbers = np.arange(len(jobs.cost_us))
+        if (jobs.cost_us <= longest_us).all():
+            once = np.ones_like(numbers)
+            return cls(
+                num_splits=once, job=numbers, index=once - 1, begin=jobs.kv_begin, end=jobs.kv_end, cost_us=jobs.cost_us
+            )
         steps = np.array([np.lcm(shape.tokens, block_size) for shape in launch.shapes], dtype=np.int64)[jobs.shape]
         # Count as if the prefix's last block were full: then blocks and steps are multiples of the same unit all along.
         hole = -jobs.prefix_len % block_size

@@ -15,7 +15,7 @@ import engine.kernels
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import paged_attention_ref
-from engine.kernels.triton.cost_model import SharePolicy, choose
+from engine.kernels.triton.cost_model import SharePolicy, StepSizes, choose
 from engine.kernels.triton.tuned import load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
 from tests.engine.kernels.twins import fused_attention_ref, merge_ref, relay_attention_ref
@@ -78,7 +78,7 @@ def test_sharing_never_costs_more_than_paged(groups: Sequence[GroupSize], group_
     batch, _ = make_batch(groups, 16)
     for launch in load_tuned(architecture, element_bits=16, head_dim=64).launches:
         fused, paged, relay = (
-            choose(batch, launch, group_size=group_size, policy=policy, share_margin=0.1)
+            choose(StepSizes.of(batch), launch, group_size=group_size, policy=policy, share_margin=0.1)
             for policy in ("fused", "paged", "relay")
         )
         assert fused.total_us <= paged.total_us * (1 + 1e-12)
