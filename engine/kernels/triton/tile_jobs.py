@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.cost_model import Choice, Floats, Ints, sizes_of, tile_us
+from engine.kernels.triton.cost_model import Choice, Floats, Ints, StepSizes
 from engine.kernels.triton.tuned import Launch
 
 SLOT_BITS = 8
@@ -46,24 +46,22 @@ class Jobs:
         return Jobs(**{name: getattr(self, name)[index] for name in Jobs.__slots__})
 
 
-def own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> Jobs:
+def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size: int) -> Jobs:
     """Every sequence's rows, in tiles of its shape; in row order.
 
     Args:
-        batch: the step.
+        batch, sizes: the step.
         choice: of the cost model: the shapes and who shares its prefix.
         group_size: query heads of a KV head.
     """
-    num_rows = sizes_of(batch.cu_seqlens_q)
-    group = owners(sizes_of(batch.group_starts))
     tokens = tokens_a_tile(choice.launch, group_size)[choice.own_shape]
-    num_tiles = cdiv(num_rows, tokens)
+    num_tiles = cdiv(sizes.num_rows, tokens)
     sequence, index = expand(num_tiles)
-    tokens, num_rows, group = tokens[sequence], num_rows[sequence], group[sequence]
+    tokens, num_rows, group = tokens[sequence], sizes.num_rows[sequence], sizes.group[sequence]
     num_tokens = np.minimum(tokens, num_rows - index * tokens)
-    prefix_len = batch.prefix_lens[group].astype(np.int64)
+    prefix_len = sizes.prefix[sequence]
     is_shared = choice.is_shared[sequence]
-    own_end = batch.suffix_lens[sequence] - num_rows + index * tokens + num_tokens
+    own_end = sizes.suffix_lens[sequence] - num_rows + index * tokens + num_tokens
     # The sequence's last tile reads its own KV first; what it shares with the others, they read again.
     is_first_read = index == num_tiles[sequence] - 1
     num_fresh = np.where(is_first_read, own_end, 0)
@@ -81,21 +79,20 @@ def own_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> Jobs:
     )
 
 
-def prefix_jobs(batch: AttentionBatch, choice: Choice, group_size: int) -> tuple[Jobs, Ints, Ints]:
+def prefix_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size: int) -> tuple[Jobs, Ints, Ints]:
     """The shared rows of each group, in tiles of its shape: jobs, row ids that follow the batch's own, jobs' groups.
 
     Args:
-        batch, choice, group_size: as for `own_jobs`.
+        batch, sizes, choice, group_size: as for `own_jobs`.
     """
-    num_rows = np.where(choice.is_shared, sizes_of(batch.cu_seqlens_q), 0)
-    group_of_sequence = owners(sizes_of(batch.group_starts))
+    num_rows = np.where(choice.is_shared, sizes.num_rows, 0)
     sequence, offset = expand(num_rows)
     row_ids = batch.cu_seqlens_q[sequence] + offset
-    rows_of_group = np.bincount(group_of_sequence, weights=num_rows, minlength=batch.num_groups).astype(np.int64)
+    rows_of_group = np.bincount(sizes.group, weights=num_rows, minlength=batch.num_groups).astype(np.int64)
     tokens = tokens_a_tile(choice.launch, group_size)[choice.prefix_shape]
     group, index = expand(cdiv(rows_of_group, tokens))
     tokens = tokens[group]
-    prefix_len = batch.prefix_lens[group].astype(np.int64)
+    prefix_len = sizes.prefix_lens[group]
     first_of_group = batch.num_rows + np.cumsum(rows_of_group) - rows_of_group
     # One reads it from memory, the others again: the same cost for each, so that all are split alike.
     num_fresh = prefix_len / cdiv(rows_of_group[group], tokens)
@@ -158,9 +155,9 @@ class Packs:
         """
         is_short = (jobs.num_tokens == 1) & (jobs.shape == 0) & (jobs.kv_begin == jobs.prefix_len) & (num_parts > 0)
         is_short &= jobs.cost_us <= SHORT_STARTS * launch.narrow.tile_us
-        size = 0
-        if is_short.any():
-            size = min(launch.narrow.rows // group_size, int(longest_us / jobs.cost_us[is_short].mean()))
+        size, num_short = 0, np.count_nonzero(is_short)
+        if num_short:
+            size = min(launch.narrow.rows // group_size, int(longest_us * num_short / jobs.cost_us[is_short].sum()))
         is_packed = is_short & (jobs.cost_us * size <= longest_us) & (size > 1)
         # A tile is the same part of all its rows: those of one pack have the same number of them.
         chosen = np.flatnonzero(is_packed)
@@ -168,18 +165,17 @@ class Packs:
         parts = num_parts[chosen]
         _, index_in_run = expand(np.bincount(parts))
         is_first = index_in_run % max(size, 1) == 0
-        pack = np.cumsum(is_first) - 1
+        pack, starts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
         own_len = (jobs.kv_end - jobs.prefix_len)[chosen]
         num_blocks = cdiv(own_len, batch.block_size)
         first_block = np.cumsum(num_blocks) - num_blocks
-        first_seen = (first_block - first_block[is_first][pack]) * batch.block_size
+        first_seen = (first_block - first_block[starts][pack]) * batch.block_size
         end_block = first_block + num_blocks
         own_entry = jobs.own_entry[chosen] - len(batch.prefix_block_ids)
         blocks = batch.suffix_block_table[np.repeat(own_entry - first_block, num_blocks) + np.arange(num_blocks.sum())]
         entries = whole_blocks(blocks)
         entries[end_block - 1] &= -1 << SLOT_BITS
         entries[end_block - 1] |= ((own_len - 1) % batch.block_size).astype(np.int32)
-        is_last = np.append(is_first[1:], True)[: len(chosen)]
         num_members = np.bincount(pack)
         zeros = np.zeros(len(num_members), dtype=np.int64)
         cost_us = np.bincount(pack, weights=jobs.cost_us[chosen]) - (num_members - 1) * launch.narrow.tile_us
@@ -188,17 +184,17 @@ class Packs:
         return cls(
             is_packed=is_packed,
             jobs=Jobs(
-                first_row_id=first_row_id + np.flatnonzero(is_first),
+                first_row_id=first_row_id + starts,
                 num_tokens=num_members,
                 shape=zeros,
                 kv_begin=zeros,
-                kv_end=(first_seen + own_len)[is_last],
+                kv_end=(first_seen + own_len)[starts + num_members - 1],
                 prefix_len=zeros,
                 prefix_entry=zeros,
-                own_entry=table_end + first_block[is_first],
+                own_entry=table_end + first_block[starts],
                 cost_us=cost_us,
             ),
-            part=np.where(parts == 1, -1, parts - 1)[is_first],
+            part=np.where(parts[starts] == 1, -1, parts[starts] - 1),
             rows=rows,
             first_seen=first_seen,
             positions=first_seen + own_len - 1,
@@ -212,8 +208,11 @@ def whole_blocks(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def _cost_us(launch: Launch, shape: Ints, num_fresh: Ints | Floats, num_reread: Ints | Floats) -> Floats:
-    one = np.ones(len(shape), dtype=np.int64)
-    return np.choose(shape, [tile_us(found, one, num_fresh, num_reread) for found in launch.shapes])
+    """Of one tile each, as `cost_model.tile_us`."""
+    costs = [(each.tile_us, each.kilotoken_us / 1000, each.reread_kilotoken_us / 1000) for each in launch.shapes]
+    start_us, fresh_us, reread_us = np.array(costs).T[:, shape]
+    found: Floats = start_us + num_fresh * fresh_us + num_reread * reread_us
+    return found
 
 
 def tokens_a_tile(launch: Launch, group_size: int) -> Ints:

@@ -101,8 +101,8 @@ def build_work_list(
     num_slots = num_processors * choice.launch.programs_per_processor
     # A tile longer than this would still run when the others have finished.
     longest_us = tuned.balance * choice.total_us * num_kv_heads / num_slots
-    owns = own_jobs(batch, choice, group_size)
-    prefixes, prefix_row_ids, job_group = prefix_jobs(batch, choice, group_size)
+    owns = own_jobs(batch, sizes, choice, group_size)
+    prefixes, prefix_row_ids, job_group = prefix_jobs(batch, sizes, choice, group_size)
     own, prefix = (
         _Splits.of(jobs, batch.block_size, choice.launch, longest_us, tuned.min_split_tokens)
         for jobs in (owns, prefixes)
