@@ -33,6 +33,7 @@ from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
+from tests.flows.nights.test_night import REPLIES
 from tests.tiny_encoders import save_encoder
 
 ROOT = Path(__file__).parents[2]
@@ -597,22 +598,6 @@ file = "snippets"
 after = "ranking"
 [[workload]]
 file = "ranking"
-"""
-
-REPLIES = """
-name = "replies"
-mode = "generate"
-requests_sql = "replies.sql"
-key = ["doc_id", "query_id"]
-[prompt]
-chat = false
-template = "Say it again: {snippet}"
-may_be_empty = ["snippet"]
-[decoding]
-max_new_tokens = 4
-[output]
-table = "replies"
-answer_column = "reply"
 """
 
 
