@@ -10,12 +10,13 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.device.placement import resolve_device, use_device, use_threads
+from engine.execution.batch_calls import BatchCalls
 from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, run_steps
-from engine.limits import EngineLimits
+from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
-from engine.model.checkpoint import load_model, read_config
+from engine.model.checkpoint import load_model
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.request import Completion, Mode, Request
@@ -27,16 +28,13 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered
 
 if TYPE_CHECKING:
-    from engine.disaggregation.prefill_client import PrefillClient
+    from engine.disaggregation.disaggregated_run import PromptProcess
     from engine.model.shard import Shard
     from engine.pooling.pooler import Pooler
 
 
-class Engine:
+class Engine(BatchCalls):
     """One model on one device. Between calls it holds weights and unused KV memory, no other state.
-
-    Under disaggregation there is a second process like that. The first call starts it; it ends with the engine, with
-    this process, and with a call that is not run to its end.
 
     Made by `Engine.load`. Not thread-safe: one call at a time.
 
@@ -48,24 +46,29 @@ class Engine:
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         self.config = config
-        self._config = config
+        self._config = config  # with nothing left to be chosen
         if config.max_num_batched_tokens == "auto" and model.device.type != "cpu":
             from engine.simulation.step_tokens import fill_in  # a CPU needs none
 
             self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
         self._model = model
         self._checkpoint = checkpoint
-        self._prefill_client: PrefillClient | None = None
         self._make_node: Callable[..., PrefixNode] = PrefixNode
         self._poolers: dict[Mode, Pooler] = {}
         self._runs_ahead = can_run_ahead(config, model.device)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
-        self._num_swap_blocks = 0
+        self._make_swap: Callable[[], SwapSpace | None] = lambda: None
         if config.preemption == "swap":
-            from engine.execution.memory_budget import choose_swap_budget  # few engines swap
+            from engine.execution.memory_budget import swap_maker  # few engines swap
 
-            self._num_swap_blocks = choose_swap_budget(config, self._cache, model.device) // self._cache.block_bytes
+            self._make_swap = swap_maker(config, self._cache, model.device)
+        self._prompt_process: PromptProcess | None = None
+        if config.disaggregation != "none":
+            from engine.disaggregation import disaggregated_run  # most engines need none
+
+            assert checkpoint is not None, "Engine.load refuses a loaded model here"
+            self._prompt_process = disaggregated_run.PromptProcess(checkpoint, self._config, self._runner)
 
     @classmethod
     def load(
@@ -103,25 +106,17 @@ class Engine:
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        loaded = load_model(model, config, device, prove=cls.prove, adapter=adapter, keeps_base=keeps_base, shard=shard)
+        loaded = load_model(model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard)
         return cls(loaded, config, None if is_loaded else str(model))
-
-    @classmethod
-    def prove(cls, model: Path | transformers.PretrainedConfig) -> None:
-        """Refuses an architecture that this engine does not compute as transformers does; once a few seconds.
-
-        Args:
-            model: a checkpoint's folder or its configuration.
-        Raises:
-            ModelError: with the reason.
-        """
-        from engine.model.proof.probe import prove  # most models need none
-
-        prove(read_config(model) if isinstance(model, Path) else model, cls)
 
     def use_adapter(self, adapter: Adapter | None) -> None:
         """Exchanges the adapter; None: the base as it is. Of an engine that was loaded with `keeps_base`."""
-        self._runner.use_adapter(adapter)
+        from engine.model.adapters.adapted_model import AdaptedModel  # most models have no adapter
+
+        assert isinstance(self._model, AdaptedModel), "loaded with keeps_base"
+        self._model.use_adapter(adapter, self._runner.attention)
+        if self._runner.graphs is not None:
+            self._runner.graphs.forget()
 
     @property
     def adapter(self) -> Adapter | None:
@@ -135,6 +130,11 @@ class Engine:
         return self._model.max_positions if limit == "auto" else min(limit, self._model.max_positions)
 
     @property
+    def is_usable(self) -> bool:
+        """False once a rank of the model has failed: the engine has to be loaded again."""
+        return self._model.shard is None or not self._model.shard.is_closed
+
+    @property
     def vocab_size(self) -> int:
         return self._model.vocab_size
 
@@ -146,28 +146,9 @@ class Engine:
     def num_kv_blocks(self) -> int:
         return self._cache.num_blocks
 
-    def generate(self, requests: Sequence[Request], *, decode: Decoder | None = None) -> list[Completion]:
-        """Answers requests of mode "generate"; results in input order.
-
-        Args:
-            requests: in any order; request_ids are unique.
-            decode: needed where a request has stop strings.
-        Raises:
-            RequestError: a request is impossible; raised before any work starts.
-        """
-        return self._answer_all(requests, "generate", decode)
-
-    def score(self, requests: Sequence[Request]) -> list[Completion]:
-        """As `generate`, of requests of mode "score"."""
-        return self._answer_all(requests, "score", None)
-
-    def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
-        """As `generate`, of requests that all are of mode "embed", or "classify".
-
-        Raises:
-            ModelError: the checkpoint has no such answers, or pools other tokens than the last.
-        """
-        return self._answer_all(requests, mode, None)
+    def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:
+        """Why a request cannot be answered even alone; None where it can."""
+        return why_impossible(request, self._model, self._cache, self.max_model_len, can_decode=can_decode)
 
     def run_plan(
         self,
@@ -188,12 +169,11 @@ class Engine:
             decode: needed where a request has stop strings.
             on_step: called after each step.
         """
-        limits, can_decode = self._limits, decode is not None
         sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
         impossible = {
             index: reason
             for index, request in enumerate(requests)
-            if (reason := limits.why_impossible(request, can_decode=can_decode)) is not None
+            if (reason := self.why_impossible(request, can_decode=decode is not None)) is not None
         }
         for index, reason in impossible.items():
             request = requests[index]
@@ -203,23 +183,20 @@ class Engine:
                 num_prompt_tokens=len(request.token_ids),
                 error=reason,
             )
-        config, block_size, layout = self.config, self._cache.block_size, self._cache.layout
-        pool, swap = make_pool(config, self._cache.num_blocks, layout), None
-        if self._num_swap_blocks:
-            from engine.kv.block_copies import BlockCopies
+        config, cache = self._config, self._cache
+        pool, lookup = make_pool(config, cache.num_blocks, cache.layout), None
+        if config.prompt_lookup == "always":
+            from engine.execution.lookup import make_lookup  # most runs guess nothing
 
-            swap = SwapSpace(BlockCopies(self._cache), self._num_swap_blocks, layout.windows if layout else ())
-        make_scheduler = Scheduler
-        if config.disaggregation != "none":
-            from engine.disaggregation.phase_scheduler import PhaseScheduler as make_scheduler
-        scheduler = make_scheduler(
+            lookup = make_lookup(self._model, cache, sampler)
+        scheduler = Scheduler(
             schedule_groups(
-                requests, groups, impossible, block_size, config.sharing, self._make_node, config.deterministic
+                requests, groups, impossible, cache.block_size, config.sharing, self._make_node, config.deterministic
             ),
             pool=pool,
-            config=self._config,
-            swap=swap,
-            lookup=self._runner.make_lookup(sampler),
+            config=config,
+            swap=self._make_swap(),
+            lookup=lookup,
         )
         if not self._model.has_replaced_layers:
             from engine.model.compiling import compile_if_long  # the backends' layers have nothing left to fuse
@@ -240,44 +217,10 @@ class Engine:
         assert not late, "a step was launched and not committed"
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
-    @property
-    def is_usable(self) -> bool:
-        """False once a rank of the model has failed: the engine has to be loaded again."""
-        return self._model.shard is None or not self._model.shard.is_closed
-
-    @property
-    def _limits(self) -> EngineLimits:
-        return EngineLimits(
-            vocab_size=self.vocab_size,
-            has_output_layer=self._model.has_output_layer,
-            max_model_len=self.max_model_len,
-            block_size=self._cache.block_size,
-            num_kv_blocks=self._cache.num_blocks // self._cache.num_tables,
-        )
-
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model
-        forward, cache = self._runner.forward, self._cache
-        if self.config.disaggregation == "none":
-            steps = run_steps(scheduler, forward, sampler, cache.block_size, runs_ahead=self._runs_ahead)
-            yield from steps if self._model.shard is None else self._model.shard.watch(steps)
+        if self._prompt_process is not None:
+            yield from self._prompt_process.run(scheduler, sampler)
             return
-        from engine.disaggregation.disaggregated_run import open_client, run_disaggregated  # most engines need none
-
-        assert self._checkpoint is not None, "Engine.load refuses a loaded model here"
-        client = open_client(self._prefill_client, self._checkpoint, self._config, cache, self._model)
-        self._prefill_client = client
-        try:
-            yield from run_disaggregated(
-                scheduler, forward, sampler, client, cache, is_compiled=self._model.is_compiled
-            )
-        except BaseException:
-            client.close()  # nobody wants the steps under way
-            raise
-
-    def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None) -> list[Completion]:
-        from engine.execution.answer_all import answer_all  # a night has a plan
-
-        why_impossible = partial(self._limits.why_impossible, can_decode=decode is not None)
-        run, block_size = partial(self.run_plan, decode=decode), self.config.shared_block_size
-        return answer_all(requests, mode, why_impossible, run, block_size)
+        steps = run_steps(scheduler, self._runner.forward, sampler, self._cache.block_size, runs_ahead=self._runs_ahead)
+        yield from steps if self._model.shard is None else self._model.shard.watch(steps)

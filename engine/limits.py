@@ -1,8 +1,8 @@
 """The limits on one request and on the KV budget. Nothing here needs weights."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
@@ -11,6 +11,10 @@ from engine.model.checkpoint import is_quantized
 from engine.model.config_sizes import kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
+
+if TYPE_CHECKING:  # take seconds to import
+    from engine.kv.kv_cache import KVCache
+    from engine.model.model import Model
 
 
 def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
@@ -56,50 +60,40 @@ def check_weights(config: EngineConfig, checkpoint: Path) -> None:
         find_quantized(checkpoint, config, resolve_device(config.device))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """Limits on one request alone.
+def why_impossible(
+    request: Request, model: "Model", cache: "KVCache", max_model_len: int, *, can_decode: bool
+) -> str | None:
+    """Why a request cannot be answered even alone; None where it can.
 
-    Attributes:
-        has_output_layer: whether the checkpoint has one; without, requests can be pooled alone.
+    Args:
+        request: of any mode.
+        model: whether it has an output layer, and its vocabulary.
+        cache: the KV memory.
         max_model_len: prompt plus answer, in tokens.
-        block_size, num_kv_blocks: of the KV memory, whose blocks hold tokens of all layers here.
+        can_decode: whether there is a decoder for stop strings.
     """
-
-    vocab_size: int
-    has_output_layer: bool
-    max_model_len: int
-    block_size: int
-    num_kv_blocks: int
-
-    def why_impossible(self, request: Request, *, can_decode: bool) -> str | None:
-        """Why a request cannot be answered even alone; None where it can.
-
-        Args:
-            can_decode: whether there is a decoder for stop strings.
-        """
-        if not self.has_output_layer and not request.is_pooled:
-            return "the checkpoint has no output layer, which generating and scoring take"
-        num_prompt_tokens = len(request.token_ids)
-        largest = max(int(request.token_ids.max()), *(max(label) for label in request.labels), 0)
-        if largest >= self.vocab_size:
-            return f"token id {largest} is not below the vocabulary size {self.vocab_size}"
-        if any(token < 0 for label in request.labels for token in label):
-            return f"label token ids must not be negative, got {request.labels}"
-        num_tokens = most_tokens(request)
-        if num_tokens > self.max_model_len:
-            return (
-                f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer "
-                f"{num_tokens}, which exceeds the context of {self.max_model_len}"
-            )
-        num_blocks = most_blocks(request, self.block_size)
-        if num_blocks > self.num_kv_blocks:
-            return (
-                f"{num_tokens} tokens need up to {num_blocks} KV blocks of {self.block_size} tokens, "
-                f"the memory budget holds {self.num_kv_blocks}"
-            )
-        if request.grammar is not None and request.grammar.vocabulary.size != self.vocab_size:
-            return f"its grammar is of {request.grammar.vocabulary.size} tokens, the model has {self.vocab_size}"
-        if request.stop and not can_decode:
-            return "stop strings need the caller's decoder: pass decode="
-        return None
+    if not model.has_output_layer and not request.is_pooled:
+        return "the checkpoint has no output layer, which generating and scoring take"
+    num_prompt_tokens = len(request.token_ids)
+    largest = max(int(request.token_ids.max()), *(max(label) for label in request.labels), 0)
+    if largest >= model.vocab_size:
+        return f"token id {largest} is not below the vocabulary size {model.vocab_size}"
+    if any(token < 0 for label in request.labels for token in label):
+        return f"label token ids must not be negative, got {request.labels}"
+    num_tokens = most_tokens(request)
+    if num_tokens > max_model_len:
+        return (
+            f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer "
+            f"{num_tokens}, which exceeds the context of {max_model_len}"
+        )
+    num_blocks, num_kv_blocks = most_blocks(request, cache.block_size), cache.num_blocks // cache.num_tables
+    if num_blocks > num_kv_blocks:
+        return (
+            f"{num_tokens} tokens need up to {num_blocks} KV blocks of {cache.block_size} tokens, "
+            f"the memory budget holds {num_kv_blocks}"
+        )
+    if request.grammar is not None and request.grammar.vocabulary.size != model.vocab_size:
+        return f"its grammar is of {request.grammar.vocabulary.size} tokens, the model has {model.vocab_size}"
+    if request.stop and not can_decode:
+        return "stop strings need the caller's decoder: pass decode="
+    return None

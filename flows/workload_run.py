@@ -44,8 +44,10 @@ def prove_architecture(checkpoint: Path) -> None:
 
         if not is_encoder(checkpoint):
             from engine.engine import Engine
+            from engine.model.checkpoint import read_config
+            from engine.model.proof.probe import prove
 
-            Engine.prove(checkpoint)
+            prove(read_config(checkpoint), Engine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from benchmarks.peers.protocol import Answers, LoadSettings, Work, memory, reset
 from benchmarks.peers.transformers_engine import ContinuousEngine
 from benchmarks.random_model import SHAPES, make_model, model_config
 from engine.config import EngineConfig
-from engine.device.fp8 import find_fp8
+from engine.device.gpu import find_fp8
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.model.model_shape import ModelShape

@@ -13,7 +13,7 @@ import torch
 from benchmarks.first_light.host import decode_step_ms
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.gpu import device_time, measure_ceilings
-from engine.device.fp8 import find_fp8
+from engine.device.gpu import find_fp8
 from engine.errors import ConfigError
 from engine.kernels.triton.tuned import load_tuned
 

@@ -24,21 +24,10 @@ def check_device(name: str) -> None:
     Raises:
         ConfigError: torch does not know the name, or finds no such GPU here.
     """
-    if name in ("auto", "cpu"):
-        return
-    import torch
+    if name not in ("auto", "cpu"):
+        from engine.device.gpu import check_gpu
 
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not known to torch; use cpu, cuda or auto") from error
-    if device.type != "cuda":
-        return
-    if not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: torch finds no GPU here; use cpu or auto")
-    num_gpus = torch.cuda.device_count()
-    if device.index is not None and device.index >= num_gpus:
-        raise ConfigError(f"device {name!r}: torch finds {num_gpus} here, the last is 'cuda:{num_gpus - 1}'")
+        check_gpu(name)
 
 
 def resolve_device(name: str) -> "torch.device":
@@ -90,7 +79,7 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
     if name == "int8" and device.type != "cpu":
         raise ConfigError(f"dtype 'int8' is computed on a CPU, not on {device}: set device to cpu, or another dtype")
     if name == "fp8":
-        from engine.device.fp8 import find_fp8  # other formats need none of it
+        from engine.device.gpu import find_fp8  # other formats need none of it
 
         return find_fp8(device)
     if name == "quantized":

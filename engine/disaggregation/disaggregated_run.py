@@ -9,34 +9,46 @@ from collections import deque
 from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.disaggregation.phase_scheduler import PhaseScheduler
 from engine.disaggregation.prefill_client import PrefillClient
 from engine.execution.memory_budget import resolve_prefill_device
 from engine.execution.output import TokenSampler
-from engine.execution.step_runner import CommittedSteps, Forward
+from engine.execution.step_runner import CommittedSteps, Forward, StepRunner
 from engine.kv.kv_cache import KVCache
-from engine.model.model import Model
+from engine.scheduling.policies.preemption import evict_idle_prefixes
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
 
-def open_client(
-    client: PrefillClient | None, checkpoint: str, config: EngineConfig, cache: KVCache, model: Model
-) -> PrefillClient:
-    """The process that computes prompts: the one that is there, else a new one, which ends with the model at the last.
+class PromptProcess:
+    """The process that computes prompts for an engine, whose model it has, too.
+
+    The first run starts it. It ends with the engine, with this process, and with a run that is not taken to its end.
 
     Args:
-        client: of an earlier call, if any.
         checkpoint: that the process loads.
         config: of the engine that decodes.
-        cache: its KV memory.
-        model: that it has loaded.
+        runner: with that engine's model and KV memory.
     """
-    if client is None or client.is_closed:
-        there = replace(config, device=str(resolve_prefill_device(model.device)))
-        client = PrefillClient(checkpoint, there, cache, model.kv_shape)
-        weakref.finalize(model, client.close)
-    return client
+
+    def __init__(self, checkpoint: str, config: EngineConfig, runner: StepRunner) -> None:
+        self._checkpoint = checkpoint
+        self._config = replace(config, device=str(resolve_prefill_device(runner.model.device)))
+        self._runner = runner
+        self.client: PrefillClient | None = None
+
+    def run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
+        """See `run_disaggregated`."""
+        model, cache = self._runner.model, self._runner.cache
+        if self.client is None or self.client.is_closed:
+            self.client = PrefillClient(self._checkpoint, self._config, cache, model.kv_shape)
+            weakref.finalize(model, self.client.close)
+        try:
+            yield from run_disaggregated(
+                scheduler, self._runner.forward, sampler, self.client, cache, is_compiled=model.is_compiled
+            )
+        except BaseException:
+            self.client.close()  # nobody wants the steps under way
+            raise
 
 
 def run_disaggregated(
@@ -58,13 +70,14 @@ def run_disaggregated(
         cache: the KV memory of this process.
         is_compiled: whether the worker is to compile its layers.
     """
-    assert isinstance(scheduler, PhaseScheduler), "steps of both phases"
     under_way: deque[Step] = deque()
 
     def send_prompts(step: Step | None) -> None:
         """Sends as many steps as may be under way; the first is `step`, which may have counted preemptions."""
         while worker.can_send:
-            step = scheduler.schedule_prompts(step)
+            step = step or scheduler.new_step()
+            scheduler.queues.add_prompts(step)
+            scheduler.finalize(step)
             if step.is_empty:
                 return
             worker.send(step.build_batch(cache.block_size), is_compiled=is_compiled)
@@ -73,7 +86,9 @@ def run_disaggregated(
             step = None
 
     while scheduler.num_unfinished:
-        decodes = scheduler.schedule_decodes(may_preempt=not under_way)
+        decodes = scheduler.new_step()
+        scheduler.add_decodes(decodes, may_preempt=not under_way)
+        scheduler.finalize(decodes)
         has_decodes = not decodes.is_empty
         if not decodes.is_blocked:  # else the worker runs dry first, so that the latest request can lose its memory
             send_prompts(None if has_decodes else decodes)
@@ -83,7 +98,7 @@ def run_disaggregated(
             tokens = sampler.sample(hidden, decodes).wait()
             yield decodes, scheduler.commit(decodes, tokens)
         elif not under_way:
-            scheduler.evict_idle_prefixes()
+            evict_idle_prefixes(scheduler)
             send_prompts(decodes)
             assert under_way, "requests are left, but none of them could be given memory"
         waits = not has_decodes

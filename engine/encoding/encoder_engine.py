@@ -13,7 +13,7 @@ from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
 from engine.errors import ConfigError, ModelError
-from engine.execution.answer_all import answer_all
+from engine.execution.batch_calls import BatchCalls
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
 from engine.model.checkpoint import resolve_checkpoint
@@ -42,7 +42,7 @@ class _Text:
         return self.request.mode, -1 if separator is None else separator
 
 
-class EncoderEngine:
+class EncoderEngine(BatchCalls):
     """One encoder on one device, with the calls of `engine.engine.Engine` that make sense for it.
 
     Made by `EncoderEngine.load`. Not thread-safe: one call at a time.
@@ -97,15 +97,6 @@ class EncoderEngine:
         limit = self.config.max_model_len
         return self._max_positions if limit == "auto" else min(limit, self._max_positions)
 
-    def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
-        """Answers requests that all are of mode "embed", or "classify"; results in input order.
-
-        Raises:
-            RequestError: a request is impossible; raised before any work starts.
-            ModelError: the checkpoint has no such answers, or its pooling is not supported.
-        """
-        return answer_all(requests, mode, self._why_impossible, self.run_plan)
-
     def run_plan(
         self,
         requests: Sequence[Request],
@@ -131,7 +122,7 @@ class EncoderEngine:
             if mode not in POOLED_MODES:
                 raise ModelError(f"mode is {mode!r}, and an encoder answers {' and '.join(map(repr, POOLED_MODES))}")
             self._encoder.find_pooler(mode)
-        reasons = [self._why_impossible(request) for request in requests]
+        reasons = [self.why_impossible(request) for request in requests]
         for request, reason in zip(requests, reasons, strict=True):
             if reason is not None:
                 num_tokens = len(request.token_ids)
@@ -160,7 +151,7 @@ class EncoderEngine:
         vectors: Vector = self._encoder.find_pooler(request.mode)(hidden, lengths).cpu().numpy()
         return vectors
 
-    def _why_impossible(self, request: Request) -> str | None:
+    def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:
         largest, num_tokens = int(request.token_ids.max()), len(request.token_ids)
         if largest >= self._encoder.vocab_size:
             return f"token id {largest} is not below the vocabulary size {self._encoder.vocab_size}"

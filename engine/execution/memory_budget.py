@@ -8,10 +8,12 @@ import torch
 from engine.config import EngineConfig
 from engine.device.free_memory import MOST_CPU_KV_BYTES, free_memory_bytes
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
-from engine.execution.step_graphs import graph_bytes
+from engine.execution.step_graphs import find_buckets, graph_bytes
 from engine.kernels.attention_backend import AttentionBackend
+from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache
 from engine.model.model import Model
+from engine.scheduling.policies.preemption import SwapSpace
 
 if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
     from engine.kernels.triton.triton_attention import TritonAttention
@@ -22,7 +24,6 @@ def find_kv_budget(
     model: Model,
     backend: AttentionBackend,
     graphable: "TritonAttention | None",
-    buckets: tuple[int, ...],
 ) -> int:
     """See `choose_kv_budget`.
 
@@ -31,8 +32,8 @@ def find_kv_budget(
         model: loaded.
         backend: its attention.
         graphable: of which CUDA graphs will be made; None for none.
-        buckets: sizes of these graphs.
     """
+    buckets = find_buckets(config.step_tokens)
 
     def measure() -> MemoryProfile:
         return measure_memory(
@@ -64,20 +65,21 @@ def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: C
     return measure_left().kv_share_bytes(config.memory_fraction, num_processes)
 
 
-def choose_swap_budget(config: EngineConfig, cache: KVCache, device: torch.device) -> int:
-    """Bytes of host memory for the KV of preempted requests.
+def swap_maker(config: EngineConfig, cache: KVCache, device: torch.device) -> Callable[[], SwapSpace]:
+    """Makes the host memory for the KV of preempted requests, for one run after the other.
 
     Args:
         config: how much.
-        cache: the KV memory; "auto" takes as much.
+        cache: the KV memory; "auto" takes as much, at most half of what is free now.
         device: where the KV memory is.
     """
     if config.swap_memory_bytes == "auto":
-        budget_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
+        num_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
     else:
-        budget_bytes = config.swap_memory_bytes
+        num_bytes = config.swap_memory_bytes
     # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
-    return budget_bytes if device.type == "cpu" else budget_bytes // 2
+    num_blocks = (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes
+    return lambda: SwapSpace(BlockCopies(cache), num_blocks, cache.layout.windows if cache.layout else ())
 
 
 def resolve_prefill_device(device: torch.device) -> torch.device:

@@ -83,12 +83,6 @@ def graph_bytes(backend: "TritonAttention", buckets: tuple[int, ...]) -> int:
     return num_graphs * GRAPH_BYTES + num_partials * backend.num_q_heads * (backend.head_dim + 1) * 4
 
 
-def device_graphs() -> Callable[[], Graph]:
-    """Makes graphs that share their memory."""
-    pool = torch.cuda.graph_pool_handle()
-    return lambda: DeviceGraph(pool)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
     """Steps of at most num_rows rows under one launch of the attention kernel.
@@ -212,6 +206,27 @@ class StepGraphs:
         # Where layers have windows, several entries of a table name one block.
         num_kv_blocks = self._cache.num_blocks if self._cache.layout is None else num_rows * self._most_blocks
         return work_capacity(self._backend, num_rows, most_blocks=self._most_blocks, num_kv_blocks=num_kv_blocks)
+
+
+def make_graphs(
+    backend: "TritonAttention", model: Model, cache: KVCache, step_tokens: int, max_model_len: int
+) -> StepGraphs:
+    """Graphs of an engine's decode steps; they share their memory.
+
+    Args:
+        backend, model, cache: of the engine, see `StepGraphs`.
+        step_tokens: most tokens in a step.
+        max_model_len: longest prompt plus answer, in tokens.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    return StepGraphs(
+        model,
+        cache,
+        backend,
+        buckets=find_buckets(step_tokens),
+        max_model_len=max_model_len,
+        make_graph=lambda: DeviceGraph(pool),
+    )
 
 
 def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int, num_kv_blocks: int) -> WorkCapacity:

@@ -1,14 +1,13 @@
 """A model with its KV memory and its attention on one device, and the loop that computes steps there."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from engine.config import EngineConfig
 from engine.execution.output import PendingTokens, TokenSampler
-from engine.execution.step_graphs import StepGraphs, device_graphs, find_buckets
+from engine.execution.step_graphs import StepGraphs, make_graphs
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import make_attention
 from engine.model.model import Model
@@ -17,9 +16,8 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered, Step
 from engine.scheduling.token_batch import TokenBatch
 
-if TYPE_CHECKING:
-    from engine.model.adapters.adapter import Adapter
-    from engine.scheduling.prompt_lookup import PromptLookup
+Forward = Callable[..., torch.Tensor]
+"""Launches a step, as `StepRunner.forward` does."""
 
 CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
 """Steps that are done, in order, each with the sequences that it answers."""
@@ -43,7 +41,6 @@ class StepRunner:
             CapacityError: the KV budget holds no block.
         """
         self.model = model
-        self._config = config
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
         make = make_attention
         if config.deterministic:
@@ -59,8 +56,6 @@ class StepRunner:
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"
         graphable = self.attention.graphable if has_graphs else None
-        buckets = () if graphable is None else find_buckets(config.step_tokens)
-
         shape = model.kv_shape
         if shape.windows:
             from engine.kv.kv_layout import kept_windows  # most models have no windows
@@ -70,7 +65,7 @@ class StepRunner:
         if budget_bytes == "auto":
             from engine.execution.memory_budget import find_kv_budget  # else nothing is measured
 
-            budget_bytes = find_kv_budget(config, model, self.attention, graphable, buckets)
+            budget_bytes = find_kv_budget(config, model, self.attention, graphable)
         self.cache = KVCache(
             shape,
             block_size=config.block_size,
@@ -80,23 +75,7 @@ class StepRunner:
         )
         self.graphs: StepGraphs | None = None
         if graphable is not None:
-            self.graphs = StepGraphs(
-                model,
-                self.cache,
-                graphable,
-                buckets=buckets,
-                max_model_len=max_model_len,
-                make_graph=device_graphs(),
-            )
-
-    def use_adapter(self, adapter: "Adapter | None") -> None:
-        """See `AdaptedModel.use_adapter`."""
-        from engine.model.adapters.adapted_model import AdaptedModel  # most models have no adapter
-
-        assert isinstance(self.model, AdaptedModel), "loaded with keeps_base"
-        self.model.use_adapter(adapter, self.attention)
-        if self.graphs is not None:
-            self.graphs.forget()
+            self.graphs = make_graphs(graphable, model, self.cache, config.step_tokens, max_model_len)
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Launches a step, which writes its KV; on a GPU the result is there when the device gets so far.
@@ -110,25 +89,6 @@ class StepRunner:
             self.model.shard.send(batch)
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
-
-    def make_lookup(self, sampler: TokenSampler) -> "PromptLookup | None":
-        """What guesses tokens of answers in one run, which `sampler` chooses; None where nothing is guessed."""
-        if self._config.prompt_lookup == "never":
-            return None
-        from engine.scheduling.prompt_lookup import PromptLookup, num_weight_rows
-
-        return PromptLookup(
-            num_weight_rows=num_weight_rows(self.model.device.type, is_bf16=self.model.dtype == torch.bfloat16),
-            num_weight_kv_tokens=self.model.weight_bytes / self.model.kv_shape.bytes_per_token,
-            block_size=self.cache.block_size,
-            count_allowed=sampler.count_allowed,
-        )
-
-
-class Forward(Protocol):
-    """Launches a step; on a GPU the result is there when the device gets so far."""
-
-    def __call__(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 def run_steps(

@@ -62,7 +62,9 @@ def make_attention(
     if name == "auto" and (device.type != "cpu" or dtype_name(kv_shape.dtype) == "fp8"):
         name = "fused"
     if kv_shape.dtype == torch.int8:
-        return _make_int8_attention(shape, block_size=block_size, has_layers=has_layers)
+        from engine.model.int8 import make_int8_attention  # other formats need none of it
+
+        return make_int8_attention(**shape, block_size=block_size, has_layers=has_layers)
     if name not in ("auto", "native", "torch"):
         from engine.kernels.triton.choose import make_triton_attention  # CPU runs need none of it
 
@@ -77,15 +79,3 @@ def make_attention(
                 raise ConfigError(f"attention 'native': {error}") from error
             LOGGER.info("torch computes the layers, and the night takes about twice as long: %s", error)
     return CpuAttention(**shape)
-
-
-def _make_int8_attention(shape: dict[str, Any], *, block_size: int, has_layers: bool) -> AttentionBackend:
-    from engine.kernels.cpu.int8 import Int8Backend  # other formats need none of it
-
-    del shape["dtype"]
-    try:
-        if not has_layers:
-            raise ValueError("the model's layers are not those of Llama, Mistral or Qwen")
-        return Int8Backend(**shape, block_size=block_size, folder=cache_folder())
-    except (ValueError, NativeBuildError) as error:
-        raise ConfigError(f"dtype 'int8': {error}") from error

@@ -52,17 +52,9 @@ def resolve_checkpoint(model: str | Path) -> Path:
         if not any(path.glob("*.safetensors")) and not (path / GGUF_TENSORS).is_file():
             raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file")
         return path
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelError(f"model {str(model)!r}: a file must be a .gguf file; else name the checkpoint's folder")
-        from engine.model.gguf import open_gguf  # most models are no GGUF files
+    from engine.model.hub import hub_snapshot, open_file  # most models are local folders
 
-        return open_gguf(path)
-    if path.suffix == ".gguf" or path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") > 1:
-        raise ModelError(f"model {str(model)!r}: no such file or folder")
-    from engine.model.hub import hub_snapshot  # most models are local
-
-    return hub_snapshot(str(model))
+    return open_file(model) if path.is_file() else hub_snapshot(str(model))
 
 
 def is_quantized(model: object) -> "TypeGuard[str | Path]":
@@ -194,10 +186,10 @@ def load_model(
         model: as for `engine.Engine.load`.
         config: names the number format.
         device: where the weights go.
-        how: `prove` of `Model.load`; adapter, keeps_base and shard of `engine.Engine.load`.
+        how: `make_engine` of `Model.load`; adapter, keeps_base and shard of `engine.Engine.load`.
     Raises:
         ConfigError: the device does not compute the format, or the checkpoint has none such.
-        ModelError: not readable, or refused by `prove`.
+        ModelError: as `Model.load`.
     """
     from engine.model.model import Model  # reads checkpoints with this module
 

@@ -1,10 +1,14 @@
 """transformers' own layers under torch.compile, where a run is long enough to pay for the compilation."""
 
+import logging
+
 import torch
 
 from engine.config import Compile
 from engine.kernels.cpu.native_build import find_compiler
 from engine.model.model import Model
+
+LOGGER = logging.getLogger("batchloom.engine")
 
 TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 """Prompt tokens to compute from which "auto" compiles: about a minute's work on two CPU cores."""
@@ -34,8 +38,9 @@ def compile_layers(model: Model) -> None:
         model.is_compiled = True
 
 
-def decompile(model: Model) -> None:
-    """The opposite of `compile_layers`."""
+def decompile(model: Model, error: Exception) -> None:
+    """The opposite of `compile_layers`: a compiler that is installed but broken must not cost the night."""
+    LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
     for layer in model.layers:
         layer._compiled_call_impl = None  # what Module.compile sets; it has no public opposite
     model.is_compiled = False

@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub."""
+"""Checkpoints that are no folders: a GGUF file, or a repository of the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -8,12 +8,24 @@ from engine.model.checkpoint import SENTENCE_FILES, TOKENIZER_FILES, resolve_che
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES, *SENTENCE_FILES)
 
 
+def open_file(model: str | Path) -> Path:
+    """The folder of a GGUF file, made once in the cache folder; `ModelError` for any other file."""
+    path = Path(model).expanduser()
+    if path.suffix != ".gguf":
+        raise ModelError(f"model {str(model)!r}: a file must be a .gguf file; else name the checkpoint's folder")
+    from engine.model.gguf import open_gguf
+
+    return open_gguf(path)
+
+
 def hub_snapshot(model: str) -> Path:
     """The folder of a hub id's checkpoint, fetched where it is not there yet.
 
     Raises:
-        ModelError: it cannot be fetched, or holds no checkpoint.
+        ModelError: it is named as a path, cannot be fetched, or holds no checkpoint.
     """
+    if _is_named_as_path(model):
+        raise ModelError(f"model {model!r}: no such file or folder")
     return resolve_checkpoint(_fetch(model, [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]))
 
 
@@ -25,9 +37,7 @@ def resolve_head(model: str | Path) -> Path:
     Raises:
         ModelError: nothing usable is there; the message says what was looked for.
     """
-    path = Path(model).expanduser()
-    is_named_as_path = path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") > 1
-    if path.exists() or path.suffix == ".gguf" or is_named_as_path:
+    if Path(model).expanduser().exists() or _is_named_as_path(str(model)):
         return resolve_checkpoint(model)
     folder = _fetch(str(model), [name for name in SMALL_FILES if not name.endswith(".safetensors")])
     if not (folder / "config.json").is_file():
@@ -35,6 +45,10 @@ def resolve_head(model: str | Path) -> Path:
     if not any(folder.glob("*.safetensors")) and not _has_weights(str(model)):
         raise ModelError(f"model {str(model)!r}: the repository holds no *.safetensors file")
     return folder
+
+
+def _is_named_as_path(model: str) -> bool:
+    return model.endswith(".gguf") or model.startswith((".", "~", "/")) or model.count("/") > 1
 
 
 def _fetch(model: str, patterns: list[str]) -> Path:

@@ -11,7 +11,6 @@ from torch import nn
 from engine.errors import ModelError
 from engine.kernels.attention_backend import OutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear
-from engine.kernels.output_layer import columns_in_float64, mask_logits
 from engine.model.attention import AttentionStep, window_of
 
 _WEIGHTS = frozenset(
@@ -104,28 +103,6 @@ def join_linears(*linears: nn.Linear) -> Linear:
     """Weights and biases of linear layers on the same input, as one layer's."""
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
     return torch.cat([linear.weight for linear in linears]), bias
-
-
-class TorchOutputLayer:
-    """The checkpoint's own output layer (`engine.kernels.attention_backend.OutputLayer`)."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        self.linear = linear
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(hidden)
-        return logits
-
-    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        logits = self.logits(hidden).float()
-        return (logits if allowed is None else mask_logits(logits, allowed)).argmax(dim=-1)
-
-    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        bias = None if self.linear.bias is None else self.linear.bias[token_ids]
-        return columns_in_float64(hidden, self.weights_of(token_ids), bias)
-
-    def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.linear.weight[token_ids]
 
 
 class TiedEmbedding(nn.Module):

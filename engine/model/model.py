@@ -21,12 +21,13 @@ from engine.kernels.output_layer import mask_logits
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionStep
 from engine.model.checkpoint import find_eos_token_ids, is_plain, load_weights, read_config, resolve_checkpoint
-from engine.model.layers import ReplacedLayers, TiedEmbedding, TorchOutputLayer, read_weights
+from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.stock_attention import ATTENTION_NAME
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from engine.model.adapters.adapter import Adapter
+    from engine.model.proof.tiny_run import MakeEngine
     from engine.model.shard import Shard
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -56,7 +57,8 @@ class Model:
         config = language_model.config.get_text_config(decoder=True)
         self.settings: dict[str, Any] = config.to_dict()
         self._base = language_model.get_decoder()
-        self._output_layer: OutputLayer = TorchOutputLayer(language_model.get_output_embeddings())
+        self._head: Any = language_model.get_output_embeddings()
+        self._output_layer: OutputLayer
         self._draw_tokens = draw_tokens
         self.adapter: Adapter | None = None
         self.shard: Shard | None = None
@@ -96,7 +98,7 @@ class Model:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        prove: Callable[[transformers.PretrainedConfig], None],
+        make_engine: "MakeEngine",
     ) -> "Model":
         """Reads a checkpoint straight onto the device; a model object is used as it is, switched to our attention.
 
@@ -104,19 +106,18 @@ class Model:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
             dtype: of weights, KV and computation; 8-bit formats are made of bfloat16 weights by `use_layers_of`.
             device: where the weights go.
-            prove: refuses an architecture that is not computed exactly; called before weights, unless it is plain.
-        Raises `ModelError` where it is not readable, or refused by prove.
+            make_engine: with which an architecture that is not plain is proven, before weights are read.
+        Raises:
+            ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
         """
         kv_dtype, dtype = dtype, torch.bfloat16 if dtype.itemsize == 1 else dtype
         if isinstance(model, transformers.PreTrainedModel):
-            if not is_plain(model.config.to_dict()):
-                prove(model.config)
+            _prove(model.config, make_engine)
             model = model.to(device=device, dtype=dtype).eval()
             return cls(model, device=device, owns_weights=False, kv_dtype=kv_dtype)
         folder = resolve_checkpoint(model)
         config = read_config(folder)
-        if not is_plain(config.to_dict()):
-            prove(config)
+        _prove(config, make_engine)
         loaded, has_output_layer = load_weights(folder, config, dtype=dtype, device=device)
         made = cls(loaded.eval(), device=device, owns_weights=True, kv_dtype=kv_dtype)
         made.has_output_layer = has_output_layer
@@ -131,6 +132,12 @@ class Model:
         """
         self._draw_tokens = backend.draw_tokens
         layers = backend.make_layers(self._take_layers())
+        head, self._head = self._head, None  # freed where the backend's output layer is a copy
+        output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
+        if output_layer is None:
+            from engine.model.torch_output_layer import TorchOutputLayer  # most nights compute with packed weights
+
+            self._output_layer = TorchOutputLayer(head)
         if layers is None:
             if not self.has_plain_layers:
                 LOGGER.info("transformers' own layers compute this model, attention %s its attention", backend.name)
@@ -140,10 +147,8 @@ class Model:
         self._base._modules = dict(self._base._modules)
         self._base.layers = nn.ModuleList([self._join_layers(layers)])
         self.has_replaced_layers = True
-        assert isinstance(self._output_layer, TorchOutputLayer), "the output layer is replaced once"
-        head, embedding = self._output_layer.linear, self._base.embed_tokens
-        if (output_layer := backend.make_output_layer(head.weight, head.bias)) is not None:
-            self._output_layer = output_layer
+        if output_layer is not None:
+            self._output_layer, embedding = output_layer, self._base.embed_tokens
             if self._owns_weights and head.weight is embedding.weight and type(embedding) is nn.Embedding:
                 self._base.embed_tokens = TiedEmbedding(output_layer)
         give_back_freed_memory()
@@ -215,11 +220,9 @@ class Model:
         try:
             hidden: torch.Tensor = self._base(**inputs).last_hidden_state
         except TorchDynamoException as error:
-            # A compiler that is installed but broken must not cost the night. What was written is written again.
-            LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
             from engine.model.compiling import decompile
 
-            decompile(self)
+            decompile(self, error)  # what was written is written again
             hidden = self._base(**inputs).last_hidden_state
         if self.has_replaced_layers or step.output_rows is None:
             return hidden[0]
@@ -255,6 +258,13 @@ class Model:
         """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
         logits = self._output_layer.label_logits(hidden, token_ids)
         return (logits if self._finish_logits is None else self._finish_logits(logits)).float()
+
+
+def _prove(config: transformers.PretrainedConfig, make_engine: "MakeEngine") -> None:
+    if not is_plain(config.to_dict()):
+        from engine.model.proof.probe import prove  # most models need none
+
+        prove(config, make_engine)
 
 
 def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KVShape:

@@ -23,14 +23,14 @@ class BatchQueues(RequestQueues):
         most_tokens, is_idle = self._config.step_tokens, self.num_running == 0
         window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
         window = self._admit_window(window)
-        while window > 0 and self._waiting_groups and self.has_free_place:
-            if not self._admission.fits_group(self._waiting_groups[0]):
+        while window > 0 and self.waiting_groups and self.has_free_place:
+            if not self._admission.fits_group(self.waiting_groups[0]):
                 return
-            group = self._waiting_groups.popleft()
+            group = self.waiting_groups.popleft()
             window -= self._start_prefix(group.node, ())
             self._admit(group.sequences[0])
             window -= group.sequences[0].num_uncomputed
-            self._ready.extend(group.sequences[1:])
+            self.ready.extend(group.sequences[1:])
             window = self._admit_window(window)
 
     def _add_batch_prefills(self, step: Step) -> None:
@@ -38,26 +38,26 @@ class BatchQueues(RequestQueues):
         if self._config.prefill == "chunked":
             for sequence in self._ready_prompts():
                 step.add_suffix(sequence)
-            for node in self._prefixes:
+            for node in self.prefixes:
                 node.add_to(step)
         else:
             from engine.scheduling.whole_prompts import add_packed  # most runs cut prompts
 
-            tops = dict.fromkeys(node.next_to_compute() for node in self._prefixes)
+            tops = dict.fromkeys(node.next_to_compute() for node in self.prefixes)
             add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
 
     def _admit_window(self, window: float) -> float:
         """Starts waiting requests while the window has tokens left; returns the rest, 0 where memory ran out."""
-        while window > 0 and self._ready:
-            if not self._can_admit(self._ready[0]):
+        while window > 0 and self.ready:
+            if not self._can_admit(self.ready[0]):
                 return 0
-            sequence = self._ready.popleft()
+            sequence = self.ready.popleft()
             self._admit(sequence)
             window -= sequence.num_uncomputed
         return window
 
     def _ready_prompts(self) -> Iterator[Sequence]:
-        for sequence in self._prefilling:
+        for sequence in self.prefilling:
             is_ready = sequence.node is None or sequence.node.is_complete
             if is_ready and sequence.num_uncomputed:
                 # The last token of a prompt is never reused, so a prompt is reused whole until some of it is computed.

@@ -110,20 +110,6 @@ class PromptLookup:
         return range(matched, matched + len(found))
 
 
-def num_weight_rows(device_type: str, *, is_bf16: bool) -> int:
-    """Rows that a step computes in the time in which it reads the model's weights; for products on tiles measured.
-
-    Args:
-        device_type: "cpu" or "cuda".
-        is_bf16: whether weights are bf16, which some CPUs multiply on tiles.
-    """
-    if device_type != "cpu":
-        return 256
-    import torch
-
-    return 64 if is_bf16 and torch.cpu._is_amx_tile_supported() else 16
-
-
 def _mean_kv_tokens(step: Step) -> float:
     """KV that a step reads for a decode token, on average; a shared prefix is read once."""
     nodes = {sequence.node for sequence, _ in step.decodes if sequence.node is not None}

@@ -1,9 +1,8 @@
 """Who waits and who runs: groups not started, prefixes being computed, requests with and without KV memory."""
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable
-from operator import attrgetter
 
 from engine.config import EngineConfig, Order
 from engine.kv.block_pool import BlockPool
@@ -38,8 +37,12 @@ class RequestQueues:
         config: the policies, and the limits of a step.
         admission: which requests may be given memory.
     Attributes:
-        num_unfinished: requests not answered yet, running or not.
         mixes_phases: whether a step may hold both prompts and decode tokens.
+        waiting_groups: not started, in the order in which they are to start.
+        prefixes: those that have memory and are being computed, with the requests that wait for them.
+        ready: requests whose prefix is computed, in the order in which they are to be given memory.
+        prefilling, decoding: requests that hold KV.
+        num_unfinished: requests not answered yet, running or not.
     """
 
     mixes_phases = True
@@ -51,16 +54,16 @@ class RequestQueues:
         self._config = config
         self._admission = admission
         self._max_running = math.inf if config.max_running_requests == "memory" else config.max_running_requests
-        self._waiting_groups = deque(order_groups(groups, config.order))
-        self._prefixes: dict[PrefixNode, list[Sequence]] = {}
-        self._ready: deque[Sequence] = deque()
-        self._prefilling: dict[Sequence, None] = {}
-        self._decoding: dict[Sequence, None] = {}
-        self.num_unfinished = sum(len(group.sequences) for group in self._waiting_groups)
+        self.waiting_groups = deque(order_groups(groups, config.order))
+        self.prefixes: dict[PrefixNode, list[Sequence]] = {}
+        self.ready: deque[Sequence] = deque()
+        self.prefilling: dict[Sequence, None] = {}
+        self.decoding: dict[Sequence, None] = {}
+        self.num_unfinished = sum(len(group.sequences) for group in self.waiting_groups)
 
     @property
     def num_running(self) -> int:
-        return len(self._decoding) + len(self._prefilling)
+        return len(self.decoding) + len(self.prefilling)
 
     @property
     def has_free_place(self) -> bool:
@@ -69,79 +72,38 @@ class RequestQueues:
 
     def add_prompts(self, step: Step) -> None:
         """Adds prompts to a step: continues those begun, then starts requests and prefixes while it has room."""
-        for sequence in self._prefilling:
+        for sequence in self.prefilling:
             step.add_suffix(sequence)
         # An incomplete prefix fills the step, so no other prefix takes the memory that its requests wait for.
-        while self._add_ready(step) and step.room and self._waiting_groups and self.has_free_place:
-            if not self._admission.fits_group(self._waiting_groups[0]):
+        while self._add_ready(step) and step.room and self.waiting_groups and self.has_free_place:
+            if not self._admission.fits_group(self.waiting_groups[0]):
                 return
-            group = self._waiting_groups.popleft()
+            group = self.waiting_groups.popleft()
             self._start_prefix(group.node, group.sequences)
 
     def release_computed_prefixes(self) -> None:
         """Makes the requests of prefixes that are complete now ready."""
-        for node in [node for node in self._prefixes if node.is_complete]:
-            self._ready.extend(self._prefixes.pop(node))
-
-    def drop_freed_prefixes(self) -> None:
-        """Forgets prefixes whose blocks were freed with the last request that needed them."""
-        for node in [node for node in self._prefixes if not node.holds_blocks]:
-            del self._prefixes[node]
+        for node in [node for node in self.prefixes if node.is_complete]:
+            self.ready.extend(self.prefixes.pop(node))
 
     def continue_decoding(self, sequence: Sequence) -> None:
-        if sequence not in self._decoding:
-            self._prefilling.pop(sequence, None)
-            self._decoding[sequence] = None
+        if sequence not in self.decoding:
+            self.prefilling.pop(sequence, None)
+            self.decoding[sequence] = None
 
-    def decoding_by_age(self) -> list[Sequence]:
-        """Those that decode, in the order in which they were admitted."""
-        return sorted(self._decoding, key=attrgetter("admission"))
-
-    def is_decoding(self, sequence: Sequence) -> bool:
-        return sequence in self._decoding
-
-    def latest_running(self) -> Sequence:
-        """The sequence that was admitted last, of those that hold KV."""
-        return max((*self._decoding, *self._prefilling), key=lambda sequence: sequence.admission)
-
-    def requeue(self, sequence: Sequence) -> None:
-        """Puts a sequence that has lost its memory first in the queue."""
-        self._stop(sequence)
-        self._ready.appendleft(sequence)
-
-    def finish(self, sequence: Sequence) -> None:
-        """Takes out a sequence that is answered."""
-        self._stop(sequence)
-        self.num_unfinished -= 1
-
-    def evict_idle_prefixes(self) -> None:
-        """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
-        queued: defaultdict[PrefixNode | None, list[Sequence]] = defaultdict(list)
-        for sequence in self._ready:
-            queued[sequence.node].append(sequence)
-        ready = [ScheduledGroup(node=node, sequences=sequences) for node, sequences in queued.items()]
-        ready += [ScheduledGroup(node=node, sequences=waiting) for node, waiting in self._prefixes.items()]
-        groups = [*ready, *self._waiting_groups]
-        kept = set(groups[0].node.chain()) if groups[0].node is not None else set()
-        nodes = {node for group in groups if group.node is not None for node in group.node.chain()}
-        for node in sorted(nodes - kept, key=lambda node: -node.start):
-            node.release(self._pool)
-        self._ready.clear()
-        self._prefixes.clear()
-        self._waiting_groups = deque(groups)
-
-    def _stop(self, sequence: Sequence) -> None:
-        self._prefilling.pop(sequence, None)
-        self._decoding.pop(sequence, None)
+    def stop(self, sequence: Sequence) -> None:
+        """Takes out a sequence that holds no KV any more: it is answered, or has lost its memory."""
+        self.prefilling.pop(sequence, None)
+        self.decoding.pop(sequence, None)
 
     def _admit_ready(self, step: Step) -> bool:
         """Starts ready requests while the step has room; False where memory or the cap forbids the next one."""
-        while step.room and self._ready:
-            sequence = self._ready[0]
+        while step.room and self.ready:
+            sequence = self.ready[0]
             if not self._can_admit(sequence):
                 return False
-            self._admit(self._ready.popleft())
-            if sequence in self._decoding:
+            self._admit(self.ready.popleft())
+            if sequence in self.decoding:
                 step.add_decode(sequence)
             else:
                 step.add_suffix(sequence)
@@ -151,10 +113,10 @@ class RequestQueues:
         """Starts requests whose prefix is complete, and continues the prefixes of others; returns as `_admit_ready`."""
         if not self._admit_ready(step):
             return False
-        for node in list(self._prefixes):
+        for node in list(self.prefixes):
             node.add_to(step)
             if node.is_complete_after(step):  # in each layer, a step's KV is written before anything attends
-                self._ready.extend(self._prefixes.pop(node))
+                self.ready.extend(self.prefixes.pop(node))
                 if not self._admit_ready(step):
                     return False
         return True
@@ -165,13 +127,13 @@ class RequestQueues:
     def _admit(self, sequence: Sequence) -> None:
         self._admission.admit(sequence)
         is_prefilled = sequence.num_computed >= sequence.num_suffix  # swapped in
-        (self._decoding if is_prefilled else self._prefilling)[sequence] = None
+        (self.decoding if is_prefilled else self.prefilling)[sequence] = None
 
     def _start_prefix(self, node: PrefixNode | None, waiting: Iterable[Sequence]) -> int:
         """Gives a prefix memory, and queues its requests; returns the tokens that it took blocks for."""
         num_tokens = 0 if node is None else node.acquire(self._pool, self._config.block_size)
         if node is None or node.is_complete:
-            self._ready.extend(waiting)
+            self.ready.extend(waiting)
         else:
-            self._prefixes.setdefault(node, []).extend(waiting)
+            self.prefixes.setdefault(node, []).extend(waiting)
         return num_tokens

@@ -5,12 +5,13 @@ grow beyond the memory set aside for them, the request admitted last gives its K
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission, OutputReserve
-from engine.scheduling.policies.preemption import SwapSpace
+from engine.scheduling.policies.preemption import SwapSpace, evict_idle_prefixes, make_room
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence
 from engine.scheduling.step import Answered, Step, StepTokens
@@ -31,6 +32,8 @@ class Scheduler:
         config: the policies, and the limits of a step.
         swap: host memory for the KV of preempted requests; None where nothing is swapped.
         lookup: guesses tokens of answers; None where nothing is guessed.
+    Attributes:
+        queues, admission: who waits and who runs; which of them may be given memory.
     """
 
     def __init__(
@@ -43,35 +46,30 @@ class Scheduler:
         lookup: "PromptLookup | None" = None,
     ) -> None:
         self.pool = pool
-        self._config = config
-        self._swap = swap
+        self.config = config
+        self.swap = swap
         self._lookup = lookup
         self._reserve = OutputReserve(config.output_reserve)
-        self._admission = Admission(pool, config.block_size, self._reserve, swap)
+        self.admission = Admission(pool, config.block_size, self._reserve, swap)
         queues = RequestQueues
         if config.batching != "continuous" or config.prefill != "chunked":
             from engine.scheduling.batch_queues import BatchQueues as queues  # most runs mix prompts and decode tokens
-        self._queues: RequestQueues = queues(groups, pool=pool, config=config, admission=self._admission)
+        self.queues: RequestQueues = queues(groups, pool=pool, config=config, admission=self.admission)
 
     @property
     def num_unfinished(self) -> int:
         """Requests not answered yet, running or not."""
-        return self._queues.num_unfinished
+        return self.queues.num_unfinished
 
     @property
     def num_running(self) -> int:
         """Requests that hold KV."""
-        return self._queues.num_running
-
-    @property
-    def can_start(self) -> bool:
-        """Whether a waiting request that fits into memory would start: no batch and no cap keeps it."""
-        return self._config.batching == "continuous" and self._queues.has_free_place
+        return self.queues.num_running
 
     @property
     def num_swapped_blocks(self) -> int:
         """Blocks in host memory that hold the KV of preempted requests."""
-        return 0 if self._swap is None else self._swap.num_used
+        return 0 if self.swap is None else self.swap.num_used
 
     def schedule(self, *, is_settled: bool = True) -> Step:
         """The next step, with memory for all that it computes. Empty when everything is finished.
@@ -80,16 +78,16 @@ class Scheduler:
             is_settled: False while a step is under way that is not committed. Then nobody loses memory: the step is
                 empty where somebody would have to, or where there is nothing to do before that commit.
         """
-        step = self._new_step()
+        step = self.new_step()
         if self.num_unfinished:
             self._add_work(step, may_preempt=is_settled)
             if step.is_blocked:
-                step = self._new_step()
+                step = self.new_step()
             elif is_settled and step.is_empty:
-                self._queues.evict_idle_prefixes()
+                evict_idle_prefixes(self)
                 self._add_work(step, may_preempt=True)
             assert not (step.is_empty and is_settled), "requests are left, but none of them could be given memory"
-        return self._finalize(step)
+        return self.finalize(step)
 
     def mark_computed(self, step: Step) -> None:
         """Books the step's KV as written: what computes in turn may be sent the next step."""
@@ -98,14 +96,14 @@ class Scheduler:
             node.num_computed += count
         for sequence, _ in step.suffixes:
             sequence.num_reused = min(sequence.num_reused, sequence.num_computed)
-        cache = self._admission.cache
+        cache = self.admission.cache
         for sequence, count in (*step.decodes, *step.suffixes):
             first, known = sequence.num_computed, sequence.length
             sequence.num_computed = first + count if first + count < known else known  # guesses may be wrong
             if cache is not None:
                 cache.remember(sequence, first)
         step.left_block_ids = self.pool.leave(step)
-        self._queues.release_computed_prefixes()
+        self.queues.release_computed_prefixes()
 
     def advance(self, step: Step) -> None:
         """Lets each answer of the step go on before its token is known, and each scored label be followed by the next.
@@ -123,13 +121,13 @@ class Scheduler:
             if place == sequence.length:  # else the commit of the step before has found it to be forced
                 sequence.own_token_ids[place] = -1 - row
                 sequence.length = place + 1
-            self._queues.continue_decoding(sequence)
+            self.queues.continue_decoding(sequence)
         for sequence, _, _, _ in step.scored_rows:
             if sequence.request.mode != "generate" and sequence.num_uncomputed == 0:
                 label = sequence.next_label
                 if label >= 0:
                     sequence.start_label(label)
-                    self._queues.continue_decoding(sequence)
+                    self.queues.continue_decoding(sequence)
                 else:
                     step.scored.append(sequence)
 
@@ -158,11 +156,12 @@ class Scheduler:
             if reason is not None:
                 sequence.length = length  # later tokens are dropped
                 answered.append(Answered(sequence=sequence, reason=reason, has_late_row=has_late_row))
-                self._finish(sequence)
+                self._reserve.book(sequence)
+                self.drop(sequence)
         for sequence in step.scored:
             sequence.length = sequence.num_suffix
             answered.append(Answered(sequence=sequence, reason="scored"))
-            self._finish(sequence)
+            self.drop(sequence)
         self.pool.free(step.left_block_ids)
         return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
 
@@ -174,80 +173,59 @@ class Scheduler:
             step.num_right_tokens += is_right
         if is_right:
             sequence.num_computed += 1
-            if self._admission.cache is not None:
-                self._admission.cache.remember(sequence, sequence.num_computed - 1)
+            if self.admission.cache is not None:
+                self.admission.cache.remember(sequence, sequence.num_computed - 1)
 
-    def _new_step(self) -> Step:
-        return Step(room=self._config.step_tokens)
+    def new_step(self) -> Step:
+        """An empty step."""
+        return Step(room=self.config.step_tokens)
 
-    def _finalize(self, step: Step) -> Step:
+    def finalize(self, step: Step) -> Step:
+        """The step, ready to be computed: guesses are added, and its rows arranged."""
         if self._lookup is not None:
             self._lookup.add_guesses(step)
         step.finalize(self.pool)
         return step
 
     def _add_work(self, step: Step, *, may_preempt: bool) -> None:
-        if self._queues.mixes_phases:
-            self._add_decodes(step, may_preempt=may_preempt)
+        if self.queues.mixes_phases:
+            self.add_decodes(step, may_preempt=may_preempt)
             if not step.is_blocked:
-                self._queues.add_prompts(step)
+                self.queues.add_prompts(step)
         else:
-            self._queues.add_prompts(step)
+            self.queues.add_prompts(step)
             if step.is_empty:
-                self._add_decodes(step, may_preempt=may_preempt)
+                self.add_decodes(step, may_preempt=may_preempt)
 
-    def _add_decodes(self, step: Step, *, may_preempt: bool) -> None:
-        """Adds decode tokens, oldest request first: whoever loses memory to an older one is not in the step yet."""
-        block_size = self._config.block_size
-        for sequence in self._queues.decoding_by_age():
+    def add_decodes(self, step: Step, *, may_preempt: bool) -> None:
+        """Adds decode tokens, oldest request first: whoever loses memory to an older one is not in the step yet.
+
+        Without `may_preempt`, a request that lacks memory waits, and the step is marked as blocked.
+        """
+        block_size = self.config.block_size
+        for sequence in sorted(self.queues.decoding, key=attrgetter("admission")):
             if step.room == 0:
                 break
-            if step.num_preempted and not self._queues.is_decoding(sequence):
+            if step.num_preempted and sequence not in self.queues.decoding:
                 continue
             needed = min(sequence.length, sequence.num_computed + step.room)
-            if needed <= len(sequence.block_ids) * block_size:
-                step.add_decode(sequence)
-            elif may_preempt or self._admission.can_grow(sequence, needed):
-                if not self._grow(sequence, needed, step):
-                    break
-                step.add_decode(sequence)
-            else:
-                step.is_blocked = True
+            if needed > len(sequence.block_ids) * block_size:
+                if not self.admission.can_grow(sequence, needed):
+                    if not may_preempt:
+                        step.is_blocked = True
+                        continue
+                    if not make_room(self, sequence, needed, step):
+                        break
+                sequence.reserve(self.pool, needed, block_size)
+            step.add_decode(sequence)
 
-    def _grow(self, sequence: Sequence, num_tokens: int, step: Step) -> bool:
-        """Takes blocks from whoever was admitted last; False if that is this one itself."""
-        while not self._admission.can_grow(sequence, num_tokens):
-            latest = self._queues.latest_running()
-            self._preempt(latest, step)
-            if latest is sequence:
-                return False
-        sequence.reserve(self.pool, num_tokens, self._config.block_size)
-        return True
-
-    def _preempt(self, sequence: Sequence, step: Step) -> None:
-        """Takes a request's KV, and queues it first, or kills it where another one still runs."""
-        step.num_preempted += 1
-        if self._config.preemption == "kill" and self.num_running > 1:
-            step.killed.append(sequence)
-            self._drop(sequence)
-            self._queues.drop_freed_prefixes()
-            return
-        if self._swap is not None and self._swap.save(sequence, self._config.block_size):
-            sequence.free_blocks(self.pool)
-        else:
-            sequence.release(self.pool)
-        self._queues.requeue(sequence)
-
-    def _finish(self, sequence: Sequence) -> None:
-        self._reserve.book(sequence)
-        self._drop(sequence)
-
-    def _drop(self, sequence: Sequence) -> None:
-        """Frees a sequence's KV, and its prefix with it where it was the last one to need it."""
-        self._queues.finish(sequence)
+    def drop(self, sequence: Sequence) -> None:
+        """Ends a sequence: frees its KV, and its prefix with it where it was the last one to need it."""
+        self.queues.stop(sequence)
+        self.queues.num_unfinished -= 1
         sequence.release(self.pool)
         if sequence.node is not None:
             sequence.node.finish_user(self.pool)
-        if self._admission.cache is not None:
-            self._admission.cache.forget(sequence)
+        if self.admission.cache is not None:
+            self.admission.cache.forget(sequence)
         sequence.is_answered = True

@@ -102,7 +102,8 @@ def simulate_plan(
         step = scheduler.schedule()
         # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
         num_waiting = scheduler.num_unfinished - scheduler.num_running
-        is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and scheduler.can_start
+        can_start = config.batching == "continuous" and scheduler.queues.has_free_place
+        is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and can_start
         cost = roofline.cost(measure_work(step, window_shares))
         answered = scheduler.commit(step, _make_tokens(step, num_answer_tokens))
         record = record_step(step, answered, scheduler, number=number, duration_ms=cost.seconds * 1e3)

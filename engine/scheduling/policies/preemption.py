@@ -1,4 +1,6 @@
-"""What becomes of a request that loses its KV memory, and the host memory that may keep its KV for it.
+"""Who loses KV memory when it runs out, what becomes of such a request, and the host memory that may keep its KV.
+
+Idle prefixes go first; then the request that was admitted last, of those that run.
 
 "recompute"
     its KV is dropped; the prompt and what was generated are computed again later.
@@ -8,13 +10,71 @@
     it ends with an error. The last request that runs is never killed: alone it fits once idle prefixes are gone.
 """
 
-from typing import Any, Protocol
+from collections import defaultdict, deque
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.prefix_node import PrefixNode
+from engine.scheduling.sequence import ScheduledGroup, Sequence
+
+if TYPE_CHECKING:
+    from engine.scheduling.scheduler import Scheduler
+    from engine.scheduling.step import Step
+
+
+def make_room(scheduler: "Scheduler", sequence: Sequence, num_tokens: int, step: "Step") -> bool:
+    """Takes KV from running requests, the latest first, until a sequence can grow; False if it loses its own.
+
+    Args:
+        scheduler: of the run.
+        sequence: which decodes.
+        num_tokens: own tokens that it is to hold.
+        step: counts those who lose their memory.
+    """
+    latest: Sequence | None = None
+    while latest is not sequence and not scheduler.admission.can_grow(sequence, num_tokens):
+        queues = scheduler.queues
+        latest = max((*queues.decoding, *queues.prefilling), key=attrgetter("admission"))
+        _preempt(scheduler, latest, step)
+    return latest is not sequence
+
+
+def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
+    """Takes a request's KV, and queues it first, or kills it where another one still runs."""
+    queues = scheduler.queues
+    step.num_preempted += 1
+    if scheduler.config.preemption == "kill" and queues.num_running > 1:
+        step.killed.append(sequence)
+        scheduler.drop(sequence)
+        queues.prefixes = {node: waiting for node, waiting in queues.prefixes.items() if node.holds_blocks}
+        return
+    if scheduler.swap is not None and scheduler.swap.save(sequence, scheduler.config.block_size):
+        sequence.free_blocks(scheduler.pool)
+    else:
+        sequence.release(scheduler.pool)
+    queues.stop(sequence)
+    queues.ready.appendleft(sequence)
+
+
+def evict_idle_prefixes(scheduler: "Scheduler") -> None:
+    """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
+    queues = scheduler.queues
+    queued: defaultdict[PrefixNode | None, list[Sequence]] = defaultdict(list)
+    for sequence in queues.ready:
+        queued[sequence.node].append(sequence)
+    groups = [ScheduledGroup(node=node, sequences=found) for node, found in (*queued.items(), *queues.prefixes.items())]
+    groups += queues.waiting_groups
+    kept = set(groups[0].node.chain()) if groups[0].node is not None else set()
+    nodes = {node for group in groups if group.node is not None for node in group.node.chain()}
+    for node in sorted(nodes - kept, key=lambda node: -node.start):
+        node.release(scheduler.pool)
+    queues.ready.clear()
+    queues.prefixes.clear()
+    queues.waiting_groups = deque(groups)
 
 
 class BlockStore(Protocol):

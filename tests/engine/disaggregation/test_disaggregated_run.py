@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.disaggregation.disaggregated_run import run_disaggregated
-from engine.disaggregation.phase_scheduler import PhaseScheduler
 from engine.disaggregation.prefill_client import written_blocks
 from engine.execution.output import TokenSampler
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE
 from tests.engine.hash_model import WINDOWS, HashMemory, answer_without_end, kept_layout, poison_freed_blocks
@@ -122,7 +122,7 @@ def test_each_token_is_computed_from_kv_that_is_there(
     pool, worker = make_pool(config, num_blocks, layout), LateWorker(there, rng)
     poison_freed_blocks(pool, cache, there)
     groups = schedule_groups(requests, plan_prefix_groups(prompts), (), BLOCK_SIZE, config.sharing)
-    scheduler = PhaseScheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
+    scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
     sampler = TokenSampler(HashHead(), None)  # type: ignore[arg-type]
     steps = run_disaggregated(scheduler, cache.forward, sampler, worker, cache, is_compiled=False)  # type: ignore[arg-type]
     ended: list[int] = []

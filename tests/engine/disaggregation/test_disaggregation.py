@@ -62,8 +62,9 @@ def expected(tiny_llama: Path) -> dict[str, Completion]:
 
 
 def worker_of(engine: Engine) -> "subprocess.Popen[bytes]":
-    assert engine._prefill_client is not None
-    return engine._prefill_client._process
+    assert engine._prompt_process is not None
+    assert engine._prompt_process.client is not None
+    return engine._prompt_process.client._process
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
-from engine.execution.memory_budget import choose_kv_budget, choose_swap_budget
+from engine.execution.memory_budget import choose_kv_budget, swap_maker
 from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
 from engine.kv.kv_cache import KVCache, KVShape
 
@@ -118,7 +118,7 @@ def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
         device=torch.device("cpu"),
     )
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for setting, held in ((5000, 5000), ("auto", cache.num_blocks * cache.block_bytes)):
+    for setting, num_blocks in ((8 * cache.block_bytes, 8), ("auto", cache.num_blocks)):
         config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
-        assert choose_swap_budget(config, cache, cpu) == held
-        assert choose_swap_budget(config, cache, gpu) == held // 2
+        assert swap_maker(config, cache, cpu)().num_blocks == num_blocks
+        assert swap_maker(config, cache, gpu)().num_blocks == num_blocks // 2

@@ -1,4 +1,4 @@
-"""Which 8-bit floating-point format a device multiplies."""
+"""What is asked of a GPU: whether it is there, and which 8-bit floating-point format it multiplies."""
 
 import os
 
@@ -8,6 +8,21 @@ from engine.errors import ConfigError
 
 FORMATS = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 """Of AMD's architectures. NVIDIA's, from compute capability 8.9 on, have float8_e4m3fn."""
+
+
+def check_gpu(name: str) -> None:
+    """Refuses a device that torch does not have, see `engine.device.placement.check_device`."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known to torch; use cpu, cuda or auto") from error
+    if device.type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: torch finds no GPU here; use cpu or auto")
+    num_gpus = torch.cuda.device_count()
+    if device.index is not None and device.index >= num_gpus:
+        raise ConfigError(f"device {name!r}: torch finds {num_gpus} here, the last is 'cuda:{num_gpus - 1}'")
 
 
 def find_fp8(device: torch.device) -> torch.dtype:

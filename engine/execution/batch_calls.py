@@ -1,0 +1,63 @@
+"""Requests of one mode, planned and answered in one call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.execution.output import Decoder
+from engine.planning.plan import PrefixGroup
+from engine.planning.prefix_groups import plan_prefix_groups
+from engine.request import Completion, Mode, Request
+
+
+class BatchCalls(ABC):
+    """The calls of an engine that plan for themselves; results are in input order.
+
+    Each raises `RequestError` before any work starts where a request is impossible, is of another mode, or has the
+    request_id of another one.
+    """
+
+    config: EngineConfig
+
+    @abstractmethod
+    def run_plan(
+        self, requests: Sequence[Request], groups: Sequence[PrefixGroup], *, decode: Decoder | None = None
+    ) -> Iterator[Completion]:
+        """See `engine.engine.Engine.run_plan`."""
+
+    @abstractmethod
+    def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:
+        """Why a request cannot be answered even alone; None where it can."""
+
+    def generate(self, requests: Sequence[Request], *, decode: Decoder | None = None) -> list[Completion]:
+        """Answers requests of mode "generate"; `decode` is needed where one has stop strings."""
+        return self._answer_all(requests, "generate", decode)
+
+    def score(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answers requests of mode "score"."""
+        return self._answer_all(requests, "score")
+
+    def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
+        """Answers requests that all are of mode "embed", or "classify".
+
+        Raises:
+            ModelError: the checkpoint has no such answers, or its pooling is not supported.
+        """
+        return self._answer_all(requests, mode)
+
+    def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None = None) -> list[Completion]:
+        seen = set[str]()
+        for request in requests:
+            if request.request_id in seen:
+                raise RequestError(f"request {request.request_id!r}: the request_id is used twice in one call")
+            seen.add(request.request_id)
+            reason = self.why_impossible(request, can_decode=decode is not None)
+            if request.mode != mode:
+                reason = f"mode is {request.mode!r}, expected {mode!r} here"
+            if reason is not None:
+                raise RequestError(f"request {request.request_id!r}: {reason}")
+        prompts = [request.token_ids for request in requests]
+        groups = plan_prefix_groups(prompts, block_size=self.config.shared_block_size)
+        answers = {answer.request_id: answer for answer in self.run_plan(requests, groups, decode=decode)}
+        return [answers[request.request_id] for request in requests]
