@@ -1,10 +1,16 @@
 """Fixtures that every test may use: a private environment, tiny checkpoints of each family, the demo's model."""
 
 import atexit
+import fcntl
+import gc
 import os
 import shutil
+import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,6 +32,9 @@ os.environ.update(
     DO_NOT_TRACK="1",
     HF_HUB_OFFLINE="1",
 )
+
+# What is imported while tests are collected stays: no garbage is looked for in it, then or later.
+gc.set_threshold(100_000)
 
 
 @atexit.register
@@ -49,6 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that none of them is begun when all other processes are about to end."""
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(700)
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -80,6 +94,28 @@ def private_environment() -> Iterator[None]:
     """Removes the private folders when the last test has run."""
     yield
     _PRIVATE.cleanup()
+
+
+@pytest.fixture(scope="session")
+def prefect_database() -> Path:
+    """A Prefect database as it is after its migrations, made once for all of pytest's processes; to be copied.
+
+    The private folder of Prefect has a copy, which servers of command lines use.
+    """
+    made, part = (Path(_CACHE, name) for name in ("prefect.db", "prefect.part"))
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{made}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            environment = os.environ | {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{part}"}
+            upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+            subprocess.run(upgrade, env=environment, check=True, stdout=subprocess.DEVNULL)
+            with closing(sqlite3.connect(part)) as connection:
+                connection.execute("vacuum into ?", [str(made)])
+    home = Path(os.environ["PREFECT_HOME"])
+    home.mkdir(exist_ok=True)
+    shutil.copyfile(made, home / "prefect.db")
+    return made
 
 
 @pytest.fixture(scope="session")

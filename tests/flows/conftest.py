@@ -1,5 +1,6 @@
 """A real Prefect server for the session, and a database file as a team might have it."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import Any
 
 import duckdb
 import pytest
-from prefect.settings import PREFECT_API_URL
-from prefect.testing.utilities import prefect_test_harness
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
 from flows.nightly import nightly
+from flows.prefect_server import quiet_prefect
 from flows.settings import EngineSettings, PlanSettings
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
@@ -71,9 +72,12 @@ class Nights:
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[str]:
+def prefect_server(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server that all flows of this process use from here on."""
-    with prefect_test_harness(server_startup_timeout=240):
+    database = tmp_path_factory.mktemp("prefect") / "prefect.db"
+    shutil.copyfile(prefect_database, database)
+    own = {PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{database}"}
+    with temporary_settings(own), quiet_prefect():
         yield str(PREFECT_API_URL.value())
 
 

@@ -22,6 +22,7 @@ from flows.cli import COMMANDS, batchloom, main
 from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from tasks.runs.infer_job import FailurePolicy
+from tests.flows.distributed.worker_watch import wait_until
 
 ROOT = Path(__file__).parents[2]
 STOPPED = "nightly: stopped; finished partitions are kept, and the next run does the rest"
@@ -89,7 +90,7 @@ def start(nights: Any, prefect_server: str, tmp_path_factory: pytest.TempPathFac
         command.wait()
 
 
-def wait_for(condition: Callable[[], Any], command: Command, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], Any], command: Command, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert command.process.poll() is None, command.errors
@@ -261,13 +262,16 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
     many_documents(nights, 40)
     ((num_requests,),) = nights.sql("select count(*) from snippet_requests")
-    command = start("--workload", "snippets", "--partition-tokens", "1", own_server=how == "ctrl-c")
+    command = start("--workload", "snippets", "--partition-tokens", "1", own_server=how != "sigterm")
     wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)
+    servers = find_temporary_servers(command.process.pid)
     if how == "ctrl-c":  # as a terminal sends it: to every process of the job, its Prefect server included
         os.killpg(command.process.pid, signal.SIGINT)
     else:
         command.process.send_signal(signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
     assert command.wait(15) == exit_code
+    assert len(servers) == (how != "sigterm")
+    wait_until(lambda: not any(server.exists() for server in servers), 5)
     if how == "kill":
         assert nights.sql("select count(*) from snippets") == [(0,)]
     else:
@@ -303,21 +307,8 @@ def test_a_terminal_shows_a_bar(nights: Any, start: Start) -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_temporary_server_ends_with_its_night_even_when_it_is_killed(nights: Any, start: Start) -> None:
-    many_documents(nights, 40)
-    command = start("--workload", "snippets", "--partition-tokens", "1", own_server=True)
-    wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)
-    process_id = command.process.pid
+def find_temporary_servers(process_id: int) -> list[Path]:
+    """Folders under /proc of the Prefect servers that a process has started."""
     children = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
-    (server,) = (Path("/proc", child) for child in children if b"temporary_server.py" in read_command(child))
-    command.process.kill()
-    command.wait()
-    deadline = time.monotonic() + 5
-    while server.exists():
-        assert time.monotonic() < deadline, "the server lives on"
-        time.sleep(0.05)
-
-
-def read_command(process_id: str) -> bytes:
-    return Path("/proc", process_id, "cmdline").read_bytes()
+    folders = [Path("/proc", child) for child in children]
+    return [folder for folder in folders if b"temporary_server.py" in (folder / "cmdline").read_bytes()]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -75,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[dict[str, str]]:
+def server(folder: Path, prefect_database: Path) -> Iterator[dict[str, str]]:
     """A Prefect server on loopback with a database of its own; gives the environment of its clients."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -83,6 +84,8 @@ def server(folder: Path) -> Iterator[dict[str, str]]:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOCAL_STORAGE_PATH"}
     environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
+    (folder / "prefect").mkdir()
+    shutil.copyfile(prefect_database, folder / "prefect" / "prefect.db")
     with in_background(command, environment, folder / "server.log"):
         deadline = time.monotonic() + 240
         while not is_healthy(environment["PREFECT_API_URL"]):
@@ -154,7 +157,7 @@ def test_a_worker_runs_the_deployment(
     assert all(run["auto_scheduled"] and run["expected_start_time"][11:19] == "02:00:00" for run in tonight)
     assert len(tonight) >= 2, "one a night"
     with in_background(WORKER, server, folder / "worker.log"):
-        prefect("deployment", "run", "nightly/nightly", "--params", json.dumps(parameters | {"workloads": ["ranking"]}))
+        order_night(ask, parameters | {"workloads": ["ranking"]})
         prefect("deployment", "run", "nightly/nightly", "--watch", "--params", json.dumps(parameters))
         # What the schedule made for 2:00 is due now. Its database is that of prefect.yaml, which is not there.
         due = {
@@ -205,14 +208,13 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
         "engine": {"dtype": "float32", "kv_memory": "8MiB", "max_num_batched_tokens": 128, "num_threads": 1},
         "planning": {"partition_tokens": 400},
     }
-    run = ("deployment", "run", "nightly/nightly", "--params", json.dumps(parameters))
     ask = partial(post, server["PREFECT_API_URL"])
 
     def count_parts() -> int:
         return len([*nights.runs.glob("*/parts/part-*")])
 
     with in_background(WORKER, server, folder / "worker.log") as worker:
-        prefect(*run)
+        order_night(ask, parameters)
         wait_until(count_parts, 240)
         worker.kill()
         worker.wait()
@@ -229,7 +231,7 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
     ask(f"flow_runs/{night['id']}/set_state", state={"type": "CRASHED"}, force=True)
 
     with in_background(WORKER, server, folder / "worker.log"):
-        prefect(*run, "--watch")
+        prefect("deployment", "run", "nightly/nightly", "--watch", "--params", json.dumps(parameters))
         ((status, num_ok), (rest_status, num_rest)) = nights.sql("select status, num_ok from runs order by started_at")
         assert (status, rest_status, num_ok + num_rest) == ("interrupted", "completed", 222)
         assert num_ok > 0
@@ -239,6 +241,12 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
     with temporary_settings({PREFECT_API_URL: server["PREFECT_API_URL"]}):
         nights.run("snippets", full=True)
     assert nights.answers() == answers, "those of an undisturbed night"
+
+
+def order_night(ask: Callable[..., Any], parameters: dict[str, Any]) -> None:
+    """As the server's page does it."""
+    (deployment,) = ask("deployments/filter", deployments={"name": {"any_": ["nightly"]}})
+    ask(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters)
 
 
 def find_runs(ask: Callable[..., Any], database: Path) -> list[dict[str, Any]]:

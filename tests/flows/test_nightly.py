@@ -208,6 +208,7 @@ def test_no_secret_is_left_anywhere(
     secret = "s3cr3t-" + "0123456789abcdef"
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "BATCHLOOM_PASSWORD"):
         monkeypatch.setenv(name, secret)
+    caplog.set_level(logging.INFO, "websockets")  # in detail, it logs each frame, the one that authenticates too
     with temporary_settings({PREFECT_API_AUTH_STRING: f"nightly:{secret}"}), caplog.at_level(logging.DEBUG):
         nights.run(publish=tmp_path / "copy.duckdb")
         monkeypatch.setattr(nights, "model", tmp_path / "no-model")
