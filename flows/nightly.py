@@ -24,9 +24,9 @@ from flows.workload_run import Night, Source, answer_workload
 from tasks.database.connection import connect
 from tasks.publish import check_target, publish_night
 from tasks.runs.infer_job import FailurePolicy
-from tasks.runs.run import hold_database, needs_isolation, protect_result_storage, sweep_runs
+from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_record import RunSummary, show_summaries
-from tasks.storage.artifact import prune_cache
+from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -98,10 +98,10 @@ def nightly(
         check_target(database, publish)
     with hold_database(database):
         protect_result_storage()
-        if is_kept and (unfinished := sweep_runs(database)):
-            from tasks.recover import recover_runs  # most nights come through
+        if is_kept and any(runs_folder(database).glob("*-*")):
+            from tasks.recover import recover_runs  # the first night comes after no other
 
-            recover_runs(unfinished)
+            recover_runs(database)
         prune_cache(database)
         config = engine.to_config(database)
         source = Source.find(database, model, config, planning, full, find_attachments(attach))

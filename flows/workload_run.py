@@ -18,7 +18,7 @@ from tasks.infer import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
-from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run, set_isolation
 from tasks.runs.run_record import RunRecord, RunSummary
 from tasks.storage.artifact import ArtifactRef
@@ -128,6 +128,35 @@ class Night:
     workers: Workers
     deadline: float | None = None
     keeps_base: bool = False
+
+    def make_job(
+        self,
+        workload: Workload,
+        run: Run,
+        plan: ArtifactRef,
+        expected_output_tokens: int | None,
+        members: tuple[Member, ...] = (),
+    ) -> InferJob:
+        """What the workers are told of a run; see `InferJob` for the parameters."""
+        source, exchange = self.source, None
+        if url := self.machines.exchange:
+            from tasks.runs.run_exchange import Exchange  # most nights are of one host
+
+            exchange = Exchange.below(url, run.folder, source.model)
+        return InferJob(
+            run_folder=run.folder,
+            plan=plan,
+            workload=workload,
+            checkpoint=str(source.checkpoint),
+            model_digest=source.model_digest,
+            engine=self.engine,
+            failures=self.failures,
+            expected_output_tokens=expected_output_tokens,
+            exchange=exchange,
+            deadline=self.deadline,
+            members=members,
+            keeps_base=self.keeps_base,
+        )
 
 
 def answer_workload(night: Night, workload: Workload) -> RunSummary:
@@ -251,24 +280,7 @@ def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(source.database, workload)
-    exchange = None
-    if url := night.machines.exchange:
-        from tasks.runs.run_exchange import Exchange  # most nights are of one host
-
-        exchange = Exchange.below(url, run.folder, source.model)
-    job = InferJob(
-        run_folder=run.folder,
-        plan=plan,
-        workload=workload,
-        checkpoint=str(source.checkpoint),
-        model_digest=source.model_digest,
-        engine=night.engine,
-        failures=night.failures,
-        expected_output_tokens=answer.expected_output_tokens,
-        exchange=exchange,
-        deadline=night.deadline,
-        keeps_base=night.keeps_base,
-    )
+    job = night.make_job(workload, run, plan, answer.expected_output_tokens)
     parts = compute(night, job, summary, {run: 1.0}, answer.num_tokens)
     return summary.num_rows if parts is None else summary.num_rows - check_failures(night, workload, parts)
 

@@ -30,7 +30,13 @@ CODE = (
     *("engine.planning.choose_prefixes", "engine.planning.choose_by_paper"),
     *("engine.planning.plan", "engine.planning.plan_partitions"),
     *("engine.planning.planner", "engine.planning.prefix_tree", "engine.planning.range_cuts"),
-    *("tasks.storage.batches", "tasks.storage.external_sort", "tasks.storage.prompt_order", "tasks.storage.plan_file"),
+    *(
+        "tasks.storage.batches",
+        "tasks.storage.external_sort",
+        "tasks.storage.prompt_order",
+        "tasks.storage.prompt_buckets",
+    ),
+    "tasks.storage.plan_file",
 )
 """Modules that decide what a plan is."""
 

@@ -1,10 +1,10 @@
 """Runs that did not come through: what they finished is written, and the rest is left for the next run."""
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
+from tasks.runs.earlier_runs import sweep_runs
 from tasks.runs.run import Run, set_isolation
 from tasks.runs.run_record import RunRecord
 from tasks.workloads.workload import Workload, load_workload
@@ -28,7 +28,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
         error: what ended the run.
     """
     is_failed = isinstance(error, Exception)
-    if "requests" not in run.artifacts or (is_failed and not run.has_tried_rows):
+    if "requests" not in run.artifacts or (is_failed and not _has_tried_rows(run)):
         run.discard()
         return
     if is_failed:
@@ -44,7 +44,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     LOGGER.info(summary.text)
 
 
-def recover_runs(runs: Iterable[Run]) -> None:
+def recover_runs(database: Path) -> None:
     """Write what earlier runs finished and never came to write. Call it inside `hold_database`, see `sweep_runs`.
 
     A run whose artifacts are damaged is dropped, so that its rows are answered again. One whose workload cannot be read
@@ -53,7 +53,7 @@ def recover_runs(runs: Iterable[Run]) -> None:
     Raises:
         DatabaseError: the database is locked, or does not take the answers.
     """
-    for run in runs:
+    for run in sweep_runs(database):
         run_id = run.record.run_id
         if (Path(run.folder) / "exchange").exists():
             from tasks.runs.run_exchange import recover_exchange
@@ -65,7 +65,7 @@ def recover_runs(runs: Iterable[Run]) -> None:
                 run.discard()
                 continue
             if run.record.status == "running":
-                if run.has_tried_rows:
+                if _has_tried_rows(run):
                     set_isolation(run.database, run.record.workload, is_needed=True)
                 run.end("interrupted", "its process ended")
             if workload.prompt.layout == "auto":
@@ -83,6 +83,11 @@ def recover_runs(runs: Iterable[Run]) -> None:
             LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
         else:
             LOGGER.info("recovered run %s: %s", run_id, summary.text)
+
+
+def _has_tried_rows(run: Run) -> bool:
+    """Whether the run came as far as giving rows to the model."""
+    return any(next((Path(run.folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
 
 
 def _bind(workload: Workload, record: RunRecord) -> Workload:

@@ -21,6 +21,7 @@ from tasks.database.schema import create_schema
 from tasks.infer import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
+from tasks.runs.earlier_runs import load_run
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
@@ -79,7 +80,7 @@ def run_stage(stage: str, folder: Path) -> None:
         run.note({"requests": read_requests(database, workload, "model", run.folder).requests})
         return
     (record,) = runs_folder(database).glob("*/manifest.json")
-    run = Run.load(database, record.parent)
+    run = load_run(database, record.parent)
     target = Path(run.folder) / f"{stage}.parquet"
     if stage == "tokenize":
         max_model_len = read_max_model_len(model, "auto")

@@ -9,7 +9,6 @@ from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.nights.allotment import Portion, list_portions
 from tasks.read import read_answer_length
-from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
 from tasks.storage.plan_file import read_plan_summary
 from tasks.workloads.workload import Workload
@@ -36,16 +35,7 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:
             return []
         length = read_answer_length(source.database, workload)
-        job = InferJob(
-            run_folder=run.folder,
-            plan=plan,
-            workload=workload,
-            checkpoint=str(source.checkpoint),
-            model_digest=source.model_digest,
-            engine=night.engine,
-            failures=night.failures,
-            expected_output_tokens=length.expected_output_tokens,
-        )
+        job = night.make_job(workload, run, plan, length.expected_output_tokens)
         team = night.workers.count(night.engine)
         ratio = find_speed_ratio(source.database, source.model_digest, night.engine)
         found = predict_run(job, summary, max(1, round(length.num_tokens)), team, None, ratio)

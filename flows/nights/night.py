@@ -28,7 +28,7 @@ from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import check_target, publish_night
 from tasks.recover import recover_runs
-from tasks.runs.run import hold_database, needs_isolation, protect_result_storage, sweep_runs
+from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_record import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache
 from tasks.workloads.workload import Workload
@@ -74,7 +74,7 @@ def night(
         check_target(plan.database, plan.publish)
     with hold_database(plan.database):
         protect_result_storage()
-        recover_runs(sweep_runs(plan.database))
+        recover_runs(plan.database)
         prune_cache(plan.database)
         if problems := find_problems(plan):
             raise ConfigError(f"{file}: {'; '.join(problems)}")

@@ -20,7 +20,7 @@ from tasks.nights.joint_tokens import count_shared, join_tokens, name_shared
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
-from tasks.runs.infer_job import InferJob, Member
+from tasks.runs.infer_job import Member
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunSummary
 from tasks.storage.artifact import ArtifactRef
@@ -115,28 +115,16 @@ def _infer_together(
     source, summary = night.source, read_plan_summary(plan)
     lengths = [read_answer_length(source.database, workload) for workload, _ in jobs]
     firsts = find_first_row_ids(tokens)
-    first, first_run = jobs[0]
-    job = InferJob(
-        run_folder=first_run.folder,
-        plan=plan,
-        workload=first,
-        checkpoint=str(source.checkpoint),
-        model_digest=source.model_digest,
-        engine=night.engine,
-        failures=night.failures,
-        expected_output_tokens=None,
-        deadline=night.deadline,
-        keeps_base=night.keeps_base,
-        members=tuple(
-            Member(
-                run_folder=run.folder,
-                workload=workload,
-                first_row_id=first_row_id,
-                expected_output_tokens=length.expected_output_tokens,
-            )
-            for (workload, run), first_row_id, length in zip(jobs, firsts, lengths, strict=True)
-        ),
+    members = tuple(
+        Member(
+            run_folder=run.folder,
+            workload=workload,
+            first_row_id=first_row_id,
+            expected_output_tokens=length.expected_output_tokens,
+        )
+        for (workload, run), first_row_id, length in zip(jobs, firsts, lengths, strict=True)
     )
+    job = night.make_job(*jobs[0], plan, None, members)
     LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
     shares = {run: ref.num_rows / summary.num_rows for (_, run), ref in zip(jobs, tokens, strict=True)}

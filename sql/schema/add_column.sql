@@ -1,4 +1,4 @@
--- purpose: a column for the answers to a question that is new in a workload; rows of earlier runs have null there
+-- purpose: a column that a table lacks which an earlier version or an earlier workload file made; its rows have null there
 -- grain:   one column
 -- inputs:  the table
 -- identifiers: {table}, {column}: with its type

@@ -3,34 +3,25 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.connection import fill_identifiers, quote_identifier
 from tasks.database.messages import explain
 from tasks.workloads.workload import Workload
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
 WHOLE_NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UINTEGER", "USMALLINT", "UTINYINT")
-SHIPPED_OUTPUTS = frozenset(("snippets", "rankings"))
-ADDED_TO_ANSWERS = {"compute_ms": "double", "prefix_group": "bigint"}
-ADDED_TO_STEPS = {
-    **dict.fromkeys(("num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"), "bigint"),
-    **dict.fromkeys(("num_padding_tokens", "num_swapped_kv_blocks"), "bigint"),
-    **dict.fromkeys(("num_guessed_tokens", "num_right_tokens"), "bigint"),
-    "worker": "text",
-    "started_at": "timestamptz",
-}
-ADDED_TO_RUNS = {"shared_with": "json"}
 RUN_RELATIONS = frozenset(("runs", "steps", "run_summary"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """A table or a view, and its columns in lower case, since DuckDB does not tell cases apart."""
+    """A table or a view: its name and its columns in lower case, since DuckDB does not tell cases apart."""
 
+    name: str
     is_view: bool
     columns: frozenset[str]
 
@@ -40,7 +31,10 @@ def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]
     columns: dict[tuple[str, bool], set[str]] = {}
     for name, is_view, column in connection.execute(statement("schema/relation_columns")).fetchall():
         columns.setdefault((name.lower(), is_view), set()).add(column.lower())
-    return {name: Relation(is_view=is_view, columns=frozenset(found)) for (name, is_view), found in columns.items()}
+    return {
+        name: Relation(name=name, is_view=is_view, columns=frozenset(found))
+        for (name, is_view), found in columns.items()
+    }
 
 
 def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
@@ -93,33 +87,20 @@ def create_schema(
             latest view does not leave out answers that nobody asks for any more.
     """
     existing = list_relations(connection)
-    for name, upgrades in _list_upgrades(workload).items():
-        if name in existing and not existing[name].is_view:
-            for column in upgrades.keys() - existing[name].columns:
-                connection.execute(upgrades[column])
-    shipped = _shipped_statements()
-    is_shipped = workload is None or workload.output.table.lower() in shipped
-    for name, text in shipped.items():
+    for name, relation in _needed_relations(workload).items():
+        found = existing.get(name)
+        if found and not found.is_view and (lacking := relation.columns - found.columns):
+            from tasks.database.older_tables import add_columns  # most tables are of this version
+
+            add_columns(connection, workload, name, lacking)
+    is_shipped = workload is None or workload.output.table.lower() in _shipped_relations()
+    for name, text in _shipped_statements().items():
         if (is_shipped or name in RUN_RELATIONS) and not ("create table" in text and name in existing):
             connection.execute(text)
-    if workload is None or is_shipped:
-        return
-    table = workload.output.table
-    requests_sql = f"select * exclude (error) from {quote_identifier(table)}"
-    if not is_foreign:
-        list_request_columns(connection, workload, table)
-        requests_sql = workload.requests_sql
-    if table.lower() not in existing:
-        connection.execute(_create_answers(workload))
-    latest = fill_identifiers(
-        statement("schema/create_latest_view"), view=f"latest_{table}", table=table, keys=workload.key
-    ).split("<requests>")
-    connection.execute(requests_sql.join(latest))
-    connection.execute(
-        fill_identifiers(
-            statement("schema/create_failed_view"), view=f"failed_{table}", latest=f"latest_{table}", keys=workload.key
-        )
-    )
+    if workload is not None and not is_shipped:
+        from tasks.database.own_table import create_own_table
+
+        create_own_table(connection, workload, is_foreign=is_foreign)
 
 
 def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
@@ -136,8 +117,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
     table = workload.output.table.lower()
     needed = _needed_relations(workload)
     columns = frozenset(name.lower() for name in (*workload.key, *workload.kind.columns))
-    upgrades = _list_upgrades(workload)
-    _check_columns(f"{database}: table {table!r}", existing.get(table, needed[table]), columns - upgrades[table].keys())
+    _check_columns(workload, f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
     if workload.kind.has_exact_types and table in existing:
         from tasks.database.answer_types import check_types  # few kinds of answer have types of their own
 
@@ -150,57 +130,34 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
             kind, expected = ("view", "table") if found.is_view else ("table", "view")
             raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
         if not relation.is_view:
-            _check_columns(f"{database}: table {name!r}", found, relation.columns - upgrades.get(name, {}).keys())
+            _check_columns(workload, f"{database}: table {name!r}", found, relation.columns)
 
 
-def _needed_relations(workload: Workload) -> Mapping[str, Relation]:
-    """What `create_schema` makes for a workload in an empty database, or in the shipped schema if it belongs there."""
-    with duckdb.connect(":memory:") as blank:
-        create_schema(blank)
-        needed = list_relations(blank)
-        table = workload.output.table.lower()
-        if table in needed:
-            return needed
-        blank.execute(_create_answers(workload))
-        view = Relation(is_view=True, columns=frozenset())
-        own = {table: list_relations(blank)[table], f"latest_{table}": view, f"failed_{table}": view}
-        return {name: needed[name] for name in RUN_RELATIONS} | own
+def _check_columns(workload: Workload, where: str, relation: Relation, expected: frozenset[str]) -> None:
+    if missing := expected - relation.columns:
+        from tasks.database.older_tables import list_added  # most tables are of this version
 
-
-def _check_columns(where: str, relation: Relation, expected: frozenset[str]) -> None:
-    missing = sorted(expected - relation.columns)
+        missing -= {column.lower() for column in list_added(workload, relation.name)}
     if missing:
-        raise DatabaseError(f"{where} has no column {missing[0]!r}; it has {', '.join(sorted(relation.columns))}")
+        raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {', '.join(sorted(relation.columns))}")
 
 
-def _create_answers(workload: Workload) -> str:
-    return fill_identifiers(
-        statement("schema/create_answers"),
-        table=workload.output.table,
-        keys=workload.key,
-        answers=workload.kind.columns,
-    )
+def _needed_relations(workload: Workload | None) -> Mapping[str, Relation]:
+    """What `create_schema` makes for a workload in an empty database, by name."""
+    shipped = _shipped_relations()
+    if workload is None or workload.output.table.lower() in shipped:
+        return shipped
+    from tasks.database.own_table import list_own_relations  # the shipped workloads have theirs in schema.sql
+
+    return {name: shipped[name] for name in RUN_RELATIONS} | list_own_relations(workload)
 
 
-def _list_upgrades(workload: Workload | None) -> Mapping[str, Mapping[str, str]]:
-    """Output table to the columns that an earlier version did not make, each with the statement that adds it."""
-    answers = {workload.output.table.lower()} if workload is not None else SHIPPED_OUTPUTS
-    if answers & SHIPPED_OUTPUTS:
-        answers = SHIPPED_OUTPUTS
-    added = dict.fromkeys(answers, ADDED_TO_ANSWERS) | {"steps": ADDED_TO_STEPS, "runs": ADDED_TO_RUNS}
-    upgrades = {
-        table: {
-            column: fill_identifiers(statement(f"schema/add_{type_}_column"), table=table, column=column)
-            for column, type_ in columns.items()
-        }
-        for table, columns in added.items()
-    }
-    if workload is not None and workload.kind.question_digests:
-        table = workload.output.table.lower()
-        for column, type_ in workload.kind.columns.items():
-            text = fill_identifiers(statement("schema/add_column"), table=table, column={column: type_})
-            upgrades[table] |= {column.lower(): text}
-    return upgrades
+@cache
+def _shipped_relations() -> Mapping[str, Relation]:
+    """What ``schema.sql`` makes, by name."""
+    with duckdb.connect(":memory:") as blank:
+        blank.execute(statement("schema/schema"))
+        return list_relations(blank)
 
 
 def _shipped_statements() -> dict[str, str]:

@@ -12,11 +12,11 @@ from engine.planning.plan import Plan
 from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
 from tasks.partitions.joint import JointWork, ask_jointly
-from tasks.partitions.out_of_memory import note_lowered
 from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
+from tasks.runs.lowered_engines import note_lowered
 from tasks.workloads.workload import Workload
 
 TRIM_SECONDS = 20.0

@@ -1,13 +1,10 @@
 """Memory that ran out: whether an error says so, giving it back, and going on with less."""
 
 import gc
-import json
 from dataclasses import replace
-from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError
-from tasks.storage.artifact import replace_file
 
 MOST_HALVINGS = 4
 """How often memory is halved before a lack of it is a failure as any other."""
@@ -58,14 +55,3 @@ def describe_memory(config: EngineConfig) -> str:
     kv_bytes = config.kv_memory_bytes
     memory = f"{config.memory_fraction:.1%} of the memory" if kv_bytes == "auto" else f"{kv_bytes:,} bytes"
     return f"{memory} for KV and {config.step_tokens:,} tokens in a step"
-
-
-def note_lowered(run_folder: str | Path, engine: EngineConfig) -> None:
-    """Keep in the run folder that an engine had to be loaded with less memory than was asked for."""
-    names = ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")
-    value = {name: getattr(engine, name) for name in names}
-    path = Path(run_folder) / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with replace_file(path) as file:
-            file.write(json.dumps(value).encode())

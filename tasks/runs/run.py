@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import shutil
 import string
 import time
@@ -11,17 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
-from pydantic import TypeAdapter
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
-
-RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
-"""What `new_run_id` gives."""
 
 RUN_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
 
@@ -141,27 +136,6 @@ class Run:
         run._save()
         return run
 
-    @classmethod
-    def load(cls, database: str | Path, folder: Path) -> "Run":
-        """The run of a folder; `ArtifactError` where its manifest is missing or not one of ours."""
-        path = folder / "manifest.json"
-        try:
-            value = json.loads(path.read_bytes())
-            record = RunRecord(**value["record"])
-            if record.status not in get_args(RunStatus):
-                raise ValueError(f"unknown status {record.status!r}")
-            artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
-            return cls(database, folder, record, artifacts, bool(value["is_written"]))
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ArtifactError(f"{path} is not a run's manifest: {error!r}") from error
-
-    @property
-    def has_tried_rows(self) -> bool:
-        """Whether the run came as far as giving rows to the model."""
-        return any(next((Path(self.folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
-
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         """Keep the wall time of the block in the record under the stage's name, however the block ends."""
@@ -180,9 +154,10 @@ class Run:
     def end(self, status: RunStatus, error: str = "") -> None:
         """Note how the run ended, before its answers are written."""
         config = dict(self.record.config)
-        engines = [json.loads(path.read_bytes()) for path in (Path(self.folder) / "engines").glob("*.json")]
-        if engines:
-            config["engines_with_less_memory"] = sorted(engines, key=_num_batched_tokens, reverse=True)
+        if any(Path(self.folder).glob("engines/*.json")):
+            from tasks.runs.lowered_engines import list_lowered  # few runs lack memory
+
+            config["engines_with_less_memory"] = list_lowered(self.folder)
         self.note(status=status, error=error, config=config)
 
     def finish(self) -> None:
@@ -194,7 +169,7 @@ class Run:
         self.artifacts = {name: ref for name, ref in self.artifacts.items() if name == "plan"}
         self.is_written = True
         self._save()
-        _drop_work(Path(self.folder))
+        drop_work(Path(self.folder))
 
     def discard(self) -> None:
         """Delete all that there is of the run."""
@@ -219,47 +194,8 @@ class Run:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 
 
-def sweep_runs(database: str | Path) -> list[Run]:
-    """Delete what killed processes left undeleted; call it inside `hold_database`, else a run may be still alive.
-
-    That is the folder of a run that had no manifest yet, and of a run that is in the database its work and what was
-    half written, such as its page.
-
-    Returns:
-        the runs whose answers are not in the database yet, oldest first.
-    """
-    unfinished = []
-    for folder in sorted(runs_folder(database).glob("*")):
-        is_ours, has_manifest = RUN_ID.fullmatch(folder.name) is not None, (folder / "manifest.json").exists()
-        run = _try_load(database, folder) if has_manifest else None
-        if run is not None and not run.is_written:
-            unfinished.append(run)
-        elif is_ours and not has_manifest:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif is_ours and run is not None and _has_work(folder):
-            _drop_work(folder)
-    return unfinished
-
-
-def _num_batched_tokens(engine: Mapping[str, Any]) -> int:
-    """Of the settings that a run noted; notes of runs before the setting was renamed have it as chunk_tokens."""
-    return int(engine.get("max_num_batched_tokens") or engine.get("chunk_tokens") or 0)
-
-
-def _try_load(database: str | Path, folder: Path) -> Run | None:
-    try:
-        return Run.load(database, folder)
-    except ArtifactError:
-        return None
-
-
-def _has_work(folder: Path) -> bool:
-    is_left = any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange"))
-    return is_left or any(folder.glob(".*.tmp"))
-
-
-def _drop_work(folder: Path) -> None:
-    """Delete what only the run itself needed. The requests go last: while they are there, `sweep_runs` looks again."""
+def drop_work(folder: Path) -> None:
+    """Delete what only a run itself needed. The requests go last: while they are there, `sweep_runs` looks again."""
     _drop_exchange(folder)
     for path in folder.rglob("*.tmp"):
         path.unlink(missing_ok=True)

@@ -18,8 +18,9 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.recover import recover_runs, stop_run
+from tasks.runs.earlier_runs import sweep_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
-from tasks.runs.run import Run, sweep_runs
+from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
@@ -55,7 +56,7 @@ def begin_run(nights: Any, source: str = "snippets") -> Run:
 
 def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
     run = Run.create(nights.path, RunRecord.begin(load_workload("snippets"), "tiny", "digest", {}))
-    recover_runs(sweep_runs(nights.path))
+    recover_runs(nights.path)
     assert not Path(run.folder).exists()
     assert nights.sql("select count(*) from runs") == [(0,)]
 
@@ -63,7 +64,7 @@ def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
 def test_a_run_whose_process_died_is_interrupted(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
     run = begin_run(nights)
     with caplog.at_level(logging.INFO, "batchloom"):
-        recover_runs(sweep_runs(nights.path))
+        recover_runs(nights.path)
     assert nights.sql("select status, error, num_unanswered from runs") == [
         ("interrupted", "its process ended", 12),
     ]
@@ -95,7 +96,7 @@ def test_a_run_of_a_lost_workload_stays_and_does_not_keep_the_night(
     assert f"its answers stay in {run.folder}" in caplog.text
     assert Path(run.folder).exists()
     source.write_text(text)
-    recover_runs(sweep_runs(nights.path))
+    recover_runs(nights.path)
     assert [run.record.run_id for run in sweep_runs(nights.path)] == []
 
 

@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 from flows.report import main, report_run
 from flows.settings import EngineSettings
 from tasks.report import report, write_report
-from tasks.runs.run import Run
+from tasks.runs.earlier_runs import load_run
 from tasks.storage.artifact import describe_parquet, runs_folder, write_parquet
 from tasks.storage.plan_file import PLAN_SCHEMA
 from tests.flows.browser import Browser, Node, first_pixel
@@ -417,7 +417,7 @@ def test_the_command_line(nights: Any, tmp_path: Path) -> None:
     page = runs_folder(nights.path) / summaries[-1].run_id / "report.html"
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{page}\n", "")
     assert page.stat().st_mode & 0o777 == 0o600
-    Run.load(nights.path, page.parent)
+    load_run(nights.path, page.parent)
     result = run("--run", summaries[0].run_id, "--out", str(tmp_path / "out.html"))
     assert (result.returncode, result.stdout) == (0, f"{tmp_path}/out.html\n")
     assert summaries[0].run_id in (tmp_path / "out.html").read_text()

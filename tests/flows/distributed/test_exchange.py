@@ -28,7 +28,7 @@ from tasks.recover import recover_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
-from tasks.runs.run import Run, sweep_runs
+from tasks.runs.run import Run
 from tasks.runs.run_exchange import Exchange, RunExchange, run_at_hand
 from tasks.runs.run_record import RunRecord
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
@@ -158,7 +158,7 @@ def test_what_workers_finished_for_a_run_that_died_is_taken_by_the_next(
     assert shared.run.list_parts() == [], "its process has not looked since"
     name = f"{Path(shared.run.folder).name}/parts/part-00000.parquet"
     objects.objects[f"nights/{name}"] = dict(next(iter(objects.objects.values())), content="aGFsZg==")  # half of one
-    recover_runs(sweep_runs(nights.path))
+    recover_runs(nights.path)
     assert nights.sql("select status, num_ok, num_unanswered from runs") == [
         ("interrupted", part.num_rows, 12 - part.num_rows)
     ]

@@ -1,0 +1,52 @@
+"""Columns that the tables of an earlier version lack; rows of earlier runs have null there."""
+
+from collections.abc import Mapping, Set
+
+import duckdb
+
+from sql import statement
+from tasks.database.connection import fill_identifiers
+from tasks.workloads.workload import Workload
+
+ADDED_TO_ANSWERS = {"compute_ms": "double", "prefix_group": "bigint"}
+ADDED_TO_STEPS = {
+    **dict.fromkeys(("num_prefix_kv_blocks", "num_request_kv_blocks", "num_cached_kv_blocks"), "bigint"),
+    **dict.fromkeys(("num_padding_tokens", "num_swapped_kv_blocks"), "bigint"),
+    **dict.fromkeys(("num_guessed_tokens", "num_right_tokens"), "bigint"),
+    "worker": "text",
+    "started_at": "timestamptz",
+}
+ADDED = {
+    "snippets": ADDED_TO_ANSWERS,
+    "rankings": ADDED_TO_ANSWERS,
+    "steps": ADDED_TO_STEPS,
+    "runs": {"shared_with": "json"},
+}
+
+
+def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
+    """The columns, with their types, that a table of an earlier version or of an earlier workload file may lack.
+
+    Args:
+        workload: new questions of its file are columns that its table lacks.
+        table: in lower case.
+    """
+    if workload is None or table != workload.output.table.lower():
+        return ADDED.get(table, {})
+    return {**ADDED_TO_ANSWERS, **(workload.kind.columns if workload.kind.question_digests else {})}
+
+
+def add_columns(
+    connection: duckdb.DuckDBPyConnection, workload: Workload | None, table: str, lacking: Set[str]
+) -> None:
+    """Give a table those of the `list_added` columns that it lacks.
+
+    Args:
+        connection: to the database of the table.
+        workload: see `list_added`.
+        table: in lower case.
+        lacking: names of columns, in lower case.
+    """
+    for column, type_ in list_added(workload, table).items():
+        if column.lower() in lacking:
+            connection.execute(fill_identifiers(statement("schema/add_column"), table=table, column={column: type_}))

@@ -1,0 +1,64 @@
+"""What earlier runs of a database left on disk: manifests that are read again, work that is deleted."""
+
+import json
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import get_args
+
+from pydantic import TypeAdapter
+
+from engine.errors import ArtifactError
+from tasks.runs.run import REQUESTS, WORK_FOLDERS, Run, drop_work
+from tasks.runs.run_record import RunRecord, RunStatus
+from tasks.storage.artifact import ArtifactRef, runs_folder
+
+RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
+"""What `new_run_id` gives."""
+
+
+def load_run(database: str | Path, folder: Path) -> Run:
+    """The run of a folder; `ArtifactError` where its manifest is missing or not one of ours."""
+    path = folder / "manifest.json"
+    try:
+        value = json.loads(path.read_bytes())
+        record = RunRecord(**value["record"])
+        if record.status not in get_args(RunStatus):
+            raise ValueError(f"unknown status {record.status!r}")
+        artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
+        return Run(database, folder, record, artifacts, bool(value["is_written"]))
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ArtifactError(f"{path} is not a run's manifest: {error!r}") from error
+
+
+def sweep_runs(database: str | Path) -> list[Run]:
+    """Delete what killed processes left undeleted; call it inside `hold_database`, else a run may be still alive.
+
+    That is the folder of a run that had no manifest yet, and of a run that is in the database its work and what was
+    half written, such as its page.
+
+    Returns:
+        the runs whose answers are not in the database yet, oldest first.
+    """
+    unfinished = []
+    for folder in sorted(runs_folder(database).glob("*")):
+        is_ours = RUN_ID.fullmatch(folder.name) is not None
+        if not (folder / "manifest.json").exists():
+            if is_ours:
+                shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with suppress(ArtifactError):
+            run = load_run(database, folder)
+            if not run.is_written:
+                unfinished.append(run)
+            elif is_ours and _has_work(folder):
+                drop_work(folder)
+    return unfinished
+
+
+def _has_work(folder: Path) -> bool:
+    is_left = any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange"))
+    return is_left or any(folder.glob(".*.tmp"))
