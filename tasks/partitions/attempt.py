@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.device.placement import give_back_freed_memory
@@ -63,7 +62,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         if not stop.has_time(step.duration_ms / 1e3 if len(steps) > 1 else 0.0):  # an engine warms up in its first step
             raise StoppedError
 
-    with use_model(job) as model:
+    with PROCESS_HOST.use(job) as model:
         if model.engine.config != job.engine:
             note_lowered(job.run_folder, model.engine.config)
         if stop.is_made:  # loading may have taken the rest of the time
@@ -84,17 +83,6 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
             else:
                 work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
     return None
-
-
-def use_model(job: InferJob) -> AbstractContextManager[LoadedModel]:
-    """See `EngineHost.use`."""
-    workload = job.workload
-    return PROCESS_HOST.use(
-        *(job.checkpoint, job.model_digest, job.engine),
-        may_encode=workload.kind.is_pooled,
-        adapter=workload.adapter,
-        keeps_base=job.keeps_base,
-    )
 
 
 def run_model(

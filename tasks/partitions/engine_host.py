@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError
-from engine.model.adapters.adapter import Adapter
 from tasks.partitions.out_of_memory import can_lower, describe_memory, free_memory, is_out_of_memory, lower
 from tasks.prompts.text_codec import TextCodec
+from tasks.runs.infer_job import InferJob
 
 if TYPE_CHECKING:
     from engine.encoding.encoder_engine import EncoderEngine
@@ -41,47 +41,29 @@ class EngineHost:
         self._num_halvings = 0
 
     @contextmanager
-    def use(
-        self,
-        checkpoint: str,
-        model_digest: str,
-        config: EngineConfig,
-        *,
-        may_encode: bool = False,
-        adapter: Adapter | None = None,
-        keeps_base: bool = False,
-    ) -> Iterator[LoadedModel]:
-        """The model of a checkpoint folder, for the length of the block. Another one is dropped before it is loaded.
+    def use(self, job: InferJob) -> Iterator[LoadedModel]:
+        """The job's model, with its workload's adapter, for the length of the block. Another one is dropped before it
+        is loaded.
 
         Where memory does not suffice to load it, or `lower_memory` was called for it, its engine has less of it than
-        `config` says; see `LoadedModel.engine.config`.
-
-        Args:
-            checkpoint: the model's folder.
-            model_digest: of its content; another content is loaded anew.
-            config: how the engine computes.
-            may_encode: an encoder is loaded, too; else a checkpoint of one is refused.
-            adapter: LoRA adapter of the model; None: none.
-            keeps_base: whether another adapter will be used after this one, see `Engine.load`.
-        Raises:
-            ModelError, CapacityError: as `Engine.load`.
+        `InferJob.engine` says; see `LoadedModel.engine.config`. Raises as `Engine.load`.
         """
         with self._lock:
-            key = (checkpoint, model_digest, config)
+            key = (job.checkpoint, job.model_digest, job.engine)
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
-            if self._model is not None and self._model.engine.adapter != adapter:
+            if self._model is not None and self._model.engine.adapter != job.workload.adapter:
                 from tasks.partitions.exchange_adapter import exchange_adapter  # most nights have no adapter
 
                 loaded, self._model = self._model, None
-                if keeps_base and exchange_adapter(loaded.engine, adapter):
+                if job.keeps_base and exchange_adapter(loaded.engine, job.workload.adapter):
                     self._model = loaded
                 del loaded
             if self._model is not None and not self._model.engine.is_usable:
                 self._model = None
                 free_memory()
             if self._model is None:
-                self._model = self._load(checkpoint, config, may_encode, adapter, keeps_base)
+                self._model = self._load(job)
             yield self._model
 
     def lower_memory(self) -> bool:
@@ -99,18 +81,16 @@ class EngineHost:
             self._key = self._model = None
             self._num_halvings = 0
 
-    def _load(
-        self, checkpoint: str, config: EngineConfig, may_encode: bool, adapter: Adapter | None, keeps_base: bool
-    ) -> LoadedModel:
-        codec = TextCodec.load(Path(checkpoint))
+    def _load(self, job: InferJob) -> LoadedModel:
+        codec = TextCodec.load(Path(job.checkpoint))
         while True:
-            given = lower(config, self._num_halvings) if self._num_halvings else config
-            engine = _load_engine(checkpoint, given, may_encode, adapter, keeps_base)
+            given = lower(job.engine, self._num_halvings) if self._num_halvings else job.engine
+            engine = _load_engine(job, given)
             if engine is not None:
                 return LoadedModel(engine=engine, codec=codec)
             free_memory()
-            if not self._halve(config):
-                raise CapacityError(f"no memory for the KV of {checkpoint}, not even with {describe_memory(given)}")
+            if not self._halve(job.engine):
+                raise CapacityError(f"no memory for the KV of {job.checkpoint}, not even with {describe_memory(given)}")
 
     def _halve(self, config: EngineConfig) -> bool:
         if not can_lower(config, self._num_halvings):
@@ -124,14 +104,13 @@ PROCESS_HOST = EngineHost()
 """Of this worker process: what makes the second partition start at once."""
 
 
-def _load_engine(
-    checkpoint: str, config: EngineConfig, may_encode: bool, adapter: Adapter | None, keeps_base: bool
-) -> "Engine | EncoderEngine | None":
+def _load_engine(job: InferJob, config: EngineConfig) -> "Engine | EncoderEngine | None":
     """The engine, or None where memory ran out. Raises as `Engine.load`."""
     from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
 
+    checkpoint, adapter = job.checkpoint, job.workload.adapter
     try:
-        if may_encode:
+        if job.workload.kind.is_pooled:
             from engine.encoding.encoder_engine import EncoderEngine
             from engine.encoding.families import is_encoder
 
@@ -140,8 +119,8 @@ def _load_engine(
         if config.keep_prefixes_bytes:
             from engine.keeping.keeping_engine import KeepingEngine
 
-            return KeepingEngine.load(checkpoint, config, adapter=adapter, keeps_base=keeps_base)
-        return Engine.load(checkpoint, config, adapter=adapter, keeps_base=keeps_base)
+            return KeepingEngine.load(checkpoint, config, adapter=adapter, keeps_base=job.keeps_base)
+        return Engine.load(checkpoint, config, adapter=adapter, keeps_base=job.keeps_base)
     except Exception as error:
         if is_out_of_memory(error):
             return None

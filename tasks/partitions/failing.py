@@ -13,7 +13,7 @@ from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.answers.kind import AnswerKind
-from tasks.partitions.attempt import Failure, StoppedError, run_model, use_model
+from tasks.partitions.attempt import Failure, StoppedError, run_model
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.joint import JointWork
 from tasks.partitions.out_of_memory import is_out_of_memory
@@ -113,7 +113,7 @@ def check_other_rows(job: InferJob) -> None:
         if stop.is_made:
             raise StoppedError
 
-    with use_model(job) as model:
+    with PROCESS_HOST.use(job) as model:
         for row in sample:
             try:
                 (completion,) = run_model(row, job, model, on_step)

@@ -113,7 +113,17 @@ def serve(model: Path) -> None:
     config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, max_num_batched_tokens=128, num_threads=1)
     for name in LATE_IMPORTS:
         import_module(name)
-    with PROCESS_HOST.use(str(checkpoint), checkpoint_digest(checkpoint), config):
+    job = InferJob(
+        run_folder="",
+        plan=ArtifactRef(path="", num_rows=0, digest=""),
+        workload=load_workload("snippets"),
+        checkpoint=str(checkpoint),
+        model_digest=checkpoint_digest(checkpoint),
+        engine=config,
+        failures=FailurePolicy(),
+        expected_output_tokens=None,
+    )
+    with PROCESS_HOST.use(job):
         pass
     gc.freeze()  # children look for garbage among their own objects alone
     print("ready", flush=True)

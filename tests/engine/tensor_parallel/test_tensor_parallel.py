@@ -22,6 +22,9 @@ from engine.several_processes import check_gpus
 from engine.tensor_parallel.ranks import RankFailure, RankMemoryFailure, Ranks, rank_devices
 from tasks.partitions.engine_host import EngineHost
 from tasks.partitions.out_of_memory import is_out_of_memory
+from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.storage.artifact import ArtifactRef
+from tasks.workloads.workload import load_workload
 from tests.engine.answers import assert_alike
 from tests.engine.tensor_parallel.thread_ranks import two_ranks
 
@@ -86,8 +89,18 @@ def test_ranks_are_processes_and_one_that_fails_is_replaced(tiny_llama: Path) ->
     """A rank that is killed, then one that fails, end a run with a line that says so; the next use loads all anew."""
     expected = run(Engine.load(tiny_llama, WHOLE))
     host, processes = EngineHost(), []
+    job = InferJob(
+        run_folder="",
+        plan=ArtifactRef(path="", num_rows=0, digest=""),
+        workload=load_workload("snippets"),
+        checkpoint=str(tiny_llama),
+        model_digest="digest",
+        engine=SPREAD,
+        failures=FailurePolicy(),
+        expected_output_tokens=None,
+    )
     for reason in ("rank 1 of 2 of the model .* is gone; its exit status is -9", "rank 1 of 2: AssertionError: "):
-        with host.use(str(tiny_llama), "digest", SPREAD) as loaded:
+        with host.use(job) as loaded:
             engine = loaded.engine
             assert isinstance(engine, Engine)
             assert_alike(run(engine), expected)
@@ -104,7 +117,7 @@ def test_ranks_are_processes_and_one_that_fails_is_replaced(tiny_llama: Path) ->
                 run(engine)
             assert not engine.is_usable
             assert process.poll() is not None
-    with host.use(str(tiny_llama), "digest", SPREAD) as loaded:
+    with host.use(job) as loaded:
         assert loaded.engine is not engine
         assert loaded.engine.is_usable
         ranks = loaded.engine._model.shard  # type: ignore[union-attr]
