@@ -36,18 +36,15 @@ COMMANDS = {
     "report": "Write the page of a run: one HTML file that needs nothing else.",
     "demo": "Run the nightly flow on a database of its own, and show what came out.",
 }
-FLAGS = {
-    "nightly": {},
-    "explain": {"json": "print JSON instead of a page"},
-    "evaluate": {},
-    "compare": {},
-    "calibrate": {},
-}
-"""The commands that are flows, and what each takes beside the flow's parameters."""
+FLOWS = ("nightly", "explain", "evaluate", "compare", "calibrate")
+"""The commands that are flows."""
+
+FLAGS = {"explain": {"json": "print JSON instead of a page"}}
+"""What a command takes beside its flow's parameters."""
 
 MODULES = {
     "check": "flows.nights.check",
-    **{name: f"flows.quality.{name}" for name in ("calibrate", "compare", "evaluate")},
+    **{name: f"flows.quality.{name}" for name in ("evaluate", "compare", "calibrate")},
 }
 """Of the commands whose module has another name."""
 
@@ -64,7 +61,7 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
             if name == "compare" and arguments[:1] != [] and not arguments[0].startswith("-"):
                 arguments = ["--workload", *arguments]
             module = import_module(MODULES.get(name, f"flows.{name}"))
-            return main(getattr(module, name), arguments) if name in FLAGS else int(module.main(arguments))
+            return main(getattr(module, name), arguments) if name in FLOWS else int(module.main(arguments))
     if name == "--version":
         print(f"batchloom {version('batchloom')}")
     elif name in HELP_FLAGS:
@@ -77,10 +74,11 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
 
 
 def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
-    """Run a flow of `FLAGS` with the options in `arguments` (the process's own if None); returns the exit code."""
+    """Run a flow of `FLOWS` with the options in `arguments` (the process's own if None); returns the exit code."""
     name, is_nightly, is_explain = flow.name, flow.name == "nightly", flow.name == "explain"
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = parse_options(flow, sys.argv[1:] if arguments is None else arguments, COMMANDS[name], FLAGS[name])
+        options = parse_options(flow, arguments, COMMANDS[name], FLAGS.get(name, {}))
     except ConfigError as error:
         return _fail(name, str(error), EXIT_USAGE)
     if options is None:

@@ -63,14 +63,9 @@ def temporary_server() -> Iterator[None]:
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        script = Path(__file__).with_name("temporary_server.py")
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                str(Path(__file__).with_name("temporary_server.py")),
-                str(os.getpid()),
-                str(listener.fileno()),
-            ],
+            [sys.executable, "-P", str(script), str(os.getpid()), str(listener.fileno())],
             pass_fds=[listener.fileno()],
             env=SERVER_SETTINGS
             | os.environ

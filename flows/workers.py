@@ -46,8 +46,6 @@ class Workers:
         are_loaded: whether partitions have been given to them, so that the next one finds the model in memory.
     """
 
-    __slots__ = ("_cluster", "_is_isolated", "_make_room", "_on_host", "_pool", "_resources", "_settings", "are_loaded")
-
     def __init__(
         self, settings: WorkerSettings, is_isolated: bool = False, make_room: Callable[[], None] | None = None
     ) -> None:

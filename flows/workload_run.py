@@ -137,7 +137,7 @@ class Night:
         expected_output_tokens: int | None,
         members: tuple[Member, ...] = (),
     ) -> InferJob:
-        """What the workers are told of a run; see `InferJob` for the parameters."""
+        """What the workers are told of a run. See `InferJob`."""
         source, exchange = self.source, None
         if url := self.machines.exchange:
             from tasks.runs.run_exchange import Exchange  # most nights are of one host

@@ -2,7 +2,6 @@
 
 import hashlib
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +40,12 @@ class ReadResult:
         num_selected: rows in it, those with an error included.
         num_already_done: rows that an earlier run answered and that have not changed since.
         num_errors: of the selected rows, those that cannot be answered.
-        seconds: of wall time.
     """
 
     requests: ArtifactRef
     num_selected: int
     num_already_done: int
     num_errors: int
-    seconds: float
 
 
 def requests_schema(workload: Workload) -> pa.Schema:
@@ -95,7 +92,6 @@ def read_requests(
             number, or the query reads a file that it may not; the message says which.
         ArtifactError: the run folder cannot be written.
     """
-    started = time.perf_counter()
     counts = {"done": 0, "errors": 0}
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
         connection.execute(statement("settings/set_joins_as_written"))
@@ -114,7 +110,6 @@ def read_requests(
         num_selected=requests.num_rows,
         num_already_done=counts["done"],
         num_errors=counts["errors"],
-        seconds=time.perf_counter() - started,
     )
 
 

@@ -110,8 +110,6 @@ class NightRun:
         errors: by workload, of those that failed.
     """
 
-    __slots__ = ("_deadline", "_kept", "_least_spare", "_nights", "_plan", "_sources", "errors", "summaries")
-
     def __init__(self, plan: NightPlan, full: bool, deadline: float | None) -> None:
         self._plan = plan
         self._deadline = deadline

@@ -1,7 +1,6 @@
 """DuckDB files: wait for their lock, quote identifiers, say where SQL may reach."""
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,6 @@ from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.messages import describe_full_disk, explain
 
-LOCK_MESSAGE = "Could not set lock on file"
-OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
 MEMORY_LIMIT = "2GB"
 """Of DuckDB while a night reads or writes; what its joins need beyond that goes to disk."""
 
@@ -132,21 +129,9 @@ def restrict_sql(
 def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: float) -> duckdb.DuckDBPyConnection:
     if not create and not path.is_file():
         raise DatabaseError(f"no database at {path}: {'not a file' if path.exists() else 'no such file'}")
-    deadline = time.monotonic() + lock_timeout_seconds
-    wait_seconds = 0.02
-    while True:
-        try:
-            return duckdb.connect(str(path), read_only=read_only)
-        except duckdb.Error as error:
-            message = str(error)
-            if OPEN_OTHERWISE_MESSAGE in message and read_only:
-                read_only = False
-                continue
-            if LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:
-                raise DatabaseError(f"{path} cannot be opened: {explain(error)}") from error
-            if time.monotonic() >= deadline:
-                holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
-                who = f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"
-                raise DatabaseError(f"{path} is locked by {who}; waited {lock_timeout_seconds:g} s") from error
-        time.sleep(min(wait_seconds, max(0.0, deadline - time.monotonic())))
-        wait_seconds = min(1.0, wait_seconds * 2)
+    try:
+        return duckdb.connect(str(path), read_only=read_only)
+    except duckdb.Error as error:
+        from tasks.database.locked import wait_and_open  # most databases are free
+
+        return wait_and_open(path, error, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)

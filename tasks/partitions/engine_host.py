@@ -32,8 +32,6 @@ class LoadedModel:
 class EngineHost:
     """Holds at most one loaded model. Its lock makes users take turns, since an engine serves one call at a time."""
 
-    __slots__ = ("_key", "_lock", "_model", "_num_halvings")
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._key: tuple[str, str, EngineConfig] | None = None

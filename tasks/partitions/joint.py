@@ -69,8 +69,6 @@ class JointWork(PartitionWork):
         partition: its number in the joint plan.
     """
 
-    __slots__ = ("_job", "_works")
-
     def __init__(self, job: InferJob, partition: int) -> None:
         self._job = job
         self._works = [PartitionWork(member.run_folder, partition) for member in job.members]

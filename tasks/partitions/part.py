@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,27 +17,22 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
-COUNTED_FIELDS = (
+COMPLETION_FIELDS = (
     pa.field("finish_reason", pa.string(), nullable=False),
     pa.field("error", pa.string()),
     pa.field("num_prompt_tokens", pa.int32(), nullable=False),
     pa.field("num_cached_tokens", pa.int32(), nullable=False),
     pa.field("num_output_tokens", pa.int32(), nullable=False),
     pa.field("compute_ms", pa.float64(), nullable=False),
-    pa.field("prefix_group", pa.int64(), nullable=False),
 )
+"""Columns of a part that are fields of a `Completion`."""
 
 
 def part_schema(kind: AnswerKind) -> pa.Schema:
     """One row a row of the partition, by row_id: the values of the kind's `part_fields`, or an error."""
-    return pa.schema([pa.field("row_id", pa.int64(), nullable=False), *kind.part_fields, *COUNTED_FIELDS])
+    row_id, group = (pa.field(name, pa.int64(), nullable=False) for name in ("row_id", "prefix_group"))
+    return pa.schema([row_id, *kind.part_fields, *COMPLETION_FIELDS, group])
 
-
-FROM_COMPLETION = (
-    *("finish_reason", "error", "compute_ms"),
-    *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
-)
-"""Columns of a part that are fields of a `Completion`."""
 
 STEPS_SCHEMA = pa.schema(
     [pa.field("partition", pa.int32(), nullable=False)]
@@ -63,8 +57,15 @@ def answer_batch(completions: Iterable[Completion], rows: Plan, workload: Worklo
         codec: decodes token ids.
     """
     group_of = dict(zip(rows.row_id.tolist(), rows.group_id.tolist(), strict=True))
-    answers = [_answer_row(completion, group_of, workload, codec) for completion in completions]
-    answers.sort(key=lambda answer: answer["row_id"])
+    names = [field.name for field in COMPLETION_FIELDS]
+    answers = []
+    for completion in sorted(completions, key=lambda completion: int(completion.request_id)):
+        row_id = int(completion.request_id)
+        answer = {name: getattr(completion, name) for name in names}
+        answer |= {"row_id": row_id, "prefix_group": group_of[row_id]}
+        answers.append(
+            answer if completion.error is not None else {**answer, **workload.kind.read(completion, codec.decode)}
+        )
     return pa.RecordBatch.from_pylist(answers, schema=part_schema(workload.kind))
 
 
@@ -93,19 +94,5 @@ def step_batch(
 
 def count_reasons(parts: Iterable[ArtifactRef]) -> Counter[str]:
     """How many rows of the parts failed, by reason."""
-    reasons: Counter[str] = Counter()
-    for part in parts:
-        errors = pq.read_table(part.path, columns=["error"]).column("error").drop_null()
-        reasons.update(errors.to_pylist())
-    return reasons
-
-
-def _answer_row(
-    completion: Completion, group_of: dict[int, int], workload: Workload, codec: TextCodec
-) -> dict[str, Any]:
-    row_id = int(completion.request_id)
-    row = {name: getattr(completion, name) for name in FROM_COMPLETION}
-    row |= {"row_id": row_id, "prefix_group": group_of[row_id]}
-    if completion.error is not None:
-        return row
-    return {**row, **workload.kind.read(completion, codec.decode)}
+    columns = (pq.read_table(part.path, columns=["error"]).column("error") for part in parts)
+    return Counter(reason for column in columns for reason in column.drop_null().to_pylist())

@@ -38,8 +38,6 @@ class Pieces:
         group_of_prompt: int64, prefix group of each distinct prompt.
     """
 
-    __slots__ = ("_prompt_of_row", "_rows", "group_of_prompt")
-
     def __init__(self, rows: Plan) -> None:
         self._rows = rows
         self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
@@ -66,24 +64,20 @@ MOST_STARTS = 4
 """How many processes in a row may take a partition and end before they try a row of it."""
 
 
+@dataclass(frozen=True, slots=True)
 class AttemptLog:
     """Files in ``attempts/`` of a run folder, one a piece, one byte an attempt.
 
     An attempt is noted before it begins: one that ends with its process counts as well. Nothing is fsynced, since an
     attempt that a power loss wipes out is only made once more.
 
-    Args:
+    Attributes:
         upload_file: called with each file that has changed.
     """
 
-    __slots__ = ("_folder", "_partition", "_upload_file")
-
-    def __init__(
-        self, run_folder: str | Path, partition: int, upload_file: Callable[[Path], None] = lambda path: None
-    ) -> None:
-        self._folder = Path(run_folder) / "attempts"
-        self._partition = partition
-        self._upload_file = upload_file
+    run_folder: str | Path
+    partition: int
+    upload_file: Callable[[Path], None] = lambda path: None
 
     def count(self, piece: Piece) -> int:
         try:
@@ -105,7 +99,7 @@ class AttemptLog:
         """
         if self._write(self._starts, "ab", b".") > MOST_STARTS:
             raise WorkerError(
-                f"partition {self._partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
+                f"partition {self.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
                 "do they have the memory that the model takes?"
             )
 
@@ -115,22 +109,22 @@ class AttemptLog:
 
     @property
     def _starts(self) -> Path:
-        return self._folder / f"starts-{self._partition:05d}"
+        return Path(self.run_folder) / "attempts" / f"starts-{self.partition:05d}"
 
     def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
         """Append to the file or empty it; returns its bytes."""
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(path, mode) as file:
                 file.write(content)
                 size = file.tell()
         except OSError as error:
             raise ArtifactError(describe_write_error(path, error)) from error
-        self._upload_file(path)
+        self.upload_file(path)
         return size
 
     def _path(self, piece: Piece) -> Path:
-        return self._folder / f"part-{self._partition:05d}-{piece.first}-{piece.last}"
+        return Path(self.run_folder) / "attempts" / f"part-{self.partition:05d}-{piece.first}-{piece.last}"
 
 
 WORKER_VARIABLE = "BATCHLOOM_WORKER"
@@ -150,11 +144,6 @@ class PartitionWork:
     Args:
         upload_file: called with each file that is written.
     """
-
-    __slots__ = (
-        *("_num_files", "_num_steps", "_partition", "_places", "_upload_file"),
-        *("answered", "num_failed", "parts", "progress"),
-    )
 
     def __init__(
         self, run_folder: str | Path, partition: int, upload_file: Callable[[Path], None] = lambda path: None

@@ -60,7 +60,8 @@ class PromptFormat:
         if values.get(SUFFIX):
             starts.append(len(message))
             message += values[SUFFIX]
-        stripped = self._strip(message)
+        stripped = message.lstrip() if self.strips_start else message
+        stripped = stripped.rstrip() if self.strips_end else stripped
         num_stripped = len(message) - len(message.lstrip()) if self.strips_start else 0
         places = [len(self.head) + min(max(start - num_stripped, 0), len(stripped)) for start in starts]
         return self.head + stripped + self.tail, places
@@ -70,10 +71,6 @@ class PromptFormat:
         after_columns = takewhile(lambda segment: segment[1] is None, reversed(self.segments))
         message = "".join(reversed([literal for literal, _ in after_columns])) + suffix
         return (message.rstrip() if self.strips_end else message) + self.tail
-
-    def _strip(self, message: str) -> str:
-        message = message.lstrip() if self.strips_start else message
-        return message.rstrip() if self.strips_end else message
 
 
 def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> PromptFormat:
@@ -185,8 +182,6 @@ def workload_format(prompt: Prompt, thinking: str, codec: TextCodec) -> PromptFo
 
 class PromptEncoder:
     """Encodes prompts of one form; it remembers what prompts share, so use one for a whole table, from one thread."""
-
-    __slots__ = ("_codec", "_form", "_pieces")
 
     def __init__(self, form: PromptFormat, codec: TextCodec) -> None:
         self._form = form

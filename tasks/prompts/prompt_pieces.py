@@ -30,8 +30,6 @@ class PromptPieces:
         add_special_tokens: see `TextCodec.encode`.
     """
 
-    __slots__ = ("_add_special_tokens", "_codec", "_cuts", "_is_checked", "_known", "_num_known_tokens")
-
     def __init__(self, codec: TextCodec, *, add_special_tokens: bool) -> None:
         self._codec = codec
         self._add_special_tokens = add_special_tokens

@@ -14,8 +14,6 @@ ROW_LAYOUT = "row_layout"
 class RowEncoder:
     """A `PromptEncoder` for each order; use one for a whole table, from one thread."""
 
-    __slots__ = ("_codec", "_encoders", "_templates", "_workload")
-
     def __init__(self, workload: Workload, codec: TextCodec) -> None:
         assert workload.row_layouts is not None, "rows have orders of their own"
         self._workload = workload

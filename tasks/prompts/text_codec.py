@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class TextCodec:
-    """The tokenizer of one checkpoint. Safe to use from several threads."""
+    """The tokenizer of one checkpoint. Safe to use from several threads.
+
+    Attributes:
+        tokenizer: the checkpoint's own; not to be changed.
+    """
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
         """Wraps a Rust tokenizer, which is not changed.
@@ -39,7 +43,7 @@ class TextCodec:
         secret = secrets.token_hex(16)
         self._stand_ins = {content: f"control{secret}{i:06d}" for i, content in enumerate(control)}
         self._trusted_pattern = _match_any(control)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._encoder = _rename_tokens(spec, self._stand_ins)
         self._chat = chat
         for content, stand_in in self._stand_ins.items():
@@ -52,7 +56,7 @@ class TextCodec:
         """Where a text can be cut without changing its ids; None if not known."""
         from tasks.prompts.text_cuts import find_cuts  # prompts that share nothing are not cut
 
-        return find_cuts(json.loads(self._tokenizer.to_str()), self._stand_ins)
+        return find_cuts(json.loads(self.tokenizer.to_str()), self._stand_ins)
 
     @cached_property
     def special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -91,11 +95,6 @@ class TextCodec:
                 f"model {str(folder)!r}: tokenizer {type(tokenizer).__name__} has no fast form (tokenizer.json)"
             )
         return cls(backend, tokenizer)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The checkpoint's own; not to be changed."""
-        return self._tokenizer
 
     @property
     def has_chat_template(self) -> bool:
@@ -168,7 +167,7 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without its special tokens."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
 

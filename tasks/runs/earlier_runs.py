@@ -27,7 +27,7 @@ def load_run(database: str | Path, folder: Path) -> Run:
         if record.status not in get_args(RunStatus):
             raise ValueError(f"unknown status {record.status!r}")
         artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
-        return Run(database, folder, record, artifacts, bool(value["is_written"]))
+        return Run(database, str(folder.absolute()), record, artifacts, bool(value["is_written"]))
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

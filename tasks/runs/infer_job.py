@@ -25,33 +25,31 @@ NUM_REASONS = 3
 """Of the reasons for failed rows, how many a message names."""
 
 
+@dataclass(frozen=True, slots=True)
 class StopRequest:
     """The file ``stop`` of a run folder, or a deadline. Workers look for it after each step of the engine.
 
-    Args:
+    Attributes:
         run_folder: that all workers see.
         deadline: Unix time from which on the request is made; None for none.
     """
 
-    __slots__ = ("_deadline", "_overdue", "_path")
-
-    def __init__(self, run_folder: str | Path, deadline: float | None = None) -> None:
-        self._path, self._overdue = Path(run_folder) / "stop", Path(run_folder) / "overdue"
-        self._deadline = deadline
+    run_folder: str | Path
+    deadline: float | None = None
 
     @property
     def is_made(self) -> bool:
-        return self.is_overdue or self._path.exists()
+        return self.is_overdue or Path(self.run_folder, "stop").exists()
 
     @property
     def is_overdue(self) -> bool:
         """Whether the deadline has passed or will in the next step of an engine; the run then ends as planned."""
-        return self._deadline is not None and (time.time() >= self._deadline or self._overdue.exists())
+        return self.deadline is not None and (time.time() >= self.deadline or Path(self.run_folder, "overdue").exists())
 
     def has_time(self, step_seconds: float) -> bool:
         """Whether a step of this length may begin: none is asked to stop, and it would end before the deadline."""
-        if self._deadline is not None and time.time() + step_seconds >= self._deadline:
-            self._overdue.touch(mode=0o600)
+        if self.deadline is not None and time.time() + step_seconds >= self.deadline:
+            Path(self.run_folder, "overdue").touch(mode=0o600)
         return not self.is_made
 
     def wait(self, seconds: float) -> bool:
@@ -63,7 +61,7 @@ class StopRequest:
 
     def make(self) -> None:
         """Ask the workers to end; what they have finished stays."""
-        self._path.touch(mode=0o600)
+        Path(self.run_folder, "stop").touch(mode=0o600)
 
     @contextmanager
     def make_on_error(self) -> Iterator[None]:

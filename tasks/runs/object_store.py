@@ -46,8 +46,6 @@ class ObjectStore:
         ConfigError: the protocol is unknown, lacks its package, or lacks a setting.
     """
 
-    __slots__ = ("_root", "_store", "url")
-
     def __init__(self, url: str) -> None:
         import fsspec  # what a night on one host has no use for
 

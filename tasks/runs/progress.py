@@ -61,8 +61,6 @@ class PlannedWork:
 class TimeLeft:
     """How long a run will take from here, by the rate of its latest tokens; loading the model does not count."""
 
-    __slots__ = ("_num_rates", "_seconds", "_seen", "_tokens", "_work")
-
     def __init__(self, work: PlannedWork) -> None:
         self._work = work
         self._seen: tuple[float, int] | None = None
@@ -93,8 +91,6 @@ Look = tuple[float, Counts, float]
 
 class PartitionProgress:
     """A worker's side: the counts of one partition, left in ``progress/`` of the run folder a few times a second."""
-
-    __slots__ = ("_counts", "_path", "_written_at")
 
     def __init__(self, run_folder: Path, partition: int) -> None:
         self._path = run_folder / "progress" / f"part-{partition:05d}.json"

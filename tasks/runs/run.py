@@ -8,7 +8,7 @@ import string
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ def _isolation_mark(database: str | Path, workload: str) -> Path:
     return runs_folder(database) / f"guarded-{workload}"
 
 
+@dataclass(eq=False)
 class Run:
     """What is on disk of a run. It suffices to end the run from another process.
 
@@ -98,21 +99,11 @@ class Run:
         is_written: its answers are in the database.
     """
 
-    __slots__ = ("artifacts", "database", "folder", "is_written", "record")
-
-    def __init__(
-        self,
-        database: str | Path,
-        folder: Path,
-        record: RunRecord,
-        artifacts: Mapping[str, ArtifactRef] | None = None,
-        is_written: bool = False,
-    ) -> None:
-        self.database = database
-        self.folder = str(folder.absolute())
-        self.record = record
-        self.artifacts = dict(artifacts or {})
-        self.is_written = is_written
+    database: str | Path
+    folder: str
+    record: RunRecord
+    artifacts: dict[str, ArtifactRef] = field(default_factory=dict)
+    is_written: bool = False
 
     @classmethod
     def create(cls, database: str | Path, record: RunRecord, root: Path | None = None) -> "Run":
@@ -132,7 +123,7 @@ class Run:
                 path.mkdir(mode=0o700)
         except OSError as error:
             raise ArtifactError(f"run folder {folder} cannot be made: {error}") from error
-        run = cls(database, folder, record)
+        run = cls(database, str(folder.absolute()), record)
         run._save()
         return run
 

@@ -82,8 +82,6 @@ class RunExchange:
         ConfigError, ArtifactError: as `ObjectStore`.
     """
 
-    __slots__ = ("_folder", "_seen", "_store")
-
     def __init__(self, folder: str | Path, url: str) -> None:
         self._folder = Path(folder)
         self._store = ObjectStore(url)

@@ -16,8 +16,6 @@ PREFIX = "batchloom-run-"
 class WorkerCopy:
     """The private folder of this process: it serves a run at a time, and goes with the process, however that ends."""
 
-    __slots__ = ("_folder", "_in_use", "_lock", "_url")
-
     def __init__(self) -> None:
         self._in_use = threading.Lock()
         self._url = ""

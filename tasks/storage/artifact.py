@@ -45,22 +45,6 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
         ArtifactError: the file cannot be written; the message says how much is free where the disk is full.
     """
     target = Path(path)
-    try:
-        with _written_beside(target) as file:
-            yield file
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        if isinstance(error, ArtifactError):
-            raise
-        raise ArtifactError(describe_write_error(target, error)) from error
-
-
-@contextmanager
-def _written_beside(target: Path) -> Iterator[BinaryIO]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -68,9 +52,17 @@ def _written_beside(target: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except ArtifactError:
         raise
+    except OSError as error:
+        raise ArtifactError(describe_write_error(target, error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:

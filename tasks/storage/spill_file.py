@@ -26,8 +26,6 @@ class SpillFile:
     full.
     """
 
-    __slots__ = ("_file", "_folder", "_known", "_num_bytes")
-
     def __init__(self, folder: str | Path) -> None:
         self._folder = folder
         self._num_bytes = 0

@@ -24,8 +24,6 @@ class WorkerPool:
         environments: of each process, variables besides ours: which device it sees.
     """
 
-    __slots__ = ("_free", "_num_workers")
-
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._num_workers = len(environments)
         self._free: SimpleQueue[_Worker] = SimpleQueue()
@@ -74,8 +72,6 @@ class _Worker:
     Args:
         environment: variables that it has besides ours.
     """
-
-    __slots__ = ("_environment", "_line", "_process")
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment

@@ -1,0 +1,45 @@
+"""A database that another process holds, or this one in another way: wait for it, or say who has it."""
+
+import re
+import time
+from pathlib import Path
+
+import duckdb
+
+from engine.errors import DatabaseError
+from tasks.database.messages import explain
+
+LOCK_MESSAGE = "Could not set lock on file"
+OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
+
+
+def wait_and_open(
+    path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
+) -> duckdb.DuckDBPyConnection:
+    """Open a file that could not be opened at once. See `connect`.
+
+    Args:
+        path: of the database.
+        error: why it could not.
+        read_only: whether to open it for reading, where this process does not have it open for writing.
+        lock_timeout_seconds: how long to wait for the lock.
+    """
+    deadline = time.monotonic() + lock_timeout_seconds
+    wait_seconds = 0.02
+    while True:
+        message = str(error)
+        if OPEN_OTHERWISE_MESSAGE in message and read_only:
+            read_only = False
+        elif LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:
+            raise DatabaseError(f"{path} cannot be opened: {explain(error)}") from error
+        elif time.monotonic() >= deadline:
+            holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
+            who = f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"
+            raise DatabaseError(f"{path} is locked by {who}; waited {lock_timeout_seconds:g} s") from error
+        else:
+            time.sleep(min(wait_seconds, max(0.0, deadline - time.monotonic())))
+            wait_seconds = min(1.0, wait_seconds * 2)
+        try:
+            return duckdb.connect(str(path), read_only=read_only)
+        except duckdb.Error as again:
+            error = again
