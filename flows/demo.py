@@ -115,12 +115,7 @@ def build(database: Path, console: Console) -> None:
 
 
 def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
-    """A few answers of each workload, and the tokens saved.
-
-    Args:
-        connection: to the demo's database.
-        console: where to print.
-    """
+    """A few answers of each workload, and the tokens saved."""
     answers = connection.execute(statement("demo/answers"), {"num_rows": 4}).fetchall()
     best = connection.execute(statement("demo/best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
     facts = connection.execute(statement("demo/facts"), {"num_rows": 4}).fetchall()

@@ -61,12 +61,7 @@ class RayCluster:
 
     @contextmanager
     def compute(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[PrefectFutureList[Any]]:
-        """Partitions by whatever workers the cluster has room for.
-
-        Args:
-            job: what all partitions have in common.
-            dispatch_order: the partitions.
-        """
+        """Partitions by whatever workers the cluster has room for."""
         from prefect_ray.context import remote_options
 
         runner = self._join()

@@ -53,7 +53,6 @@ class Workers:
         self._is_isolated = is_isolated
         self._make_room = make_room
         self.are_loaded = False
-        self._resources = ExitStack()
         self._on_host: EngineTeam | None = None
         self._pool: WorkerPool | None = None
         self._cluster: RayCluster | None = None
@@ -116,8 +115,9 @@ class Workers:
 
     def close(self) -> None:
         """End the processes, leave the cluster, give memory back; the next partition loads again."""
-        self._resources.close()
-        self._pool = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         if self._cluster is not None:
             self._cluster.leave()
         self.are_loaded = False
@@ -132,7 +132,6 @@ class Workers:
             from tasks.workers.worker_pool import WorkerPool  # most nights compute in this process
 
             self._pool = WorkerPool(team.environments)
-            self._resources.callback(self._pool.close)
         job = replace(job, engine=team.engine)
         task: Task[..., Any] = infer
         given: dict[str, Any] = {"job": job}

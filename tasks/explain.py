@@ -73,7 +73,7 @@ def explain(
     """
     if plan is None:
         return Forecast(
-            workload=workload.name, mode=workload.mode, model=job.model, num_already_done=found.num_already_done
+            workload=workload.name, mode=workload.kind.mode, model=job.model, num_already_done=found.num_already_done
         )
     seconds = dict(seconds)
     with _timed("share", seconds):
@@ -98,7 +98,7 @@ def explain(
     best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
     return Forecast(
         workload=workload.name,
-        mode=workload.mode,
+        mode=workload.kind.mode,
         model=job.model,
         num_rows=found.num_selected,
         num_already_done=found.num_already_done,

@@ -19,9 +19,6 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
 
     Tokens stay in the database's cache, so that the step does not make them again.
 
-    Args:
-        night: whose model answers the step.
-        workload: of the step.
     Raises:
         what keeps rows from being read or their cost from being known.
     """

@@ -62,8 +62,6 @@ def parse_type(text: str) -> Any:
 def value_grammar(type_: Any, bounds: Bounds) -> str:
     """An expression of llguidance's Lark for the values of a type, without null.
 
-    Args:
-        type_: as `parse_type` gives it.
     Raises:
         ValueError: the type is not supported.
     """

@@ -74,12 +74,7 @@ SchemaText = Annotated[str, AfterValidator(_read_schema)]
 
 
 def constrained_answer(completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-    """See `AnswerKind.read`; an answer that is cut is no answer.
-
-    Args:
-        completion: of a request with a grammar.
-        decode: token ids to text.
-    """
+    """See `AnswerKind.read`; an answer that is cut is no answer."""
     token_ids = [int(token) for token in completion.token_ids]
     if completion.finish_reason == "length":
         return {"error": f"the answer is not complete after max_new_tokens = {len(token_ids)} tokens"}

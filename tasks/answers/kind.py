@@ -168,3 +168,13 @@ class SingleRequest(AnswerKind):
 
     question_digests: ClassVar[Mapping[str, str]] = MappingProxyType({})
     suffixes: ClassVar[Sequence[str]] = ("",)
+
+
+class PlainAnswer(SingleRequest):
+    """A kind whose answers are one text or one choice, in the columns of `PLAIN_FIELDS`."""
+
+    __slots__ = ()
+
+    part_fields: ClassVar[Sequence[pa.Field]] = PLAIN_FIELDS
+    insert_statement: ClassVar[str] = "write/insert_answers"
+    instructions: ClassVar[str] = ""

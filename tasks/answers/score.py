@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-import pyarrow as pa
 from pydantic.dataclasses import dataclass
 
 from engine.request import Completion
-from tasks.answers.kind import PLAIN_FIELDS, EncodeLabels, SingleRequest
+from tasks.answers.kind import EncodeLabels, PlainAnswer
 from tasks.answers.toml_value import CONFIG, Output, Texts, must, refuse_if
 
 NO_DECODING = {"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
@@ -27,12 +26,9 @@ class ScoreOutput(Output):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class LabelScore(SingleRequest):
+class LabelScore(PlainAnswer):
     """A choice among labels; the score is the probability of the first."""
 
-    part_fields: ClassVar[Sequence[pa.Field]] = PLAIN_FIELDS
-    insert_statement: ClassVar[str] = "write/insert_answers"
-    instructions: ClassVar[str] = ""
     mode: ClassVar[str] = "score"
     has_labels: ClassVar[bool] = True
     max_answer_tokens: ClassVar[int] = 1

@@ -5,14 +5,13 @@ from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 import pydantic
 from pydantic import AfterValidator, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
 from engine.request import Completion, Request
 from tasks.answers.grammar_source import GrammarSource, SchemaText, check_pattern, constrained_answer
-from tasks.answers.kind import PLAIN_FIELDS, EncodeLabels, SingleRequest
+from tasks.answers.kind import EncodeLabels, PlainAnswer
 from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Texts, must, refuse_if
 
 
@@ -75,12 +74,9 @@ class TextOutput(Output):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class TextAnswer(SingleRequest):
+class TextAnswer(PlainAnswer):
     """A generated text."""
 
-    part_fields: ClassVar[Sequence[pa.Field]] = PLAIN_FIELDS
-    insert_statement: ClassVar[str] = "write/insert_answers"
-    instructions: ClassVar[str] = ""
     mode: ClassVar[str] = "generate"
     is_decoded: ClassVar[bool] = True
     rank_within: ClassVar[str] = ""

@@ -170,12 +170,7 @@ _KINDS: Mapping[type[AnswerKind], type[AnswerKind]] = {
 
 
 def find_thinking_kind(kind: type[AnswerKind], prompt: object) -> type[AnswerKind]:
-    """The kind that has the keys ``thinking`` and ``max_thinking_tokens``, too; `ValueError` where there is none.
-
-    Args:
-        kind: of a workload's file that has the first of these keys.
-        prompt: the file's table of that name.
-    """
+    """The kind that has the keys ``thinking`` and ``max_thinking_tokens``, too; `ValueError` where there is none."""
     is_plain = isinstance(prompt, dict) and prompt.get("chat") is False
     refuse_if(is_plain or kind not in _KINDS, "thinking is a switch of chat templates, and the prompt is plain text")
     return _KINDS[kind]

@@ -79,7 +79,7 @@ def find_probability_columns(workload: Workload) -> Sequence[str]:
             )
         return [column for columns in kind.question_columns for column in columns[1:]]
     raise ConfigError(
-        f"workload {workload.name!r} cannot have a cascade: answers of mode {workload.mode!r} have no probability; "
+        f"workload {workload.name!r} cannot have a cascade: answers of mode {kind.mode!r} have no probability; "
         "those of 'score' and 'decide' have"
     )
 

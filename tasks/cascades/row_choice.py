@@ -36,10 +36,6 @@ class RowChoice:
 
         The first model has done what it has answered itself, whatever the other one has made of it. The other one has
         done a row whose newest answer is its own: whatever the first model has answered since, it has to see again.
-
-        Args:
-            connection: to the database, in which the workload's table is.
-            workload: whose rows they are.
         """
         take_answers(connection, workload, self.model_digest, "batchloom_first_answers")
         if self.role == "first":
@@ -74,12 +70,7 @@ def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, mode
 
 
 def take_confidences(connection: duckdb.DuckDBPyConnection, workload: Workload) -> None:
-    """Make the temporary table ``batchloom_confidences`` of the view ``batchloom_first_answers``.
-
-    Args:
-        connection: with that view.
-        workload: whose query says which rows there are.
-    """
+    """Make the temporary table ``batchloom_confidences`` of the view ``batchloom_first_answers``."""
     connection.execute(statement("cascade/macro_confidence_of"))
     parameters = {
         "requests_sql": workload.requests_sql,

@@ -51,8 +51,6 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
     A DuckDB or SQLite file is attached. Of a folder, each table file becomes the view ``name.<file without suffix>``,
     and SQL may read any file below it by path.
 
-    Args:
-        attach: name to absolute path.
     Raises:
         DatabaseError: a file is no database, or DuckDB lacks the extension that reads it.
     """

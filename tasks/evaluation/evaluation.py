@@ -258,12 +258,6 @@ class Comparison:
     def execute(
         self, name: str, parameters: Mapping[str, Any] | None = None, **identifiers: str | Sequence[str]
     ) -> duckdb.DuckDBPyConnection:
-        """Run a statement of ``sql/``.
-
-        Args:
-            name: of the statement, with its folder.
-            parameters: bound to it.
-            identifiers: filled into it.
-        """
+        """Run a statement of ``sql/``."""
         text = statement(name)
         return self._connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)

@@ -30,9 +30,6 @@ class Threshold:
     def parse(cls, text: str, *, is_least: bool) -> "Threshold":
         """``[COLUMN.]METRIC[.LABEL]=VALUE``; a label needs its column.
 
-        Args:
-            text: as the user wrote it.
-            is_least: whether it is the least value that will do.
         Raises:
             ConfigError: it is not of this form.
         """

@@ -57,9 +57,6 @@ class LayoutAdvice:
 def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvice:
     """Count what the layouts of workloads cost that are answered together, as written and as their templates allow.
 
-    Args:
-        job: whose rows count, all of each query.
-        workloads: planned together.
     Raises:
         what reading the rows and making their prompts raise.
     """

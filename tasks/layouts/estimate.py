@@ -108,12 +108,7 @@ def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> 
 
 
 def count_bytes(workloads: Sequence[PartTexts], orders: Sequence[Order | RowOrders]) -> int:
-    """Bytes of the parts that have to be computed where all prompts share what they can.
-
-    Args:
-        workloads: answered as one batch.
-        orders: of the rows of each.
-    """
+    """Bytes of the parts that have to be computed where all prompts share what they can."""
     found = [each for texts, order in zip(workloads, orders, strict=True) for each in texts.beginnings(order)]
     if len(workloads) == 1 or not found:
         return sum(int(num_bytes.sum()) for _, num_bytes in found)

@@ -76,12 +76,7 @@ def split_prompt(workload: Workload) -> Parts:
 
 
 def split_template(template: str, start: int = 0) -> Parts:
-    """The parts of a template.
-
-    Args:
-        template: text with ``{field}``.
-        start: characters that stay first.
-    """
+    """The parts of a template."""
     end = max(found.end() for found in _FIELD.finditer(template) if found.group(1))
     starts = [start + found.end() for found in _PARAGRAPH.finditer(template[start:end])]
     opened = [(place, label) for place in starts if (label := _LABEL.match(template, place, end)) is not None]

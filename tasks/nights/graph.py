@@ -65,9 +65,6 @@ def plan_waves(steps: Sequence[Step]) -> list[Wave]:
 
     A model that is loaded runs every step that becomes ready. Which model is next is found by a breadth-first search
     over the sets of finished steps, models that come first in `steps` before the others.
-
-    Args:
-        steps: a graph that `check_graph` accepts.
     """
     visited: set[frozenset[str]] = {frozenset()}
     level: list[tuple[frozenset[str], list[Wave]]] = [(frozenset(), [])]

@@ -100,12 +100,7 @@ class JointWork(PartitionWork):
         self._add_up()
 
     def keep_errors(self, rows: Plan, reason: str) -> None:
-        """Write rows that were tried in vain to their runs.
-
-        Args:
-            rows: of the joint plan.
-            reason: what they failed with.
-        """
+        """Write rows that were tried in vain to their runs."""
         from tasks.partitions.failing import error_batch
 
         for work, part, member in zip(self._works, split_rows(rows, self._job), self._job.members, strict=True):

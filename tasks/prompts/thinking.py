@@ -59,9 +59,6 @@ def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> Prom
 def make_thinking(codec: TextCodec, max_tokens: int) -> Thinking:
     """How the engine is asked for thoughts.
 
-    Args:
-        codec: of the model.
-        max_tokens: the budget.
     Raises:
         ModelError: as `build_thinking_format`.
         RequestError: the budget does not suffice to close thoughts.

@@ -31,12 +31,7 @@ class RowLayouts:
     chosen: pa.Table | None = None
 
     def prepare(self, connection: duckdb.DuckDBPyConnection, workload: "Workload") -> None:
-        """Fill the temporary table that the statement ``read/row_layouts`` has made.
-
-        Args:
-            connection: to the database that keeps the orders of earlier nights.
-            workload: whose rows they are.
-        """
+        """Fill the temporary table that the statement ``read/row_layouts`` has made."""
         ways = [
             replace(workload, prompt=replace(workload.prompt, template=template), row_layouts=None)
             for template in self.templates.values()

@@ -128,11 +128,6 @@ class Workload:
     row_layouts: SkipValidation[RowLayouts | None] = None
 
     @property
-    def mode(self) -> str:
-        """The kind of answer, as the file names it."""
-        return self.kind.mode
-
-    @property
     def output(self) -> Output:
         """Where the answers go."""
         return self.kind.output
@@ -149,7 +144,7 @@ class Workload:
 
     def _hash(self, parts: list[Any]) -> str:
         prompt = {name: value for name, value in asdict(self.prompt).items() if name != "layout"}
-        parts = [self.mode, prompt, *parts]
+        parts = [self.kind.mode, prompt, *parts]
         if self.adapter is not None:
             parts.append(self.adapter.digest)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -240,13 +235,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
 
 
 def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Workload:
-    """A file's values, checked; those that belong to its kind of answer are the kind's.
-
-    Args:
-        values: of the file.
-        source: see `Workload.source`.
-        folder: of the file; its query is looked up there first.
-    """
+    """The values of a file in `folder`, checked; those that belong to its kind of answer are the kind's."""
     refuse_if("mode" not in values, "mode is missing; expected a string")
     kind = find_kind(values)
     known: Mapping[str, pydantic.fields.FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]

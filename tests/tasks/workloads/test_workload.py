@@ -63,7 +63,7 @@ def save(folder: Path, text: str) -> Path:
 def test_a_generate_workload(folder: Path) -> None:
     path = save(folder, GENERATE)
     workload = load_workload(path)
-    assert (workload.name, workload.mode, workload.key) == ("titles", "generate", ("doc_id",))
+    assert (workload.name, workload.kind.mode, workload.key) == ("titles", "generate", ("doc_id",))
     assert workload.source == str(path)
     assert workload.requests_sql.startswith("select 1 as doc_id")
     assert workload.prompt.segments == (
@@ -93,8 +93,8 @@ def test_a_score_workload(folder: Path) -> None:
 
 def test_the_shipped_ones() -> None:
     snippets, ranking = load_workload("snippets"), load_workload("ranking")
-    assert (snippets.name, snippets.mode, snippets.key) == ("snippets", "generate", ("doc_id", "query_id"))
-    assert (ranking.name, ranking.mode, ranking.key) == ("ranking", "score", ("query_id", "doc_id"))
+    assert (snippets.name, snippets.kind.mode, snippets.key) == ("snippets", "generate", ("doc_id", "query_id"))
+    assert (ranking.name, ranking.kind.mode, ranking.key) == ("ranking", "score", ("query_id", "doc_id"))
     assert snippets.prompt.fields == ("title", "body", "query_text"), "what is shared comes first"
     assert ranking.prompt.fields == ("query_text", "title", "body")
     assert (snippets.source, ranking.source) == ("snippets", "ranking")
