@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
 
@@ -20,164 +20,95 @@ Preemption = Literal["recompute", "swap", "kill"]
 Disaggregation = Literal["none", "processes"]
 """Which process computes prompts: the one that decodes, or another one whose KV comes through shared memory."""
 
+CONFLICTING = ("dtype", "packing", "keep_prefixes_bytes", "disaggregation", "tensor_parallel_size", "deterministic")
+"""Settings that go with some values of others only, unless they have their defaults."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How an engine computes. Unknown keywords raise; values out of range raise `ConfigError`.
 
-    The flows' form and command line take types, defaults and descriptions from here. Policies change no answer.
+    The flows' form and command line take types, defaults and the description below each field from here. Policies
+    change no answer.
     """
 
-    dtype: Annotated[
-        Dtype,
-        Field(
-            description="number format of weights and KV; auto: bfloat16 where the device computes it natively; "
-            "fp8: on a GPU that has it, half the memory; "
-            "int8: on a CPU, half the memory, and answers that do not depend on the batch; quantized: weights as a "
-            "GGUF, AWQ, GPTQ or compressed-tensors file has them, which auto takes where the CPU can"
-        ),
-    ] = "auto"
-    device: Annotated[str, Field(description="auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU")] = "auto"
-    attention: Annotated[
-        Attention,
-        Field(
-            description="native (compiled on first use) or torch on a CPU; fused on a GPU, where paged and relay "
-            "(three launches) are there to compare with; auto: native where there is a C++ compiler, fused on a GPU"
-        ),
-    ] = "auto"
-    block_size: Annotated[
-        int, Field(ge=1, description="tokens in one block of KV; native attention takes multiples of 32")
-    ] = 32
-    max_num_batched_tokens: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"],
-        Field(
-            description="most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU "
-            "2,048, on a GPU 8,192 or more where its memory allows"
-        ),
-    ] = 2048
-    kv_memory_bytes: Annotated[
-        int | Literal["auto"],
-        Field(description="memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of what is free"),
-    ] = "auto"
-    """M_threshold. What is free is measured when the engine is loaded: on a GPU after a full step and CUDA graphs."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1, description="used where kv_memory is auto")] = 0.8
-    max_model_len: Annotated[
-        int | Literal["auto"], Field(description="longest prompt plus answer in tokens; auto: what the model allows")
-    ] = "auto"
-    output_reserve: Annotated[
-        float, Field(ge=0, le=1, description="share of an answer's length set aside in KV when it starts")
-    ] = 1.0
-    """1 makes preemption rare; 0 admits by what is held now, as Algorithm 2 of BatchLLM does."""
-    order: Annotated[
-        Order,
-        Field(
-            description="who starts first; ratio: groups that decode most for their prefill; fcfs: in table order; "
-            "sjf: shortest expected answer; priority: largest priority column"
-        ),
-    ] = "ratio"
-    sharing: Annotated[
-        Sharing,
-        Field(
-            description="who shares KV; path: the plan's groups, and what groups have in common; group: the plan's "
-            "groups; lru: blocks found in a cache, without a plan; none: nobody"
-        ),
-    ] = "path"
-    max_running_requests: Annotated[
-        int | Literal["memory"], Field(description="most requests that hold KV at once; memory: no limit but kv_memory")
-    ] = "memory"
-    batching: Annotated[
-        Batching,
-        Field(
-            description="when requests start; continuous: at any step; static: when the batch before is finished; "
-            "dynamic: likewise, and a batch is what one step can take"
-        ),
-    ] = "continuous"
-    prefill: Annotated[
-        Prefill, Field(description="chunked: prompts are cut to fill each step; whole: a prompt is never cut")
-    ] = "chunked"
-    """Steps of whole prompts decode nothing; a prompt longer than max_num_batched_tokens has a step of its own."""
-    packing: Annotated[
-        Packing,
-        Field(
-            description="prompts of a step, with prefill whole; ragged: in turn; prepacked: in bins, longest first; "
-            "padded: in turn, padded to the longest; length_ordered: padded, sorted by length"
-        ),
-    ] = "ragged"
-    preemption: Annotated[
-        Preemption,
-        Field(
-            description="where KV memory runs out, the latest request is computed again (recompute), copied to host "
-            "memory and back (swap), or ends as an error (kill)"
-        ),
-    ] = "recompute"
-    swap_memory_bytes: Annotated[
-        int | Literal["auto"],
-        Field(
-            description="host memory for preemption swap, such as 4GiB; auto: as kv_memory, at most half of the free"
-        ),
-    ] = "auto"
-    """Beside a GPU half of it holds KV: memory that a GPU copies to comes in powers of two."""
-    prompt_lookup: Annotated[
-        Lookup,
-        Field(
-            description="always: tokens of an answer are guessed from what prompt and answer said before, and several "
-            "are checked in a step; on a GPU steps then wait for the tokens of the step before"
-        ),
-    ] = "never"
-    keep_prefixes_bytes: Annotated[
-        int, Field(ge=0, description="disk for KV of documents that later nights ask about again, as 20GB; 0: none")
-    ] = 0
-    prefix_folder: Annotated[str, Field(description="where that KV is")] = ""
-    disaggregation: Annotated[
-        Disaggregation,
-        Field(description="none: one process does all; processes: another process of the host computes prompts"),
-    ] = "none"
-    compile: Annotated[
-        Compile,
-        Field(
-            description="torch.compile where transformers computes the layers (attention torch); auto: in 16-bit "
-            "formats, with a C++ compiler, where the plan is long enough to pay for the seconds it takes"
-        ),
-    ] = "auto"
-    cuda_graphs: Annotated[
-        Literal["auto", "never"],
-        Field(description="decode steps as CUDA graphs, captured as needed; auto: where attention is fused or paged"),
-    ] = "auto"
-    tensor_parallel_size: Annotated[
-        int, Field(ge=1, description="GPUs of this host that each compute a share of every layer of one model")
-    ] = 1
-    deterministic: Annotated[
-        bool, Field(description="answers have the same bits in any batch: in bfloat16 on a CPU, and in int8 always")
-    ] = False
-    num_threads: Annotated[int, Field(ge=0, description="of the CPU, in each process; 0: torch decides")] = 0
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+    dtype: Dtype = "auto"
+    """number format of weights and KV; auto: bfloat16 where the device computes it natively; fp8: on a GPU that has
+    it, half the memory; int8: on a CPU, half the memory, and answers that do not depend on the batch; quantized:
+    weights as a GGUF, AWQ, GPTQ or compressed-tensors file has them, which auto takes where the CPU can"""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU"""
+    attention: Attention = "auto"
+    """native (compiled on first use) or torch on a CPU; fused on a GPU, where paged and relay (three launches) are
+    there to compare with; auto: native where there is a C++ compiler, fused on a GPU"""
+    block_size: Annotated[int, Field(ge=1)] = 32
+    """tokens in one block of KV; native attention takes multiples of 32"""
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = 2048
+    """most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU 2,048, on a GPU
+    8,192 or more where its memory allows"""
+    # M_threshold. What is free is measured when the engine is loaded: on a GPU after a full step and CUDA graphs.
+    kv_memory_bytes: int | Literal["auto"] = "auto"
+    """memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of what is free"""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """used where kv_memory is auto"""
+    max_model_len: int | Literal["auto"] = "auto"
+    """longest prompt plus answer in tokens; auto: what the model allows"""
+    # 1 makes preemption rare; 0 admits by what is held now, as Algorithm 2 of BatchLLM does.
+    output_reserve: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """share of an answer's length set aside in KV when it starts"""
+    order: Order = "ratio"
+    """who starts first; ratio: groups that decode most for their prefill; fcfs: in table order; sjf: shortest
+    expected answer; priority: largest priority column"""
+    sharing: Sharing = "path"
+    """who shares KV; path: the plan's groups, and what groups have in common; group: the plan's groups; lru: blocks
+    found in a cache, without a plan; none: nobody"""
+    max_running_requests: int | Literal["memory"] = "memory"
+    """most requests that hold KV at once; memory: no limit but kv_memory"""
+    batching: Batching = "continuous"
+    """when requests start; continuous: at any step; static: when the batch before is finished; dynamic: likewise,
+    and a batch is what one step can take"""
+    # Steps of whole prompts decode nothing; a prompt longer than max_num_batched_tokens has a step of its own.
+    prefill: Prefill = "chunked"
+    """chunked: prompts are cut to fill each step; whole: a prompt is never cut"""
+    packing: Packing = "ragged"
+    """prompts of a step, with prefill whole; ragged: in turn; prepacked: in bins, longest first; padded: in turn,
+    padded to the longest; length_ordered: padded, sorted by length"""
+    preemption: Preemption = "recompute"
+    """where KV memory runs out, the latest request is computed again (recompute), copied to host memory and back
+    (swap), or ends as an error (kill)"""
+    # Beside a GPU half of it holds KV: memory that a GPU copies to comes in powers of two.
+    swap_memory_bytes: int | Literal["auto"] = "auto"
+    """host memory for preemption swap, such as 4GiB; auto: as kv_memory, at most half of the free"""
+    prompt_lookup: Lookup = "never"
+    """always: tokens of an answer are guessed from what prompt and answer said before, and several are checked in a
+    step; on a GPU steps then wait for the tokens of the step before"""
+    keep_prefixes_bytes: Annotated[int, Field(ge=0)] = 0
+    """disk for KV of documents that later nights ask about again, as 20GB; 0: none"""
+    prefix_folder: str = ""
+    """where that KV is"""
+    disaggregation: Disaggregation = "none"
+    """none: one process does all; processes: another process of the host computes prompts"""
+    compile: Compile = "auto"
+    """torch.compile where transformers computes the layers (attention torch); auto: in 16-bit formats, with a C++
+    compiler, where the plan is long enough to pay for the seconds it takes"""
+    cuda_graphs: Literal["auto", "never"] = "auto"
+    """decode steps as CUDA graphs, captured as needed; auto: where attention is fused or paged"""
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """GPUs of this host that each compute a share of every layer of one model"""
+    deterministic: bool = False
+    """answers have the same bits in any batch: in bfloat16 on a CPU, and in int8 always"""
+    num_threads: Annotated[int, Field(ge=0)] = 0
+    """of the CPU, in each process; 0: torch decides"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))
-        if self.packing != "ragged" and self.prefill != "whole":
-            raise ConfigError(
-                f"packing {self.packing!r} lays out whole prompts, and prefill is {self.prefill!r}, which cuts them to "
-                "the room that is left: set prefill to 'whole'"
-            )
-        if self.disaggregation != "none" or self.tensor_parallel_size > 1:
-            from engine.several_processes import check_policies  # most engines are one process
+        if any(field.name in CONFLICTING and getattr(self, field.name) != field.default for field in fields(self)):
+            from engine.conflicts import refuse_conflicts  # most engines have the defaults of these settings
 
-            check_policies(self)
-        if self.keep_prefixes_bytes and (self.disaggregation != "none" or self.sharing in ("lru", "none")):
-            raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
-        if self.dtype == "fp8" and self.attention in ("native", "torch"):
-            raise ConfigError(f"dtype 'fp8' is computed on a GPU, not by attention {self.attention!r}")
-        if self.deterministic:
-            from engine.deterministic import check_deterministic  # most nights need not be
-
-            check_deterministic(self)
-        if self.dtype in ("int8", "quantized") and (
-            self.device.startswith("cuda") or self.attention not in ("auto", "native")
-        ):
-            raise ConfigError(
-                f"dtype {self.dtype!r} is computed on a CPU by attention 'native', got device {self.device!r} and "
-                f"attention {self.attention!r}"
-            )
+            refuse_conflicts(self)
 
     @property
     def shared_block_size(self) -> int | None:
@@ -192,7 +123,7 @@ class EngineConfig:
 
 def _check(name: str, annotation: Any, value: object) -> None:
     """Checks a value that is one of a list of words, a positive whole number or one word, or within bounds."""
-    kind = get_args(annotation)[0]
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(kind) is Literal and value not in get_args(kind):
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, got {value!r}")
     words = [get_args(part)[0] for part in get_args(kind) if get_origin(part) is Literal]

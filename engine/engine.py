@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Self
 import transformers
 
 from engine.config import EngineConfig
-from engine.device.placement import resolve_device, use_device, use_threads
+from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.execution.batch_calls import BatchCalls
-from engine.execution.output import Decoder, TokenSampler, complete, make_sampler
+from engine.execution.output import Decoder, TokenSampler, complete
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, run_steps
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
-from engine.model.checkpoint import load_model
+from engine.model.checkpoint import is_quantized
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.request import Completion, Mode, Request
@@ -106,7 +106,15 @@ class Engine(BatchCalls):
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        loaded = load_model(model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard)
+        may_be_quantized = config.dtype in ("auto", "quantized") and not is_loaded
+        if shard is not None or is_adapted or (may_be_quantized and is_quantized(model)):
+            from engine.model.other_models import load_other  # most models are whole, and as their checkpoint has them
+
+            loaded = load_other(
+                model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard
+            )
+        else:
+            loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device, make_engine=cls)
         return cls(loaded, config, None if is_loaded else str(model))
 
     def use_adapter(self, adapter: Adapter | None) -> None:
@@ -169,7 +177,11 @@ class Engine(BatchCalls):
             decode: needed where a request has stop strings.
             on_step: called after each step.
         """
-        sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
+        sampler = TokenSampler(self._model, decode)
+        if any(request.is_pooled or request.is_constrained for request in requests):
+            from engine.execution.pooled_output import make_sampler  # few runs have such requests
+
+            sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
         impossible = {
             index: reason
             for index, request in enumerate(requests)
@@ -213,7 +225,7 @@ class Engine(BatchCalls):
                 final = [*late, *(found for found in answered if not found.has_late_row)]
                 late = [found for found in answered if found.has_late_row]
                 for found in final:
-                    yield from complete(found, requests, metrics.ledger.take(found.sequence))
+                    yield from complete(found, requests)
         assert not late, "a step was launched and not committed"
         assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 

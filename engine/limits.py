@@ -18,14 +18,11 @@ if TYPE_CHECKING:  # take seconds to import
 
 
 def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
-    """Refuses a KV budget that holds no request at all, before any work.
+    """Refuses a KV budget that is not "auto" and holds no request at all, before any work.
 
-    Args:
-        config: of the engine; a budget of "auto" is not judged.
-        checkpoint: folder with config.json.
     Raises:
         CapacityError: the budget is below the two blocks that the shortest request needs.
-        ModelError: config.json cannot be read, or lacks a size.
+        ModelError: config.json in the checkpoint's folder cannot be read, or lacks a size.
     """
     if config.kv_memory_bytes == "auto":
         return
@@ -37,12 +34,12 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
         values = read_sizes(json.loads((checkpoint / "config.json").read_bytes()))
     except (OSError, ValueError) as error:
         raise ModelError(f"{checkpoint / 'config.json'} cannot be read: {error}") from error
-    if config.dtype != "auto":
-        num_bytes = block_bytes(config.dtype)
-    elif config.kv_memory_bytes >= 2 * block_bytes("float32"):
-        return  # whatever "auto" is; looking at the device imports torch
-    else:
-        num_bytes = block_bytes(dtype_name(find_dtype("auto", resolve_device(config.device))))
+    dtype: str = config.dtype
+    if dtype == "auto":
+        if config.kv_memory_bytes >= 2 * block_bytes("float32"):
+            return  # whatever "auto" is; looking at the device imports torch
+        dtype = dtype_name(find_dtype("auto", resolve_device(config.device)))
+    num_bytes = block_bytes(dtype)
     if config.kv_memory_bytes < 2 * num_bytes:
         raise CapacityError(
             f"a KV budget of {config.kv_memory_bytes} bytes holds no request: one block of {config.block_size} tokens "

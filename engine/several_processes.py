@@ -1,43 +1,8 @@
-"""What is refused where several processes compute one model: disaggregated prompts, or ranks that share its layers."""
+"""What several processes that compute one model need: a checkpoint that each loads, and enough GPUs."""
 
 from typing import Any
 
 from engine.errors import ConfigError
-
-
-def check_policies(config: Any) -> None:
-    """Refuses settings that know of one process or one device only.
-
-    Args:
-        config: an `EngineConfig`.
-    """
-    if config.disaggregation != "none":
-        for name, value, others in (
-            ("sharing", "lru", "path, group or none"),
-            ("preemption", "swap", "recompute or kill"),
-        ):
-            if getattr(config, name) == value:
-                raise ConfigError(
-                    f"{name} {value!r} finds KV that only the process that decodes has, and with disaggregation "
-                    f"{config.disaggregation!r} another one computes prompts: set {name} to {others}"
-                )
-    if config.tensor_parallel_size > 1:
-        refused: tuple[tuple[str, Any, str], ...] = (
-            ("disaggregation", "processes", "none"),
-            ("preemption", "swap", "recompute or kill"),
-            ("dtype", "fp8", "bfloat16, float16 or float32"),
-            ("dtype", "int8", "bfloat16, float16 or float32"),
-            ("dtype", "quantized", "bfloat16, float16 or float32"),
-            ("keep_prefixes_bytes", config.keep_prefixes_bytes or None, "0"),
-            ("attention", "native", "auto, or torch on a CPU"),
-            ("compile", "always", "auto or never"),
-        )
-        for name, value, others in refused:
-            if getattr(config, name) == value:
-                raise ConfigError(
-                    f"{name} {value!r} does not go with a model on {config.tensor_parallel_size} devices "
-                    f"(tensor_parallel_size): set {name} to {others}"
-                )
 
 
 def check_model(config: Any, *, is_loaded: bool, is_adapted: bool) -> None:

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -40,15 +40,14 @@ class Settings(BaseModel):
 def _engine_fields() -> dict[str, Any]:
     """The fields of `EngineConfig`; sizes are text with a unit, and what only tests and benchmarks set is left out."""
     found: dict[str, Any] = {}
+    described = TypeAdapter(EngineConfig).json_schema()["properties"]
     for field in fields(EngineConfig):
-        kind, about = get_args(field.type)
+        about = " ".join(described[field.name]["description"].split())
         if field.name.endswith("_bytes"):
-            text = Field(description=about.description, pattern=_SIZE)
+            text = Field(description=about, pattern=_SIZE)
             found[field.name.removesuffix("_bytes")] = (Annotated[str, text], str(field.default))
-        elif field.name == "disaggregation":
-            found[field.name] = (Annotated[Literal["none", "processes"], about], field.default)
         elif field.name not in _ENGINE_ONLY:
-            found[field.name] = (Annotated[kind, about], field.default)
+            found[field.name] = (Annotated[field.type, Field(description=about)], field.default)
     return found
 
 

@@ -21,6 +21,7 @@ from engine.model.json_file import read_json
 from engine.planning.plan import PrefixGroup
 from engine.pooling.pooled_rows import Vector, pooled_answer
 from engine.request import POOLED_MODES, Completion, Mode, Request
+from engine.scheduling.policies.sharing import owners_by_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +169,12 @@ def read_max_positions(folder: Path) -> int:
 
 def _distinct_texts(requests: Sequence[Request], groups: Sequence[PrefixGroup]) -> list[_Text]:
     """Each distinct text once for each way of answering it."""
-    texts = []
-    for group in groups:
-        for member in group.members:
-            owners: dict[tuple[object, ...], list[int]] = {}
-            for index in member.request_indices:
-                owners.setdefault(requests[index].answer_key, []).append(index)
-            texts += [_Text(requests[indices[0]], tuple(indices)) for indices in owners.values()]
-    return texts
+    return [
+        _Text(requests[owners[0]], owners)
+        for group in groups
+        for member in group.members
+        for owners in owners_by_answer(requests, member.request_indices)
+    ]
 
 
 def _pack(texts: Sequence[_Text], max_tokens: int) -> Iterator[list[_Text]]:

@@ -117,8 +117,8 @@ class ConstrainedSampler(TokenSampler):
                 masks[row] = _ALL
         return masks
 
-    def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """Books a token of a thought or a grammar's answer, and those that follow it for certain."""
+    def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
+        """Books a token of a thought or a grammar's answer, and those that follow it. See `TokenSampler.follow`."""
         request = sequence.request
         start, most, closing = sequence.num_suffix, request.max_new_tokens, list[int]()
         if request.thinking is not None:

@@ -1,9 +1,9 @@
 """From a step's hidden states to tokens, and from an answered sequence to completions."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,9 @@ import torch
 from engine.device.transfers import HostCopies, to_device
 from engine.execution.sampler import LabelRows, sample
 from engine.model.model import Model
-from engine.request import Completion, FinishReason, Mode, Request
+from engine.request import Completion, FinishReason, Request
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Answered, Step, StepTokens
-
-if TYPE_CHECKING:
-    from engine.pooling.pooler import Pooler
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
@@ -32,17 +29,14 @@ class PendingTokens:
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
         labels: the rows that score labels.
         copies: token_ids and the labels' scores, on their way to the host.
-        follow: what is known with a token, given its sequence and place: tokens that follow for certain, why it ends.
-        watched_rows, eos_token_ids: `follow` is asked about these rows, and about these tokens in any row.
+        sampler: knows what follows a token for certain, and what ends an answer.
     """
 
     step: Step
     token_ids: torch.Tensor
     labels: LabelRows
     copies: HostCopies
-    follow: Callable[[Sequence, int, int], tuple[Sequences[int], FinishReason | None]]
-    watched_rows: frozenset[int]
-    eos_token_ids: frozenset[int]
+    sampler: "TokenSampler"
 
     def wait(self) -> StepTokens:
         """Waits for the device; label scores are added to their sequences.
@@ -51,12 +45,11 @@ class PendingTokens:
         """
         copied, *scores = self.copies.wait()
         self.labels.book(scores)
-        token_ids = copied.tolist()
-        ends = {row for row, token in enumerate(token_ids) if token in self.eos_token_ids}
+        token_ids, sampled = copied.tolist(), self.step.sampled
         return StepTokens(
             token_ids=token_ids,
-            watched_rows=self.watched_rows | ends,
-            follow=lambda row: self.follow(*self.step.sampled[row], token_ids[row]),
+            watched_rows=self.sampler.find_watched(sampled, token_ids),
+            follow=lambda row: self.sampler.follow(*sampled[row], token_ids[row]),
         )
 
 
@@ -73,12 +66,7 @@ class TokenSampler:
         self._decode = decode
 
     def sample(self, hidden: torch.Tensor, step: Step) -> PendingTokens:
-        """Launches sampling and scoring on the device; changes no sequence.
-
-        Args:
-            hidden: ``[R, hidden]``, last hidden states of the output rows of the step.
-            step: not committed yet.
-        """
+        """Launches sampling and scoring of a step's output rows: ``[R, hidden]`` last hidden states."""
         requests = [sequence.request for sequence, _ in step.sampled]
         positions = [place - sequence.num_suffix for sequence, place in step.sampled]
         labels, scores, sampled = LabelRows(()), list[torch.Tensor](), hidden
@@ -89,9 +77,16 @@ class TokenSampler:
             rows = np.delete(np.arange(step.num_output_rows), scored)
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
         token_ids = sample(sampled, self._model, requests, positions, self._masks(step))
-        watched = frozenset(row for row, request in enumerate(requests) if request.stop or request.is_constrained)
-        copies, eos = HostCopies([token_ids, *scores]), self._model.eos_token_ids
-        return PendingTokens(step, token_ids, labels, copies, self._follow, watched, eos)
+        return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self)
+
+    def find_watched(self, sampled: Sequences[tuple[Sequence, int]], token_ids: Sequences[int]) -> set[int]:
+        """Rows of `Step.sampled` whose token may end an answer, or be followed by others for certain."""
+        eos_token_ids = self._model.eos_token_ids
+        return {
+            row
+            for row, ((sequence, _), token) in enumerate(zip(sampled, token_ids, strict=True))
+            if token in eos_token_ids or sequence.request.stop or sequence.request.is_constrained
+        }
 
     def prepare(self, step: Step) -> None:
         """Starts what `sample` needs besides hidden states; called before the step is launched, where it can be."""
@@ -101,20 +96,15 @@ class TokenSampler:
         return False
 
     def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
-        """How many of the tokens, from the first on, a constrained answer may go on with.
-
-        Args:
-            sequence: whose tokens are known all.
-            token_ids: int32 ``[n]``, guesses at the next ones.
-        """
+        """How many of the guessed next tokens, int32 ``[n]``, a constrained answer may go on with, the first ones."""
         return len(token_ids)
 
     def _masks(self, step: Step) -> torch.Tensor | None:
         """The tokens allowed in each sampled row, see `sample`; None: all."""
         return None
 
-    def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """What is known with `token` as own token `place`, see `PendingTokens`."""
+    def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
+        """What is known with `token` as own token `place`. See `StepTokens`."""
         return (), self._find_end(sequence, place, token, sequence.num_suffix)
 
     def _find_end(self, sequence: Sequence, place: int, token: int, start: int) -> FinishReason | None:
@@ -132,81 +122,36 @@ class TokenSampler:
         return None
 
 
-def complete(answered: Answered, requests: Sequences[Request], compute_ms: float) -> Iterator[Completion]:
-    """The completion of each request that owns an answered sequence.
-
-    Args:
-        answered: the sequence, and why it ended.
-        requests: of the run; the sequence's owners are indices into these.
-        compute_ms: cost of the answer, which the first owner pays.
-    """
-    sequence, reason = answered.sequence, answered.reason
-    token_ids: tuple[int, ...] = ()
-    thoughts: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    error = None
+def complete(answered: Answered, requests: Sequences[Request]) -> Iterator[Completion]:
+    """The completion of each of the run's requests that owns an answered sequence; the first owner pays for it."""
+    sequence, reason, request = answered.sequence, answered.reason, answered.sequence.request
+    answer: dict[str, Any] = {}
     if reason == "error":
-        error = sequence.error or (
+        answer["error"] = sequence.error or (
             f"KV memory ran out when {sequence.num_output_tokens} tokens of the answer had been generated, "
             "and preemption 'kill' ends the request admitted last"
         )
     elif sequence.vector is not None:
-        from engine.execution.pooled_output import complete_pooled  # few runs have any
+        from engine.pooling.pooled_rows import pooled_answer  # few runs have any
 
-        yield from complete_pooled(sequence, requests, compute_ms)
-        return
+        reason = "embedded" if request.mode == "embed" else "scored"
+        answer.update(pooled_answer(request, sequence.vector))
     elif reason == "scored":
-        scores = sequence.label_scores
-        logprobs = tuple((scores - np.logaddexp.reduce(scores)).tolist())
+        scores = sequence.first_scores + sequence.tail_sums  # up to one constant
+        answer["label_logprobs"] = tuple((scores - np.logaddexp.reduce(scores)).tolist())
     else:
-        token_ids = tuple(sequence.output_token_ids)
-        if sequence.request.thinking is not None:
-            thoughts, token_ids = sequence.request.thinking.split(token_ids)
+        answer["num_output_tokens"] = sequence.num_output_tokens
+        answer["token_ids"] = tuple(sequence.output_token_ids)
+        if request.thinking is not None:
+            answer["thinking_token_ids"], answer["token_ids"] = request.thinking.split(answer["token_ids"])
     for index, owner in enumerate(sequence.owners):
-        request = requests[owner]
         num_prompt_tokens = len(request.token_ids)
         num_cached = sequence.num_cached_tokens if index == 0 else num_prompt_tokens
         yield Completion(
-            request_id=request.request_id,
+            request_id=requests[owner].request_id,
             finish_reason=reason,
-            token_ids=token_ids,
-            thinking_token_ids=thoughts,
-            label_logprobs=logprobs,
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=0 if reason == "error" else num_cached,
-            num_output_tokens=0 if reason == "error" else sequence.num_output_tokens,
-            compute_ms=compute_ms if index == 0 else 0.0,
-            error=error,
+            compute_ms=sequence.compute_ms if index == 0 else 0.0,
+            **answer,
         )
-
-
-def make_sampler(
-    model: Model,
-    requests: Iterable[Request],
-    decode: Decoder | None,
-    poolers: "dict[Mode, Pooler]",
-    checkpoint: str | None,
-) -> TokenSampler:
-    """What makes answers of a run's hidden states.
-
-    Args:
-        model: its output layer makes logits of hidden states.
-        requests: of the run.
-        decode: detokenizer for stop strings; None where no request has one.
-        poolers: found before, by mode; those that the run needs are added.
-        checkpoint: as `Engine.load` was given it; None for a loaded model.
-    Raises:
-        ModelError: the checkpoint has no embeddings or classes, or pools other tokens than the last.
-    """
-    pooled_modes = {request.mode for request in requests if request.is_pooled}
-    has_constraints = any(request.is_constrained for request in requests)
-    if not pooled_modes and not has_constraints:
-        return TokenSampler(model, decode)
-    from engine.execution.constrained_sampler import ConstrainedSampler  # few runs have such requests
-
-    if not pooled_modes:
-        return ConstrainedSampler(model, decode)
-    from engine.execution.pooled_output import ConstrainedPoolingSampler, find_poolers
-
-    find_poolers(pooled_modes, poolers, checkpoint, model.device)
-    return ConstrainedPoolingSampler(model, decode, poolers)

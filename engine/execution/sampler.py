@@ -6,7 +6,7 @@ need only their own columns of the output layer: what normalises a row is common
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,8 +62,7 @@ def sample(
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tail:
+class _Tail(NamedTuple):
     """Rows [row, row + len(targets)) that predict the next tokens of a label."""
 
     sequence: Sequence
@@ -78,18 +77,14 @@ class LabelRows:
     __slots__ = ("_firsts", "_tails")
 
     def __init__(self, outputs: Iterable[tuple[Sequence, int, int, int]]) -> None:
-        """Sorts the rows by what they predict.
-
-        Args:
-            outputs: `Step.scored_rows` of sequences that score.
-        """
+        """Sorts `Step.scored_rows` of sequences that score by what they predict."""
         self._firsts: dict[Labels, list[tuple[Sequence, int]]] = {}
         self._tails: list[_Tail] = []
         for sequence, row, num_rows, place in outputs:
             labels, first = sequence.request.labels, place - sequence.num_suffix
             if first > 0:
                 targets = labels[sequence.label][first : first + num_rows]
-                self._tails.append(_Tail(sequence=sequence, label=sequence.label, row=row, targets=targets))
+                self._tails.append(_Tail(sequence, sequence.label, row, targets))
             elif sequence.label < 0:  # else the prompt was computed again, and its scores are known
                 self._firsts.setdefault(labels, []).append((sequence, row))
 

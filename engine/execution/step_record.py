@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.scheduling.prefix_node import PrefixNode
     from engine.scheduling.scheduler import Scheduler
-    from engine.scheduling.sequence import Sequence
     from engine.scheduling.step import Answered, Step
 
 
@@ -89,18 +88,19 @@ def record_step(
         num_preempted_requests=step.num_preempted,
         duration_ms=duration_ms,
         num_padding_tokens=step.num_padding_tokens,
-        num_swapped_kv_blocks=scheduler.num_swapped_blocks,
+        num_swapped_kv_blocks=0 if scheduler.swap is None else scheduler.swap.num_used,
         num_guessed_tokens=step.num_guessed_tokens,
         num_right_tokens=step.num_right_tokens,
     )
 
 
 class StepMetrics:
-    """Records one step after the other. A step's time is that since the step before, so steps add up to the run."""
+    """Records one step after the other. A step's time is that since the step before, so steps add up to the run; its
+    sequences are charged with it (`Sequence.compute_ms`)."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
-        self.ledger = ComputeLedger()
+        self._unpaid_ms: dict[PrefixNode, float] = {}
         self._num_steps = 0
         self._recorded_at = time.perf_counter()
 
@@ -108,41 +108,29 @@ class StepMetrics:
         """The record of the next step, given what its commit returned."""
         now = time.perf_counter()
         duration_ms = (now - self._recorded_at) * 1e3
-        self.ledger.book(step, duration_ms)
+        share_time(step, duration_ms, self._unpaid_ms)
         record = record_step(step, answered, self._scheduler, number=self._num_steps, duration_ms=duration_ms)
         self._recorded_at = now
         self._num_steps += 1
         return record
 
 
-class ComputeLedger:
-    """Milliseconds by sequence. Every millisecond booked is taken by exactly one sequence in the end.
+def share_time(step: "Step", duration_ms: float, unpaid_ms: dict["PrefixNode", float]) -> None:
+    """Divides the time of a step that is done among its sequences, in proportion to the tokens computed for each.
 
-    A step's time is divided in proportion to the tokens it computed. A prefix's share waits for the first request that
-    runs on it, which is the one that is charged with its tokens (`Sequence.num_charged`); so does the share of a prefix
-    that was freed and computed again.
+    A prefix's share waits for the first request that runs on it, which is the one that is charged with its tokens
+    (`Sequence.num_charged`); so does the share of a prefix that was freed and computed again.
+
+    Args:
+        step: not booked yet.
+        duration_ms: time of the step.
+        unpaid_ms: shares of prefixes that wait; changed here.
     """
-
-    __slots__ = ("_prefix_ms", "_sequence_ms")
-
-    def __init__(self) -> None:
-        self._sequence_ms: dict[Sequence, float] = {}
-        self._prefix_ms: dict[PrefixNode, float] = {}
-
-    def book(self, step: "Step", duration_ms: float) -> None:
-        """Divides the time of a step that is done."""
-        work = (*step.decodes, *step.suffixes)
-        ms_per_token = duration_ms / (sum(count for _, count in work) + sum(step.prefixes.values()))
-        sequence_ms = self._sequence_ms
-        for sequence, count in work:
-            sequence_ms[sequence] = sequence_ms.get(sequence, 0.0) + count * ms_per_token
-        for node, count in step.prefixes.items():
-            self._prefix_ms[node] = self._prefix_ms.get(node, 0.0) + count * ms_per_token
-        if self._prefix_ms:
-            for sequence, _ in work:  # a decode, too: one that was swapped out may meet a prefix computed again
-                for node in sequence.node.chain() if sequence.node is not None else ():
-                    sequence_ms[sequence] += self._prefix_ms.pop(node, 0.0)
-
-    def take(self, sequence: "Sequence") -> float:
-        """The milliseconds of a sequence whose steps are all booked; they are forgotten here."""
-        return self._sequence_ms.pop(sequence, 0.0)
+    work = (*step.decodes, *step.suffixes)
+    ms_per_token = duration_ms / (sum(count for _, count in work) + sum(step.prefixes.values()))
+    for node, count in step.prefixes.items():
+        unpaid_ms[node] = unpaid_ms.get(node, 0.0) + count * ms_per_token
+    for sequence, count in work:
+        sequence.compute_ms += count * ms_per_token
+        if unpaid_ms and sequence.node is not None:  # of a decode, too: one swapped out may meet a prefix made again
+            sequence.compute_ms += sum(unpaid_ms.pop(node, 0.0) for node in sequence.node.chain())

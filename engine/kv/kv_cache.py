@@ -57,11 +57,6 @@ class KVCache:
         tensors: all of them, once: keys, then values.
     """
 
-    __slots__ = (
-        *("block_bytes", "block_size", "num_blocks", "num_tables"),
-        *("keys", "layout", "tables", "tensors", "values"),
-    )
-
     def __init__(
         self, shape: KVShape, *, block_size: int, budget_bytes: int, device: torch.device, has_pad_block: bool = False
     ) -> None:

@@ -6,17 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-from engine.config import EngineConfig
-from engine.device.placement import find_dtype
 from engine.errors import ModelError
 
 if TYPE_CHECKING:  # take seconds to import
     import torch
     import transformers
-
-    from engine.model.model import Model
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model"),
@@ -57,10 +53,8 @@ def resolve_checkpoint(model: str | Path) -> Path:
     return open_file(model) if path.is_file() else hub_snapshot(str(model))
 
 
-def is_quantized(model: object) -> "TypeGuard[str | Path]":
-    """Whether dtype "quantized" may compute a checkpoint, see `resolve_checkpoint`; a loaded model it may not."""
-    if not isinstance(model, (str, Path)):
-        return False
+def is_quantized(model: str | Path) -> bool:
+    """Whether dtype "quantized" may compute a checkpoint, see `resolve_checkpoint`."""
     folder = resolve_checkpoint(model)
     method = (json.loads((folder / "config.json").read_bytes()).get("quantization_config") or {}).get("quant_method")
     return (folder / GGUF_TENSORS).is_file() or method in QUANT_METHODS
@@ -177,51 +171,12 @@ def load_weights(
     return loaded, not lacking
 
 
-def load_model(
-    model: "str | Path | transformers.PreTrainedModel", config: EngineConfig, device: "torch.device", **how: Any
-) -> "Model":
-    """The kind of model that a checkpoint, the number format and an adapter ask for.
-
-    Args:
-        model: as for `engine.Engine.load`.
-        config: names the number format.
-        device: where the weights go.
-        how: `make_engine` of `Model.load`; adapter, keeps_base and shard of `engine.Engine.load`.
-    Raises:
-        ConfigError: the device does not compute the format, or the checkpoint has none such.
-        ModelError: as `Model.load`.
-    """
-    from engine.model.model import Model  # reads checkpoints with this module
-
-    adapter, keeps_base, shard = (how.pop(name) for name in ("adapter", "keeps_base", "shard"))
-    if shard is not None:
-        from engine.model.sharded_model import ShardedModel  # most models are whole
-
-        return ShardedModel.load_share(model, dtype=find_dtype(config.dtype, device), device=device, shard=shard)
-    is_adapted = adapter is not None or keeps_base
-    if not is_adapted and config.dtype in ("auto", "quantized") and is_quantized(model):
-        from engine.model.quantized.quantized_model import load_quantized  # most checkpoints are not
-
-        if (quantized := load_quantized(model, config, device)) is not None:
-            return quantized
-    dtype = find_dtype(config.dtype, device)
-    if not is_adapted:
-        return Model.load(model, dtype=dtype, device=device, **how)
-    from engine.model.adapters.adapted_model import AdaptedModel  # most engines have no adapter
-
-    return AdaptedModel.load_with(adapter, model, dtype=dtype, device=device, keeps_base=keeps_base, **how)
-
-
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures that the backends' own layers compute; tests hold each to transformers' own `generate`."""
 
 
 def is_plain(config: Mapping[str, Any]) -> bool:
-    """Whether a model is computed by the backends' own layers; any other one is proven first (`engine.probe`).
-
-    Args:
-        config: what config.json says.
-    """
+    """Whether a model of this config.json is computed by the backends' own layers; any other one is proven first."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
         config.get("model_type") in PLAIN_MODEL_TYPES

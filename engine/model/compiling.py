@@ -33,7 +33,7 @@ def compile_layers(model: Model) -> None:
     All layers share the code, for any number of rows: one compilation of some ten seconds.
     """
     if not model.is_compiled:
-        for layer in model.layers:
+        for layer in model.base.layers:
             layer.compile(dynamic=True)
         model.is_compiled = True
 
@@ -41,6 +41,6 @@ def compile_layers(model: Model) -> None:
 def decompile(model: Model, error: Exception) -> None:
     """The opposite of `compile_layers`: a compiler that is installed but broken must not cost the night."""
     LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
-    for layer in model.layers:
+    for layer in model.base.layers:
         layer._compiled_call_impl = None  # what Module.compile sets; it has no public opposite
     model.is_compiled = False

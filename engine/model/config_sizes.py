@@ -16,11 +16,7 @@ def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text model's values under the names that transformers uses for most architectures.
 
     Of architectures other than those of the backends' own layers, transformers' class completes and names them.
-
-    Args:
-        config: what config.json says.
-    Raises:
-        ModelError: it says no such thing.
+    Raises `ModelError` where config.json has no such values.
     """
     values = config.get("text_config", config)
     if not isinstance(values, Mapping):
@@ -49,12 +45,7 @@ def read_size(values: Mapping[str, Any], name: str, default: int | None = None) 
 
 
 def kv_bytes_per_layer(values: Mapping[str, Any], dtype: str) -> int:
-    """Bytes of a token's KV in one layer.
-
-    Args:
-        values: from `read_sizes`.
-        dtype: of the KV, as torch names it.
-    """
+    """Bytes of a token's KV in one layer, given values of `read_sizes` and the KV's dtype as torch names it."""
     num_q_heads = read_size(values, "num_attention_heads")
     head_dim = read_size(values, "head_dim", read_size(values, "hidden_size") // num_q_heads)
     return 2 * read_size(values, "num_key_value_heads", num_q_heads) * kv_head_bytes(head_dim, VALUE_BYTES[dtype])

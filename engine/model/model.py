@@ -37,12 +37,14 @@ class Model:
     """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
 
     Attributes:
+        base: transformers' model without the output layer; its layers may be one module in the place of its own.
         adapter: in the weights; None: the base alone.
         shard: which rank's share of the model this is; None where it is whole.
         settings: of the text model, as config.json has them.
         max_positions: longest sequence that the checkpoint's positions allow.
         has_plain_layers, has_own_layers: whether layers of all backends, or of this device's, can compute the model.
         has_output_layer: whether the checkpoint has one; else it can be pooled alone.
+        read_layer, join_layers, finish_logits: what a family does to its layers' weights, to all layers, to logits.
         weight_bytes, eos_token_ids: of all parameters; tokens that end an answer.
     """
 
@@ -56,7 +58,7 @@ class Model:
     ) -> None:
         config = language_model.config.get_text_config(decoder=True)
         self.settings: dict[str, Any] = config.to_dict()
-        self._base = language_model.get_decoder()
+        self.base = language_model.get_decoder()
         self._head: Any = language_model.get_output_embeddings()
         self._output_layer: OutputLayer
         self._draw_tokens = draw_tokens
@@ -70,19 +72,14 @@ class Model:
         self.kv_shape = kv_shape_of(config, kv_dtype or self.dtype)
         self.has_plain_layers = is_plain(self.settings)
         self.max_positions = int(config.max_position_embeddings)
-        self._finish_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self._read_layer: Callable[[Any, int], LayerWeights] = read_weights
-        self._join_layers: Callable[[DecoderLayers], nn.Module] = ReplacedLayers
+        self.finish_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.read_layer: Callable[[Any, int], LayerWeights] = read_weights
+        self.join_layers: Callable[[DecoderLayers], nn.Module] = ReplacedLayers
         if not self.has_plain_layers:
-            from engine.model.families.family import find_family
-            from engine.model.stock_model import find_logit_rule, longest_sequence, use_grouped_experts
+            from engine.model.stock_model import adapt  # most models are plain
 
-            self.max_positions, self._finish_logits = longest_sequence(config), find_logit_rule(config)
-            if device.type == "cuda":
-                use_grouped_experts(language_model)
-            if family := find_family(language_model, device, self.kv_shape.dtype):
-                self._read_layer, self._join_layers = family.read_weights, family.join_layers
-        self.has_own_layers = self.has_plain_layers or self._join_layers is not ReplacedLayers
+            adapt(self, language_model)
+        self.has_own_layers = self.has_plain_layers or self.join_layers is not ReplacedLayers
         self.weight_bytes = sum(parameter.nbytes for parameter in language_model.parameters())
         self.eos_token_ids = find_eos_token_ids(language_model)
         self.is_compiled = False
@@ -143,30 +140,24 @@ class Model:
                 LOGGER.info("transformers' own layers compute this model, attention %s its attention", backend.name)
             return
         # A caller's model keeps its own layers: the copy shares everything but the list of them.
-        self._base = copy.copy(self._base)
-        self._base._modules = dict(self._base._modules)
-        self._base.layers = nn.ModuleList([self._join_layers(layers)])
+        self.base = copy.copy(self.base)
+        self.base._modules = dict(self.base._modules)
+        self.base.layers = nn.ModuleList([self.join_layers(layers)])
         self.has_replaced_layers = True
         if output_layer is not None:
-            self._output_layer, embedding = output_layer, self._base.embed_tokens
+            self._output_layer, embedding = output_layer, self.base.embed_tokens
             if self._owns_weights and head.weight is embedding.weight and type(embedding) is nn.Embedding:
-                self._base.embed_tokens = TiedEmbedding(output_layer)
+                self.base.embed_tokens = TiedEmbedding(output_layer)
         give_back_freed_memory()
         torch.cuda.empty_cache()  # of the weights that were copied; does nothing on the CPU
 
     def _take_layers(self) -> Iterator[LayerWeights]:
         """Layer by layer. Where nobody else holds the weights, a layer's are freed before the next layer is copied."""
-        layers = self._base.layers
+        layers = self.base.layers
         for index, layer in enumerate(layers):
             if self._owns_weights:
                 layers[index] = nn.Identity()
-            yield self._read_layer(layer, index)
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        """transformers' own, or one module in their place."""
-        layers: nn.ModuleList = self._base.layers
-        return layers
+            yield self.read_layer(layer, index)
 
     @torch.inference_mode()
     def forward(
@@ -218,12 +209,12 @@ class Model:
             "attention_step": step,
         }
         try:
-            hidden: torch.Tensor = self._base(**inputs).last_hidden_state
+            hidden: torch.Tensor = self.base(**inputs).last_hidden_state
         except TorchDynamoException as error:
             from engine.model.compiling import decompile
 
             decompile(self, error)  # what was written is written again
-            hidden = self._base(**inputs).last_hidden_state
+            hidden = self.base(**inputs).last_hidden_state
         if self.has_replaced_layers or step.output_rows is None:
             return hidden[0]
         return hidden[0].index_select(0, step.output_rows)
@@ -232,12 +223,12 @@ class Model:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, hidden]`` through the output layer: float32 ``[R, vocab_size]``."""
         logits = self._output_layer.logits(hidden).float()
-        return logits if self._finish_logits is None else self._finish_logits(logits)
+        return logits if self.finish_logits is None else self.finish_logits(logits)
 
     @torch.inference_mode()
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """``[R, hidden]`` -> int64 ``[R]``: see `OutputLayer.most_likely`."""
-        if self._finish_logits is not None:  # a cap can make logits equal that were not
+        if self.finish_logits is not None:  # a cap can make logits equal that were not
             logits = self.logits(hidden)
             return (logits if allowed is None else mask_logits(logits, allowed)).argmax(dim=-1)
         return self._output_layer.most_likely(hidden, allowed)
@@ -257,7 +248,7 @@ class Model:
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
         logits = self._output_layer.label_logits(hidden, token_ids)
-        return (logits if self._finish_logits is None else self._finish_logits(logits)).float()
+        return (logits if self.finish_logits is None else self.finish_logits(logits)).float()
 
 
 def _prove(config: transformers.PretrainedConfig, make_engine: "MakeEngine") -> None:

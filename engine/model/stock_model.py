@@ -8,6 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.errors import ModelError
+from engine.model.families.family import find_family
+from engine.model.model import Model
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -43,6 +45,20 @@ def refuse_known(config: Any) -> None:
         reason = "positions are added to its attention scores (ALiBi)"
     if reason is not None:
         raise ModelError(f"architecture {config.model_type!r} is not supported: {reason}")
+
+
+def adapt(model: Model, language_model: PreTrainedModel) -> None:
+    """Has `model`, which is being made of `language_model`, compute what this one computes.
+
+    Raises:
+        ModelError: the config names no longest sequence.
+    """
+    config = language_model.config.get_text_config(decoder=True)
+    model.max_positions, model.finish_logits = longest_sequence(config), find_logit_rule(config)
+    if model.device.type == "cuda":
+        use_grouped_experts(language_model)
+    if family := find_family(language_model, model.device, model.kv_shape.dtype):
+        model.read_layer, model.join_layers = family.read_weights, family.join_layers
 
 
 def use_grouped_experts(language_model: PreTrainedModel) -> None:

@@ -36,11 +36,8 @@ class Placement:
         return [int(partition) for partition in np.lexsort((-self.costs, turns))]
 
     def common_lens(self, common_lens: IndexArray) -> IndexArray:
-        """Tokens that each group has in common with the group before it in the order of partitions.
-
-        Args:
-            common_lens: int64 ``[num_groups]``, the same for the group before it in prefix tree order.
-        """
+        """Tokens that each group has in common with the group before it in the order of partitions, given those that it
+        has in common with the one before it in prefix tree order: int64 ``[num_groups]``."""
         order = np.argsort(self.partitions, kind="stable")
         placed = np.empty_like(common_lens)
         placed[order] = common_lens_of(common_lens, order)
@@ -48,11 +45,7 @@ class Placement:
 
 
 def group_costs(plan: Plan, num_answer_tokens: int) -> IndexArray:
-    """Predicted cost of each group: int64 ``[num_groups]``.
-
-    Args:
-        num_answer_tokens: expected of each distinct prompt.
-    """
+    """Predicted cost of each group, int64 ``[num_groups]``, with so many answer tokens of each distinct prompt."""
     is_new, starts = plan.is_member_start, plan.group_starts
     group_of_row = np.cumsum(plan.is_group_start) - 1
     costs = (plan.num_prompt_tokens - plan.num_prefix_tokens + num_answer_tokens)[is_new]

@@ -6,7 +6,6 @@ Cost: the sort (a memory comparison per pair), then linear in tokens; nothing in
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,36 +14,43 @@ TokenArray = npt.NDArray[np.int32]
 IndexArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrefixTree:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TreeNodes:
+    """Nodes of a prefix tree in preorder, so a parent has a smaller index than its children; node 0 is the root.
+
+    Attributes:
+        leaf_nodes: int64 ``[L]``, the deepest node above each leaf.
+        node_depths: int64 ``[N]``, tokens from the root; greater than the parent's.
+        node_parents: int64 ``[N]``; -1 for the root.
+        node_leaf_starts, node_leaf_ends: int64 ``[N]``, first leaf below each node, and one past the last.
+    """
+
+    leaf_nodes: IndexArray
+    node_depths: IndexArray
+    node_parents: IndexArray
+    node_leaf_starts: IndexArray
+    node_leaf_ends: IndexArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrefixTree(TreeNodes):
     """Who shares which beginning. A node is a beginning that at least two different prompts have and then leave.
 
-    Leaves are the L distinct prompts in the order of their token bytes, so the leaves below a node are consecutive.
-    Nodes are in preorder, so a parent has a smaller index than its children; node 0 is the root, the empty prefix. The
-    last token of a prompt is always computed, for its logits, and never part of a node: a leaf is longer than any node
-    above it.
+    Leaves are the L distinct prompts in the order of their token bytes, so the leaves below a node are consecutive. The
+    root is the empty prefix. The last token of a prompt is always computed, for its logits, and never part of a node: a
+    leaf is longer than any node above it.
 
     Attributes:
         rows: int64 ``[num_rows]``, positions in the input, leaf by leaf, ascending within a leaf.
         row_starts: int64 ``[L + 1]`` into rows; a leaf owns several rows where prompts are identical.
         leaf_lens: int64 ``[L]``, tokens in each distinct prompt.
-        leaf_nodes: int64 ``[L]``, the deepest node above each leaf.
         leaf_common_lens: int64 ``[L]``, tokens that each leaf shares with the next one; 0 for the last leaf.
-        node_depths: int64 ``[N]``, tokens from the root; greater than the parent's.
-        node_parents: int64 ``[N]``; -1 for the root.
-        node_leaf_starts: int64 ``[N]``, first leaf below each node.
-        node_leaf_ends: int64 ``[N]``, one past the last leaf below each node.
     """
 
     rows: IndexArray
     row_starts: IndexArray
     leaf_lens: IndexArray
-    leaf_nodes: IndexArray
     leaf_common_lens: IndexArray
-    node_depths: IndexArray
-    node_parents: IndexArray
-    node_leaf_starts: IndexArray
-    node_leaf_ends: IndexArray
 
     @property
     def num_leaves(self) -> int:
@@ -95,7 +101,7 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
         row_starts=row_starts,
         leaf_lens=leaf_lens,
         leaf_common_lens=leaf_common_lens,
-        **nodes_from_common_lens(leaf_common_lens)._asdict(),
+        **vars(nodes_from_common_lens(leaf_common_lens)),
     )
 
 
@@ -111,16 +117,6 @@ def _neighbour_common_lens(prompts: Sequence[TokenArray], rows: Sequence[int]) -
     for i in range(len(common_lens)):
         common_lens[i] = common_prefix_len(prompts[rows[i]], prompts[rows[i + 1]])
     return common_lens
-
-
-class TreeNodes(NamedTuple):
-    """Nodes of a prefix tree in preorder; the fields are those of `PrefixTree`."""
-
-    leaf_nodes: IndexArray
-    node_depths: IndexArray
-    node_parents: IndexArray
-    node_leaf_starts: IndexArray
-    node_leaf_ends: IndexArray
 
 
 def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:

@@ -37,7 +37,7 @@ class BatchQueues(RequestQueues):
         """Prompts that have memory, in pieces or whole; requests before the prefixes that others wait for."""
         if self._config.prefill == "chunked":
             for sequence in self._ready_prompts():
-                step.add_suffix(sequence)
+                step.add(step.suffixes, sequence)
             for node in self.prefixes:
                 node.add_to(step)
         else:

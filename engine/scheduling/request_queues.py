@@ -73,7 +73,7 @@ class RequestQueues:
     def add_prompts(self, step: Step) -> None:
         """Adds prompts to a step: continues those begun, then starts requests and prefixes while it has room."""
         for sequence in self.prefilling:
-            step.add_suffix(sequence)
+            step.add(step.suffixes, sequence)
         # An incomplete prefix fills the step, so no other prefix takes the memory that its requests wait for.
         while self._add_ready(step) and step.room and self.waiting_groups and self.has_free_place:
             if not self._admission.fits_group(self.waiting_groups[0]):
@@ -103,10 +103,7 @@ class RequestQueues:
             if not self._can_admit(sequence):
                 return False
             self._admit(self.ready.popleft())
-            if sequence in self.decoding:
-                step.add_decode(sequence)
-            else:
-                step.add_suffix(sequence)
+            step.add(step.decodes if sequence in self.decoding else step.suffixes, sequence)
         return True
 
     def _add_ready(self, step: Step) -> bool:

@@ -66,11 +66,6 @@ class Scheduler:
         """Requests that hold KV."""
         return self.queues.num_running
 
-    @property
-    def num_swapped_blocks(self) -> int:
-        """Blocks in host memory that hold the KV of preempted requests."""
-        return 0 if self.swap is None else self.swap.num_used
-
     def schedule(self, *, is_settled: bool = True) -> Step:
         """The next step, with memory for all that it computes. Empty when everything is finished.
 
@@ -217,7 +212,7 @@ class Scheduler:
                     if not make_room(self, sequence, needed, step):
                         break
                 sequence.reserve(self.pool, needed, block_size)
-            step.add_decode(sequence)
+            step.add(step.decodes, sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Ends a sequence: frees its KV, and its prefix with it where it was the last one to need it."""

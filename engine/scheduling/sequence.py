@@ -31,6 +31,7 @@ class Sequence:
         num_guesses: tokens behind the known ones that the step under way computes, in case the answer goes on so.
         ending_start: own place at which the ending begins that was found before these (`PromptLookup`).
         num_charged: prefix tokens that were computed on account of this sequence.
+        compute_ms: its part of the time of the steps that are done.
         num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
         error: why its answer cannot go on; None where it can.
         is_answered: finished or killed; the results of its rows still under way are dropped.
@@ -41,7 +42,18 @@ class Sequence:
     """
 
     __slots__ = (
-        *("admission", "block_ids", "ending_start", "error", "first_scores", "is_answered", "label", "length", "node"),
+        *(
+            "admission",
+            "block_ids",
+            "compute_ms",
+            "ending_start",
+            "error",
+            "first_scores",
+            "is_answered",
+            "label",
+            "length",
+            "node",
+        ),
         *("num_charged", "num_computed", "num_guesses", "num_known", "num_reused", "num_suffix", "own_token_ids"),
         *("owners", "prefix_length", "request", "tail_sums", "vector"),
     )
@@ -63,6 +75,7 @@ class Sequence:
         self.num_guesses = 0
         self.ending_start = 0
         self.num_charged = 0
+        self.compute_ms = 0.0
         self.num_reused = self.num_suffix
         self.is_answered = False
         self.error: str | None = None
@@ -100,11 +113,6 @@ class Sequence:
         labels = self.request.labels
         first = max(self.label, 0) if self.num_computed == self.num_suffix else self.label + 1
         return next((index for index in range(first, len(labels)) if len(labels[index]) > 1), -1)
-
-    @property
-    def label_scores(self) -> npt.NDArray[np.float64]:
-        """Natural-log scores of the labels, up to one common constant."""
-        return self.first_scores + self.tail_sums
 
     def settle(self, place: int, token_id: int) -> bool:
         """Sets own token `place`: one that was appended as unknown, or the next one.

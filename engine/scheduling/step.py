@@ -54,6 +54,7 @@ class Step:
         room: how many tokens may still be added; 0, too, where a whole prompt is longer than a step.
         decodes, suffixes, prefixes: sequence or prefix node, and the number of its next tokens.
         padded_length: prompts shorter than this are padded to it, and the padding is computed; 0 pads nothing.
+        num_padding_tokens: rows that are computed and thrown away.
         pad_block_id: KV block that padding is written to; it belongs to nobody.
         num_preempted, killed: requests that lost their KV when the step was scheduled; those that end with an error.
         is_blocked: a decoding request waits for memory that it may not take before the steps under way are committed.
@@ -75,6 +76,7 @@ class Step:
     suffixes: list[tuple[Sequence, int]] = field(default_factory=list)
     prefixes: dict[PrefixNode, int] = field(default_factory=dict)
     padded_length: int = 0
+    num_padding_tokens: int = 0
     pad_block_id: int = -1
     num_preempted: int = 0
     killed: list[Sequence] = field(default_factory=list)
@@ -98,24 +100,8 @@ class Step:
     def is_empty(self) -> bool:
         return not (self.decodes or self.suffixes or self.prefixes)
 
-    @property
-    def num_padding_tokens(self) -> int:
-        """Rows that are computed and thrown away."""
-        counts = (*(count for _, count in self.suffixes), *self.prefixes.values())
-        return sum(map(self.num_padding, counts)) if self.padded_length else 0
-
-    def num_padding(self, num_tokens: int) -> int:
-        """Rows that follow a prompt's `num_tokens` rows."""
-        return max(0, self.padded_length - num_tokens)
-
-    def add_decode(self, sequence: Sequence) -> None:
-        self._add(self.decodes, sequence)
-
-    def add_suffix(self, sequence: Sequence) -> None:
-        """As many of the sequence's next tokens as there is room for."""
-        self._add(self.suffixes, sequence)
-
-    def _add(self, work: list[tuple[Sequence, int]], sequence: Sequence) -> None:
+    def add(self, work: list[tuple[Sequence, int]], sequence: Sequence) -> None:
+        """Adds as many of a sequence's next tokens as there is room for to `work`: the step's decodes or suffixes."""
         num_tokens = min(sequence.length - sequence.num_computed, self.room)
         if num_tokens:
             work.append((sequence, num_tokens))
@@ -162,10 +148,8 @@ class Step:
         """The rows as arrays, in the order of `finalize`."""
         chunks = Chunks()
         for node, count in self.prefixes.items():
-            tokens, position = (
-                node.token_ids[node.num_computed : node.num_computed + count],
-                node.start + node.num_computed,
-            )
+            tokens = node.token_ids[node.num_computed : node.num_computed + count]
+            position = node.start + node.num_computed
             # Rows of a prefix attend to the whole chain above them as their own KV.
             chunks.add(tokens, position, num_earlier=position, block_table=node.chain_block_ids, num_output_rows=0)
         work = [(*work, work[0].num_computed) for members in self._members.values() for work in members]

@@ -35,6 +35,7 @@ def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: P
         step.room = max(0, step.room - lengths[index])
     if packing in PADDED_PACKINGS and taken:
         step.padded_length = max(lengths[index] for index in taken)
+        step.num_padding_tokens = sum(step.padded_length - lengths[index] for index in taken)
         step.pad_block_id = pad_block_id
 
 
@@ -55,7 +56,7 @@ def pad_chunks(
     owners = (index for index, group in enumerate(groups) for _ in range(group.num_chunks))
     for owner, (token_ids, position, num_earlier, block_table, num_output_rows) in zip(owners, entries, strict=True):
         padded.add(token_ids, position, num_earlier, block_table, num_output_rows)
-        num_rows = step.num_padding(len(token_ids))
+        num_rows = max(0, step.padded_length - len(token_ids))
         counts[owner] += 1 + (num_rows > 0)
         if num_rows:
             end = num_earlier + len(token_ids)

@@ -145,7 +145,7 @@ def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1
     spans: list[tuple[int, int, int]] = []  # rows, own tokens before them, tokens of the prefix before those
     members: dict[PrefixNode, int] = {}  # own tokens before the rows of the member that sees most of the prefix
     for sequence, count in (*step.decodes, *step.suffixes):
-        earlier, rows = sequence.num_computed, count + step.num_padding(count)
+        earlier, rows = sequence.num_computed, max(count, step.padded_length)
         num_rows += rows
         spans.append((rows, earlier, sequence.prefix_length))
         if sequence.node is not None:
@@ -155,7 +155,7 @@ def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1
         elif sequence.label >= 0 and earlier >= sequence.num_suffix:
             num_output_rows += count  # a label's rows are normalised over the vocabulary; its first token's need not be
     for node, count in step.prefixes.items():
-        rows = count + step.num_padding(count)
+        rows = max(count, step.padded_length)
         num_rows += rows
         spans.append((rows, node.start + node.num_computed, 0))
     for window, share in window_shares:

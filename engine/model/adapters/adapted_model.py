@@ -28,7 +28,7 @@ class AdaptedModel(Model):
         super().__init__(language_model, **arguments)
         self.keeps_base = False
         self._language_model: transformers.PreTrainedModel | None = language_model
-        self._layers: nn.ModuleList = self._base.layers
+        self._layers: nn.ModuleList = self.base.layers
         self._layers_name = next(name for name, part in language_model.named_modules() if part is self._layers)
         self._updates: dict[str, Update] = {}
         self._replaced_weights: Base = []
@@ -77,7 +77,7 @@ class AdaptedModel(Model):
         if self.has_replaced_layers:
             layers = backend.make_layers(self._take_layers())
             assert layers is not None, "the backend has had layers"
-            self._base.layers = nn.ModuleList([self._join_layers(layers)])
+            self.base.layers = nn.ModuleList([self.join_layers(layers)])
         else:
             restore(self._replaced_weights)
             self._merge_stock_layers()
@@ -100,5 +100,5 @@ class AdaptedModel(Model):
             if self._owns_weights:
                 self._layers[index] = nn.Identity()
             replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
-            yield self._read_layer(layer, index)
+            yield self.read_layer(layer, index)
             restore(replaced)

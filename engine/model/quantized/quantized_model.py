@@ -135,7 +135,7 @@ class QuantizedModel(Model):
     def use_layers_of(self, backend: AttentionBackend) -> None:
         """Reads the weights, for the backend's attention."""
         assert isinstance(backend, NativeBackend), "load_quantized has looked"
-        library, weights, base = load_quantized_library(cache_folder()), self._weights, self._base
+        library, weights, base = load_quantized_library(cache_folder()), self._weights, self.base
         self._draw_tokens = backend.draw_tokens
         is_permuted = weights.has_rotated_rows and base.config.model_type in ("llama", "mistral")
         layers = [

@@ -52,9 +52,7 @@ def schedule_groups(
     scheduled = []
     for group in groups:
         answers = [
-            owners
-            for member in group.members
-            for owners in _owners_by_answer(requests, member.request_indices, skipped)
+            owners for member in group.members for owners in owners_by_answer(requests, member.request_indices, skipped)
         ]
         if not answers:
             continue
@@ -87,9 +85,10 @@ def _common_node(
     return node
 
 
-def _owners_by_answer(
-    requests: Sequences[Request], indices: Sequences[int], skipped: Collection[int]
+def owners_by_answer(
+    requests: Sequences[Request], indices: Sequences[int], skipped: Collection[int] = ()
 ) -> list[tuple[int, ...]]:
+    """Requests with one prompt, grouped by the way of answering it. See `schedule_groups`."""
     owners: dict[object, list[int]] = {}
     for index in indices:
         if index not in skipped:

@@ -177,7 +177,7 @@ def run(
             assert overlaps or not answered.has_late_row
             if answered.reason == "error":
                 continue
-            scores = answered.sequence.label_scores.tolist()
+            scores = (answered.sequence.first_scores + answered.sequence.tail_sums).tolist()
             tokens = answered.sequence.output_token_ids
             for owner in answered.sequence.owners:
                 assert owner not in found.answers

@@ -43,7 +43,7 @@ def test_packed_layers_are_as_near_as_rounding_allows(name: str) -> None:
     backend = engine._runner.attention
     assert isinstance(backend, NativeBackend)
     if backend.has_products:
-        assert isinstance(engine._model._base.layers[0]._layers, PackedLayers)
+        assert isinstance(engine._model.base.layers[0]._layers, PackedLayers)
     asked = [Request(request_id=str(i), token_ids=p, mode="score", labels=LABELS) for i, p in enumerate(PROMPTS)]
     for completion, logprobs in zip(engine.score(asked), expected, strict=True):
         error = torch.tensor(completion.label_logprobs, dtype=torch.float64) - logprobs

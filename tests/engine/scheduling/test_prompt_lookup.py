@@ -52,7 +52,7 @@ def make_lookup(num_weight_rows: int, num_weight_kv_tokens: float) -> PromptLook
 def guess(lookup: PromptLookup, *sequences: Sequence, room: int = 100) -> list[npt.NDArray[np.int32]]:
     step = Step(room=room)
     for sequence in sequences:
-        step.add_decode(sequence)
+        step.add(step.decodes, sequence)
     lookup.add_guesses(step)
     assert [count for _, count in step.decodes] == [1 + sequence.num_guesses for sequence in sequences]
     assert step.room == room - len(sequences) - step.num_guessed_tokens
@@ -91,8 +91,8 @@ def test_a_step_full_of_prompts_computes_no_guess_that_an_emptier_one_does() -> 
     prompt = [5, 6, 7, 8, 9, 5, 6]
     crowd = Sequence(request=Request(request_id="b", token_ids=[1] * 1000), owners=(1,), node=None)
     full = Step(room=2000)
-    full.add_decode(decoding(prompt))
-    full.add_suffix(crowd)
+    full.add(full.decodes, decoding(prompt))
+    full.add(full.suffixes, crowd)
     lookup.add_guesses(full)
     assert full.num_guessed_tokens == 0
     assert len(guess(lookup, decoding(prompt))[0]) > 0

@@ -171,13 +171,13 @@ def test_a_rank_reads_its_share_alone(tiny_llama: Path) -> None:
     made = load_share(tiny_llama)
     assert made.kv_shape == KVShape(num_layers=2, num_kv_heads=1, head_dim=16, dtype=torch.float32)
     whole = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
-    layer, expected = made._base.layers[1], whole.model.layers[1]
+    layer, expected = made.base.layers[1], whole.model.layers[1]
     assert torch.equal(layer.self_attn.q_proj.weight, expected.self_attn.q_proj.weight[48:])
     assert torch.equal(layer.self_attn.v_proj.weight, expected.self_attn.v_proj.weight[16:])
     assert torch.equal(layer.self_attn.o_proj.weight, expected.self_attn.o_proj.weight[:, 48:])
     assert torch.equal(layer.mlp.down_proj.weight, expected.mlp.down_proj.weight[:, 80:])
     assert torch.equal(layer.input_layernorm.weight, expected.input_layernorm.weight)
-    assert torch.equal(made._base.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
+    assert torch.equal(made.base.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
     plan = transformers.AutoConfig.from_pretrained(tiny_llama).base_model_tp_plan
     summed = {name.rpartition(".")[2] for name, kind in plan.items() if kind == "rowwise"}
     assert summed == {"o_proj", "down_proj"}, "transformers adds up the same products"

@@ -1,0 +1,74 @@
+"""Settings of an engine that do not go together."""
+
+from typing import Any
+
+from engine.errors import ConfigError
+
+
+def refuse_conflicts(config: Any) -> None:
+    """Raises `ConfigError` where a setting of an `EngineConfig` does not go with the others."""
+    if config.packing != "ragged" and config.prefill != "whole":
+        raise ConfigError(
+            f"packing {config.packing!r} lays out whole prompts, and prefill is {config.prefill!r}, which cuts them to "
+            "the room that is left: set prefill to 'whole'"
+        )
+    if config.disaggregation != "none" or config.tensor_parallel_size > 1:
+        _refuse_for_several(config)
+    if config.keep_prefixes_bytes and (config.disaggregation != "none" or config.sharing in ("lru", "none")):
+        raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
+    if config.dtype == "fp8" and config.attention in ("native", "torch"):
+        raise ConfigError(f"dtype 'fp8' is computed on a GPU, not by attention {config.attention!r}")
+    if config.deterministic:
+        _refuse_for_deterministic(config)
+    if config.dtype in ("int8", "quantized") and (
+        config.device.startswith("cuda") or config.attention not in ("auto", "native")
+    ):
+        raise ConfigError(
+            f"dtype {config.dtype!r} is computed on a CPU by attention 'native', got device {config.device!r} and "
+            f"attention {config.attention!r}"
+        )
+
+
+def _refuse_for_several(config: Any) -> None:
+    """Refuses settings that know of one process or one device only."""
+    if config.disaggregation != "none":
+        for name, value, others in (
+            ("sharing", "lru", "path, group or none"),
+            ("preemption", "swap", "recompute or kill"),
+        ):
+            if getattr(config, name) == value:
+                raise ConfigError(
+                    f"{name} {value!r} finds KV that only the process that decodes has, and with disaggregation "
+                    f"{config.disaggregation!r} another one computes prompts: set {name} to {others}"
+                )
+    if config.tensor_parallel_size > 1:
+        refused: tuple[tuple[str, Any, str], ...] = (
+            ("disaggregation", "processes", "none"),
+            ("preemption", "swap", "recompute or kill"),
+            ("dtype", "fp8", "bfloat16, float16 or float32"),
+            ("dtype", "int8", "bfloat16, float16 or float32"),
+            ("dtype", "quantized", "bfloat16, float16 or float32"),
+            ("keep_prefixes_bytes", config.keep_prefixes_bytes or None, "0"),
+            ("attention", "native", "auto, or torch on a CPU"),
+            ("compile", "always", "auto or never"),
+        )
+        for name, value, others in refused:
+            if getattr(config, name) == value:
+                raise ConfigError(
+                    f"{name} {value!r} does not go with a model on {config.tensor_parallel_size} devices "
+                    f"(tensor_parallel_size): set {name} to {others}"
+                )
+
+
+def _refuse_for_deterministic(config: Any) -> None:
+    """Refuses settings with which results depend on what else is computed."""
+    taken: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        ("dtype", ("auto", "bfloat16", "int8", "quantized")),
+        ("attention", ("auto", "native")),
+        ("device", ("auto", "cpu")),
+        ("keep_prefixes_bytes", (0,)),
+        ("tensor_parallel_size", (1,)),
+    )
+    for name, values in taken:
+        if (value := getattr(config, name)) not in values:
+            raise ConfigError(f"deterministic goes with {name} {' or '.join(map(repr, values))}, got {value!r}")

@@ -1,0 +1,52 @@
+"""Models that are not a whole checkpoint with its weights as they are: a rank's share, quantized, or adapted."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from engine.config import EngineConfig
+from engine.device.placement import find_dtype
+from engine.model.model import Model
+
+if TYPE_CHECKING:
+    from engine.model.adapters.adapter import Adapter
+    from engine.model.shard import Shard
+
+
+def load_other(
+    model: str | Path | transformers.PreTrainedModel,
+    config: EngineConfig,
+    device: torch.device,
+    *,
+    adapter: "Adapter | None",
+    keeps_base: bool,
+    shard: "Shard | None",
+    **how: Any,
+) -> Model:
+    """Loads a model that is spread over ranks, adapted, or else has quantized weights.
+
+    Args:
+        model, adapter, keeps_base, shard: as for `engine.Engine.load`.
+        config: names the number format.
+        device: where the weights go.
+        how: `make_engine` of `Model.load`.
+    Raises:
+        ConfigError: the device does not compute the format, or the checkpoint has none such.
+        ModelError: as `Model.load`.
+    """
+    if shard is not None:
+        from engine.model.sharded_model import ShardedModel
+
+        return ShardedModel.load_share(model, dtype=find_dtype(config.dtype, device), device=device, shard=shard)
+    if adapter is not None or keeps_base:
+        from engine.model.adapters.adapted_model import AdaptedModel
+
+        dtype = find_dtype(config.dtype, device)
+        return AdaptedModel.load_with(adapter, model, dtype=dtype, device=device, keeps_base=keeps_base, **how)
+    from engine.model.quantized.quantized_model import load_quantized
+
+    assert isinstance(model, (str, Path)), "a checkpoint's weights are quantized"
+    quantized = load_quantized(model, config, device)
+    return quantized or Model.load(model, dtype=find_dtype(config.dtype, device), device=device, **how)
