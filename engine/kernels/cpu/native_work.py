@@ -27,7 +27,8 @@ class NativeWork:
         shared: int64 ``[n, 4]``: first row, number of rows, start in prefix_blocks, prefix tokens; rows of several
             sequences of a group against their prefix, which is read once for all of them.
         own: int64 ``[m, 7]``: first row, number of rows, start in own_blocks, own tokens that the first row sees,
-            start in prefix_blocks, prefix tokens, those of them that `shared` has attended to.
+            start in prefix_blocks, prefix tokens, tokens that `shared` has attended to: of the prefix, with a
+            `shared_unit` own ones as well, up to the end of the unit in which they begin.
         prefix_blocks, own_blocks: int32 block tables.
         own_seen: int32 ``[T]``, own tokens that each row sees; where a window begins follows from it.
         state: float32 scratch of the backend, what `shared` hands to `own`.
@@ -84,13 +85,14 @@ def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> N
 
     Args:
         tile_tokens: most rows of an item.
-        shared_unit: the part of a prefix that rows meet for is a multiple of so many tokens.
+        shared_unit: tokens; rows meet for whole units of a prefix, and for the next one, in which own tokens begin.
     """
     num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
     group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
     prefix_len = batch.prefix_lens[group_of].astype(np.int64)
     shared_lens = batch.prefix_lens.astype(np.int64) // shared_unit * shared_unit
-    is_short = (num_rows < tile_tokens) & (shared_lens[group_of] > 0)
+    met_lens = shared_lens if shared_unit == 1 else shared_lens + shared_unit
+    is_short = (num_rows < tile_tokens) & (prefix_len > 0)
     # Alone with its prefix, a short sequence shares it with nobody.
     num_short = np.bincount(group_of, weights=is_short, minlength=batch.num_groups)
     is_short &= num_short[group_of] > 1
@@ -105,7 +107,7 @@ def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> N
             first_visible[own_sequence] + own_offset,
             batch.prefix_block_starts[group_of[own_sequence]],
             prefix_len[own_sequence],
-            np.where(is_short, shared_lens[group_of], 0)[own_sequence],
+            np.where(is_short, met_lens[group_of], 0)[own_sequence],
         ],
         axis=1,
         dtype=np.int64,

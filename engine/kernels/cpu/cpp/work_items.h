@@ -14,7 +14,7 @@ struct AttentionRule {
 };
 
 enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
-// OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: prefix tokens that a shared item has attended to.
+// OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: tokens that a shared item has attended to.
 enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_NUM_SHARED, OWN_COLUMNS };
 
 }  // namespace

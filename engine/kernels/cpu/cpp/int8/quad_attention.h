@@ -5,15 +5,15 @@
 // bits relative to the chunk's largest, are multiplied with bytes of values in integers, too. Chunks are merged from left to
 // right. Where the prefix ends, how many rows share it, and what computes the products thus change nothing.
 //
+// Short sequences that share a prefix meet up to the chunk in which it ends. In that one, products with its tokens are theirs
+// together and those with own tokens each one's; sums of integers are the same either way.
+//
 // KV layout. A KV block holds, head by head, sub-blocks of 32 tokens:
 //   keys   [2 halves of 16 tokens][D / 4][16 tokens][4]   (quads along the head dim), then bf16 scales [32]
 //   values [8 quads of tokens][D][4]                      (quads along the tokens), then bf16 scales [32]
 #pragma once
 
-#include <memory>
-
 #include "quads.h"
-#include "../work_items.h"
 
 namespace {
 
@@ -36,16 +36,17 @@ struct Piece {
 };
 
 struct alignas(64) QuadWorkspace {
-  int8_t q[ROWS * MAX_DIM];
+  int8_t q[2 * ROWS * MAX_DIM];                   // here and below tiles of the last rows take some after them
   float factor[ROWS];                             // of a row's scores, with log2(e) in it
-  int32_t offset[ROWS];                           // -128 times the sum of a row of q
+  int32_t offset[2 * ROWS];                       // -128 times the sum of a row of q
   int32_t sums[ROWS * SUB + 16];                  // of a piece that begins within its sub-block
-  float scores[ROWS * STRIDE];                    // of a chunk in units of `factor`; before that, sums in 32 bits
+  float scores[2 * ROWS * STRIDE];                // of a chunk in units of `factor`; before that, sums in 32 bits
   float key_scales[CHUNK + MARGIN], value_scales[CHUNK + MARGIN];
   float largest_scale[CHUNK + MARGIN];            // of values up to each token
-  uint8_t weights[2][ROWS * CHUNK];               // high and low bytes
+  uint8_t weights[2][2 * ROWS * CHUNK];           // high and low bytes
   int8_t values[CHUNK * MAX_DIM];                 // of a chunk: [CHUNK / 4][D][4]
   int32_t products[2][2][ROWS * 16];              // of high and low bytes, in turn
+  int32_t shared_sums[ROWS * MAX_DIM];            // of weights times values that all rows see
   float out[ROWS * MAX_DIM];
   float top[ROWS], sum[ROWS];
   Lanes exponentials[ROWS];                       // sums of a row's, lane by lane
@@ -57,6 +58,17 @@ struct alignas(64) QuadWorkspace {
 struct QuadTables {
   const int32_t *prefix, *own;
   int64_t prefix_length;
+};
+
+// Neighbouring rows of a tile that see the same KV: row r the tokens before `visible + r / group` where `is_causal`, else
+// those before `visible`.
+struct Member {
+  QuadTables tables;
+  int first_row, num_rows;
+  int64_t visible;
+  bool is_causal;
+  Piece pieces[MAX_PIECES];  // of a chunk, without what all members see
+  int num_pieces, count;     // count: tokens of the chunk
 };
 
 struct QuadAttend {
@@ -71,11 +83,11 @@ struct QuadAttend {
 
   const bf16* scales(const int8_t* sub_block) const { return reinterpret_cast<const bf16*>(sub_block + SUB * dim); }
 
-  // The pieces of tokens [first, end).
+  // The pieces of tokens [from, end) of the chunk that begins with token `first`.
   int find_pieces(Piece* pieces, const int8_t* keys, const int8_t* values, const QuadTables& tables, int head,
-                  int64_t first, int64_t end) const {
+                  int64_t first, int64_t from, int64_t end) const {
     int num_pieces = 0;
-    for (int64_t token = first; token < end;) {
+    for (int64_t token = from; token < end;) {
       const bool is_prefix = token < tables.prefix_length;
       const int64_t within = is_prefix ? token : token - tables.prefix_length;
       const int64_t left = (is_prefix ? std::min(end, tables.prefix_length) : end) - token;
@@ -92,42 +104,77 @@ struct QuadAttend {
     for (int64_t i = 0; i < sub_block_bytes(dim); i += 64) __builtin_prefetch(sub_block + i, 0, 2);
   }
 
-  // Row r sees the tokens of the chunks [first, end) that come before `visible + r / group` where `causal`, else all.
-  __attribute__((noinline)) void run(QuadWorkspace& w, int num_rows, const int8_t* keys, const int8_t* values, const QuadTables& tables, int head,
-           int64_t first, int64_t visible, bool causal, bool is_cold) const {
-    const int64_t end = visible + (causal ? (num_rows - 1) / group : 0);
-    Piece pieces[MAX_PIECES];
-    for (; first < end; first += CHUNK) {
-      const int num_pieces = find_pieces(pieces, keys, values, tables, head, first, std::min(end, first + CHUNK));
-      const int count = pieces[num_pieces - 1].at + pieces[num_pieces - 1].count;
-      for (int i = 0; is_cold && i < num_pieces; i++) fetch(pieces[i].keys), fetch(pieces[i].values);
-      for (int i = 0; i < num_pieces; i++) score(w, pieces[i], num_rows);
-      const auto seen_by = [&](int r) {
-        return int(std::max<int64_t>(0, std::min<int64_t>(count, visible + (causal ? r / group : 0) - first)));
-      };
-      find_scales(w, pieces, num_pieces, seen_by(0), count);
-      // Pass by pass, so that rows do not wait for each other's reductions.
-      for (int r = 0; r < num_rows; r++) scale_row(w, r, seen_by(r));
-      for (int r = 0; r < num_rows; r++) weigh_row(w, r, seen_by(r), count);
-      for (int r = 0; r < num_rows; r++) w.chunk_sum[r] = sum_lanes(w.exponentials[r]);
-      merge_sums(w);
-      for (int i = 0; i < num_pieces; i++) gather_values(w.values, pieces[i]);
-      add_values(w, num_rows, count);
+  // The last token that some row of the member sees, and one.
+  int64_t end_of(const Member& m) const { return m.visible + (m.is_causal ? (m.num_rows - 1) / group : 0); }
+
+  // All rows are one member's: chunks from token `first` to its end.
+  void run(QuadWorkspace& w, Member& member, const int8_t* keys, const int8_t* values, int head, int64_t first,
+           bool is_cold) const {
+    for (; first < end_of(member); first += CHUNK) run_chunk(w, &member, 1, keys, values, head, first, 0, is_cold);
+  }
+
+  // The chunk that begins with token `first`. All members see its first `num_shared` tokens, which are of their prefix.
+  __attribute__((noinline)) void run_chunk(QuadWorkspace& w, Member* members, int num_members, const int8_t* keys,
+                                           const int8_t* values, int head, int64_t first, int num_shared,
+                                           bool is_cold) const {
+    Piece shared[MAX_PIECES];
+    const int num_shared_pieces =
+        find_pieces(shared, keys, values, members->tables, head, first, first, first + num_shared);
+    int num_rows = 0;
+    for (Member* m = members; m < members + num_members; m++) {
+      const int64_t end = std::min(end_of(*m), first + CHUNK);
+      m->num_pieces = find_pieces(m->pieces, keys, values, m->tables, head, first, first + num_shared, end);
+      m->count = int(end - first);
+      num_rows += m->num_rows;
+      for (int i = 0; is_cold && i < m->num_pieces; i++) fetch(m->pieces[i].keys), fetch(m->pieces[i].values);
+    }
+    for (int i = 0; i < num_shared_pieces; i++) {
+      score(w, shared[i], 0, num_rows);
+      load_piece_scales(w, shared[i]);
+    }
+    for (const Member* m = members; m < members + num_members; m++) weigh_member(w, *m, first);
+    for (int r = 0; r < num_rows; r++) w.chunk_sum[r] = sum_lanes(w.exponentials[r]);
+    merge_sums(w);
+    if (num_shared) {
+      for (int i = 0; i < num_shared_pieces; i++) gather_values(w.values, shared[i]);
+      const int end = (num_shared + 63) / 64 * 64;
+      clear_values(w, num_shared, end);
+      add_values(w, 0, num_rows, 0, end, true);
+      clear_values(w, num_shared / 64 * 64, num_shared);
+    }
+    for (const Member* m = members; m < members + num_members; m++) {
+      for (int i = 0; i < m->num_pieces; i++) gather_values(w.values, m->pieces[i]);
+      add_values(w, m->first_row, m->num_rows, num_shared / 64 * 64, m->count, false, num_shared);
     }
   }
 
-  // Sums of q[r] times keys of a piece, where scores [r][at ...] will be. What is beyond the piece is overwritten, or not
-  // looked at.
-  void score(QuadWorkspace& w, const Piece& piece, int num_rows) const {
-    int32_t* const to = reinterpret_cast<int32_t*>(w.scores) + piece.at;
+  // Scores and weights of a member's rows, given scores and scales of what all members see.
+  void weigh_member(QuadWorkspace& w, const Member& m, int64_t first) const {
+    const auto seen_by = [&](int r) {
+      return int(std::max<int64_t>(0, std::min<int64_t>(m.count, m.visible + (m.is_causal ? r / group : 0) - first)));
+    };
+    for (int i = 0; i < m.num_pieces; i++) {
+      score(w, m.pieces[i], m.first_row, m.num_rows);
+      load_piece_scales(w, m.pieces[i]);
+    }
+    find_largest_scales(w, seen_by(0), m.count);
+    // Pass by pass, so that rows do not wait for each other's reductions.
+    for (int r = 0; r < m.num_rows; r++) scale_row(w, m.first_row + r, seen_by(r));
+    for (int r = 0; r < m.num_rows; r++) weigh_row(w, m.first_row + r, seen_by(r), m.count);
+  }
+
+  // Sums of q[r] times keys of a piece, where scores [r][at ...] will be. What is beyond the piece, or in rows after these, is
+  // overwritten, or not looked at.
+  void score(QuadWorkspace& w, const Piece& piece, int first_row, int num_rows) const {
+    int32_t* const to = reinterpret_cast<int32_t*>(w.scores) + first_row * STRIDE + piece.at;
     int32_t* const sums = piece.first ? w.sums : to;
     const int stride = piece.first ? SUB : STRIDE;
 #ifdef HAS_AMX
     if (use_tiles)
-      score_tiles(w.q, piece.keys, sums, stride, num_rows > 16);
+      score_tiles(w.q + first_row * dim, piece.keys, sums, stride, num_rows > 16);
     else
 #endif
-      score_vectors(w, piece.keys, sums, stride, num_rows);
+      score_vectors(w, piece.keys, sums, stride, first_row, num_rows);
     for (int r = 0; piece.first && r < num_rows; r++)
       for (int i = 0; i < piece.count; i += 16)
         store_ints(to + r * STRIDE + i, load_ints(sums + r * SUB + piece.first + i));
@@ -172,39 +219,43 @@ struct QuadAttend {
 #endif
 
   // Keys are made unsigned on the way, which w.offset takes back.
-  void score_vectors(QuadWorkspace& w, const int8_t* keys, int32_t* to, int stride, int num_rows) const {
+  void score_vectors(QuadWorkspace& w, const int8_t* keys, int32_t* to, int stride, int first_row, int num_rows) const {
     const int size = dim;
+    const int8_t* q = w.q + first_row * dim;
+    const int32_t* offset = w.offset + first_row;
     for (int half = 0; half < 2; half++) {
-      by_quad_rows(num_rows, [=, &w](auto rows, int first) {
+      by_quad_rows(num_rows, [=](auto rows, int first) {
         QuadSums<rows, 1> sums;
-        for (int r = 0; r < rows; r++) sums.sums[0][r] = Ints{} + w.offset[first + r];
+        for (int r = 0; r < rows; r++) sums.sums[0][r] = Ints{} + offset[first + r];
         for (int d = 0; d < size; d += 4) {
           const Ints lanes = load_ints(keys + (half * size + d) * 16) ^ int32_t(0x80808080);
-          sums.add(w.q + first * size + d, size, lanes);
+          sums.add(q + first * size + d, size, lanes);
         }
         sums.store(to + first * stride + half * 16, stride);
       });
     }
   }
 
-  // Scales of keys and values, and the largest of values up to each token that is the last of some row.
-  void find_scales(QuadWorkspace& w, const Piece* pieces, int num_pieces, int first_seen, int count) const {
-    for (int i = 0; i < num_pieces; i++) {
-      const Piece& piece = pieces[i];
-      for (int j = 0; j < piece.count; j += 16) {
-        const int first = piece.first + j;
-        store_lanes(w.key_scales + piece.at + j, load_scales(scales(piece.keys) + first, first));
-        store_lanes(w.value_scales + piece.at + j, load_scales(scales(piece.values) + first, first));
-      }
+  // Scales of keys and values of a piece.
+  void load_piece_scales(QuadWorkspace& w, const Piece& piece) const {
+    for (int j = 0; j < piece.count; j += 16) {
+      const int first = piece.first + j;
+      store_lanes(w.key_scales + piece.at + j, load_scales(scales(piece.keys) + first, first));
+      store_lanes(w.value_scales + piece.at + j, load_scales(scales(piece.values) + first, first));
     }
+  }
+
+  // The largest scale of values up to each token that is the last of some row, the first of which is `first_seen - 1`.
+  static void find_largest_scales(QuadWorkspace& w, int first_seen, int count) {
     store_lanes(w.value_scales + count, Lanes{});
     store_lanes(w.value_scales + count + 16, Lanes{});
     float most = 0;
     int token = 0;
-    if (first_seen >= 16) {
+    if (first_seen == count || first_seen >= 16) {
+      const int end = first_seen == count ? count : first_seen / 16 * 16;
       Lanes largest = load_lanes(w.value_scales);
-      for (token = 16; token + 16 <= first_seen; token += 16) largest = larger(largest, load_lanes(w.value_scales + token));
-      most = largest_lane(largest);
+      for (token = 16; token < end; token += 16) largest = larger(largest, load_lanes(w.value_scales + token));
+      most = largest_lane(largest), token = end;
       w.largest_scale[token - 1] = most;
     }
     for (; token < count; token++)
@@ -289,15 +340,32 @@ struct QuadAttend {
     }
   }
 
-  // out = out rescale + share weights . values of a chunk. The products of 16 columns go to the output while the next ones
+  // Zeros for values of tokens [first, end) of a chunk.
+  void clear_values(QuadWorkspace& w, int first, int end) const {
+    if (first % 4 && first < end) {
+      const uint32_t kept = (1u << 8 * (first % 4)) - 1;
+      int8_t* quads = w.values + first / 4 * 4 * dim;
+      for (int d = 0; d < 4 * dim; d += 64) store_ints(quads + d, load_ints(quads + d) & int32_t(kept));
+    }
+    const int next = (first + 3) / 4 * 4;
+    if (next < end) std::memset(w.values + next * dim, 0, size_t((end - next + 3) / 4 * 4) * dim);
+  }
+
+  // Weights times values of tokens [begin, end) of a chunk: kept where they `are_shared`, else, with what was kept if there
+  // are `num_shared` such tokens, out = out rescale + share products. The products of 16 columns are used while the next ones
   // are computed.
-  void add_values(QuadWorkspace& w, int num_rows, int count) const {
+  void add_values(QuadWorkspace& w, int first_row, int num_rows, int begin, int end, bool are_shared,
+                  int num_shared = 0) const {
+    const auto use = [&](int d) {
+      if (are_shared) return keep_products(w, num_rows, d);
+      add_products(w, first_row, num_rows, d, num_shared > 0);
+    };
     for (int d = 0; d < dim; d += 16) {
       int32_t(&products)[2][ROWS * 16] = w.products[d / 16 % 2];
 #ifdef HAS_AMX
       if (use_tiles) {
-        weigh_tiles(w, num_rows > 16, count, d);
-        if (d) add_products(w, num_rows, d - 16);
+        weigh_tiles(w, first_row, num_rows > 16, begin, end, d);
+        if (d) use(d - 16);
         _tile_stored(0, products[0], 64);
         _tile_stored(1, products[1], 64);
         if (num_rows > 16) {
@@ -307,135 +375,69 @@ struct QuadAttend {
         continue;
       }
 #endif
-      weigh_vectors(w, products, num_rows, count, d);
-      if (d) add_products(w, num_rows, d - 16);
+      weigh_vectors(w, products, first_row, num_rows, begin, end, d);
+      if (d) use(d - 16);
     }
-    add_products(w, num_rows, dim - 16);
+    use(dim - 16);
   }
 
-  void add_products(QuadWorkspace& w, int num_rows, int d) const {
-    const int32_t(&products)[2][ROWS * 16] = w.products[d / 16 % 2];
-    for (int r = 0; r < num_rows; r++) {
+  static Ints sums_of(const int32_t (&products)[2][ROWS * 16], int row) {
+    return (load_ints(products[0] + row * 16) << 8) + load_ints(products[1] + row * 16);
+  }
+
+  void keep_products(QuadWorkspace& w, int num_rows, int d) const {
+    for (int r = 0; r < num_rows; r++) store_ints(w.shared_sums + r * dim + d, sums_of(w.products[d / 16 % 2], r));
+  }
+
+  void add_products(QuadWorkspace& w, int first_row, int num_rows, int d, bool has_shared) const {
+    for (int i = 0; i < num_rows; i++) {
+      const int r = first_row + i;
       float* out = w.out + r * dim + d;
-      const Ints sums = (load_ints(products[0] + r * 16) << 8) + load_ints(products[1] + r * 16);
+      Ints sums = sums_of(w.products[d / 16 % 2], i);
+      if (has_shared) sums += load_ints(w.shared_sums + r * dim + d);
       store_lanes(out, fused(to_lanes(sums), Lanes{} + w.share[r], load_lanes(out) * w.rescale[r]));
     }
   }
 
 #ifdef HAS_AMX
   // Tile registers: 0 to 3 sums of high and low bytes, 4 and 5 weights, 6 values.
-  void weigh_tiles(const QuadWorkspace& w, bool both, int count, int d) const {
+  void weigh_tiles(const QuadWorkspace& w, int first_row, bool both, int begin, int end, int d) const {
+    const uint8_t *high = w.weights[0] + first_row * CHUNK, *low = w.weights[1] + first_row * CHUNK;
     _tile_zero(0);
     _tile_zero(1);
     if (both) {
       _tile_zero(2);
       _tile_zero(3);
     }
-    for (int token = 0; token < count; token += 64) {
+    for (int token = begin; token < end; token += 64) {
       _tile_loadd(6, w.values + token * dim + d * 4, dim * 4);
-      _tile_loadd(4, w.weights[0] + token, CHUNK);
+      _tile_loadd(4, high + token, CHUNK);
       _tile_dpbusd(0, 4, 6);
-      _tile_loadd(5, w.weights[1] + token, CHUNK);
+      _tile_loadd(5, low + token, CHUNK);
       _tile_dpbusd(1, 5, 6);
       if (both) {
-        _tile_loadd(4, w.weights[0] + 16 * CHUNK + token, CHUNK);
+        _tile_loadd(4, high + 16 * CHUNK + token, CHUNK);
         _tile_dpbusd(2, 4, 6);
-        _tile_loadd(5, w.weights[1] + 16 * CHUNK + token, CHUNK);
+        _tile_loadd(5, low + 16 * CHUNK + token, CHUNK);
         _tile_dpbusd(3, 5, 6);
       }
     }
   }
 #endif
 
-  void weigh_vectors(const QuadWorkspace& w, int32_t (&to)[2][ROWS * 16], int num_rows, int count, int d) const {
+  void weigh_vectors(const QuadWorkspace& w, int32_t (&to)[2][ROWS * 16], int first_row, int num_rows, int begin, int end,
+                     int d) const {
     const int size = dim;
     for (int part = 0; part < 2; part++) {
+      const uint8_t* weights = w.weights[part] + first_row * CHUNK;
       by_quad_rows(num_rows, [=, &w, &to](auto rows, int first) {
         QuadSums<rows, 1> sums{};
-        for (int token = 0; token < count; token += 4)
-          sums.add(w.weights[part] + first * CHUNK + token, CHUNK, w.values + token * size + d * 4, 0);
+        for (int token = begin; token < end; token += 4)
+          sums.add(weights + first * CHUNK + token, CHUNK, w.values + token * size + d * 4, 0);
         sums.store(to[part] + first * 16, 16);
       });
     }
   }
 };
-
-inline QuadWorkspace& quad_workspace() {
-  // Behind a pointer: the address of a thread's own memory would be asked for, by a call, wherever it is used.
-  static thread_local const auto own = std::make_unique<QuadWorkspace>();
-  return *own;
-}
-
-// Query rows (token-major, then query head) of `count` tokens for one KV head, as bytes.
-inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, int64_t first, int count, int head,
-                         const QuadAttend& a) {
-  for (int r = 0; r < count * a.group; r++) {
-    const bf16* from = query + (first + r / a.group) * stride + (head * a.group + r % a.group) * a.dim;
-    Lanes most = {};
-    for (int d = 0; d < a.dim; d += 16) most = larger(most, magnitude(load_lanes(from + d)));
-    const float largest = largest_lane(most), inverse = inverse_scale(largest);
-    int32_t sum = 0;
-    for (int d = 0; d < a.dim; d += 16) store_bytes(w.q + r * a.dim + d, to_bytes(load_lanes(from + d), inverse) ^ 128);
-    for (int d = 0; !a.use_tiles && d < a.dim; d++) sum += w.q[r * a.dim + d];
-    w.factor[r] = byte_scale(largest) * a.scale;
-    w.offset[r] = -128 * sum;
-    w.top[r] = -1e30f, w.sum[r] = 0;
-  }
-  std::memset(w.out, 0, size_t(count * a.group) * a.dim * sizeof(float));
-}
-
-// As attention.h's, see work_items.h, but without caps, windows and sinks; a group's `shared` part ends with a chunk.
-inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int8_t* keys, const int8_t* values,
-                   int num_q_heads, int num_kv_heads, int dim, int block_size, float scale, const AttentionRule&,
-                   const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,
-                   const int32_t* prefix_blocks, const int32_t* own_blocks, const int32_t*, float* state) {
-  const int group = num_q_heads / num_kv_heads;
-  const int state_size = dim + 2;
-  const QuadAttend part{num_kv_heads, group, dim, block_size, scale * LOG2E, dim % 64 == 0 && tiles_granted()};
-#pragma omp parallel
-  {
-    QuadWorkspace& w = quad_workspace();
-#ifdef HAS_AMX
-    if (part.use_tiles) load_tile_config();
-#endif
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {
-      const int64_t* item = shared + i / num_kv_heads * SHARED_COLUMNS;
-      const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]), rows = count * group;
-      const QuadTables tables{prefix_blocks + item[SHARED_TABLE], nullptr, item[SHARED_LENGTH]};
-      pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, part);
-      part.run(w, rows, keys, values, tables, head, 0, item[SHARED_LENGTH], false, true);
-      for (int r = 0; r < rows; r++) {
-        float* to = state + ((item[SHARED_ROW] + r / group) * num_q_heads + head * group + r % group) * state_size;
-        to[0] = w.top[r], to[1] = w.sum[r];
-        std::memcpy(to + 2, w.out + r * dim, dim * sizeof(float));
-      }
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_own * num_kv_heads; i++) {
-      const int64_t* item = own + i / num_kv_heads * OWN_COLUMNS;
-      const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
-      const QuadTables tables{prefix_blocks + item[OWN_PREFIX_TABLE], own_blocks + item[OWN_TABLE],
-                              item[OWN_PREFIX_LENGTH]};
-      pack_queries(w, query, query_stride, item[OWN_ROW], count, head, part);
-      const int64_t first = (item[OWN_ROW] * num_q_heads + head * group) * state_size;
-      for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) {
-        const float* from = state + first + (int64_t(r / group) * num_q_heads + r % group) * state_size;
-        w.top[r] = from[0], w.sum[r] = from[1];
-        std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
-      }
-      part.run(w, rows, keys, values, tables, head, item[OWN_NUM_SHARED], item[OWN_PREFIX_LENGTH] + item[OWN_VISIBLE],
-               true, count == 1);
-      for (int r = 0; r < rows; r++) {
-        bf16* to = out + ((item[OWN_ROW] + r / group) * num_q_heads + head * group + r % group) * dim;
-        const float share = 1.0f / w.sum[r];
-        for (int d = 0; d < dim; d += 16) store_lanes(to + d, load_lanes(w.out + r * dim + d) * share);
-      }
-    }
-#ifdef HAS_AMX
-    if (part.use_tiles) _tile_release();
-#endif
-  }
-}
 
 }  // namespace

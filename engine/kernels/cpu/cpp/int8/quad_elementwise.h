@@ -2,7 +2,7 @@
 // Every row in an order of its own.
 #pragma once
 
-#include "quad_attention.h"
+#include "quad_items.h"
 #include "quad_product.h"
 
 namespace {

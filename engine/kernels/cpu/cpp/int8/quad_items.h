@@ -1,0 +1,142 @@
+// What each thread does of a step's attention in int8: items of work_items.h, prefixes of short sequences first.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "../work_items.h"
+#include "quad_attention.h"
+
+namespace {
+
+inline QuadWorkspace& quad_workspace() {
+  // Behind a pointer: the address of a thread's own memory would be asked for, by a call, wherever it is used.
+  static thread_local const auto own = std::make_unique<QuadWorkspace>();
+  return *own;
+}
+
+// Query rows (token-major, then query head) of `count` tokens for one KV head, as bytes.
+inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, int64_t first, int count, int head,
+                         const QuadAttend& a) {
+  for (int r = 0; r < count * a.group; r++) {
+    const bf16* from = query + (first + r / a.group) * stride + (head * a.group + r % a.group) * a.dim;
+    Lanes most = {};
+    for (int d = 0; d < a.dim; d += 16) most = larger(most, magnitude(load_lanes(from + d)));
+    const float largest = largest_lane(most), inverse = inverse_scale(largest);
+    int32_t sum = 0;
+    for (int d = 0; d < a.dim; d += 16) store_bytes(w.q + r * a.dim + d, to_bytes(load_lanes(from + d), inverse) ^ 128);
+    for (int d = 0; !a.use_tiles && d < a.dim; d++) sum += w.q[r * a.dim + d];
+    w.factor[r] = byte_scale(largest) * a.scale;
+    w.offset[r] = -128 * sum;
+    w.top[r] = -1e30f, w.sum[r] = 0;
+  }
+  std::memset(w.out, 0, size_t(count * a.group) * a.dim * sizeof(float));
+}
+
+// The own item of each row.
+struct OwnItems {
+  const int64_t* own;
+  std::vector<int32_t> item_of_row;
+
+  OwnItems(const int64_t* own, int64_t num_own) : own(own) {
+    for (int64_t i = 0; i < num_own; i++) {
+      const int64_t* item = own + i * OWN_COLUMNS;
+      const size_t end = size_t(item[OWN_ROW] + item[OWN_COUNT]);
+      if (item_of_row.size() < end) item_of_row.resize(end);
+      std::fill_n(item_of_row.begin() + item[OWN_ROW], item[OWN_COUNT], int32_t(i));
+    }
+  }
+
+  const int64_t* own_of(int64_t row) const { return own + item_of_row[size_t(row)] * OWN_COLUMNS; }
+
+  // Whether rows of a sequence see nothing after the prompt's first `end` tokens.
+  static bool ends_by(const int64_t* item, int64_t end) {
+    return item[OWN_PREFIX_LENGTH] + item[OWN_VISIBLE] + item[OWN_COUNT] - 1 <= end;
+  }
+
+  // The members of a shared item; returns their number.
+  int find_members(Member* members, const int64_t* item, const int32_t* prefix_blocks, const int32_t* own_blocks,
+                   int group) const {
+    int num_members = 0;
+    for (int64_t row = item[SHARED_ROW], end = row + item[SHARED_COUNT]; row < end;) {
+      const int64_t* found = own_of(row);
+      const int64_t count = std::min(end, found[OWN_ROW] + found[OWN_COUNT]) - row;
+      Member& m = members[num_members++];
+      m.tables = {prefix_blocks + found[OWN_PREFIX_TABLE], own_blocks + found[OWN_TABLE], found[OWN_PREFIX_LENGTH]};
+      m.first_row = int(row - item[SHARED_ROW]) * group, m.num_rows = int(count) * group;
+      m.visible = found[OWN_PREFIX_LENGTH] + found[OWN_VISIBLE] + row - found[OWN_ROW], m.is_causal = true;
+      row += count;
+    }
+    return num_members;
+  }
+};
+
+// As attention.h's, see work_items.h, but without caps, windows and sinks. A group's `shared` part ends with a chunk; its rows
+// see the next chunk there as well, in which own tokens begin.
+inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int8_t* keys, const int8_t* values,
+                   int num_q_heads, int num_kv_heads, int dim, int block_size, float scale, const AttentionRule&,
+                   const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,
+                   const int32_t* prefix_blocks, const int32_t* own_blocks, const int32_t*, float* state) {
+  const int group = num_q_heads / num_kv_heads;
+  const int state_size = dim + 2;
+  const QuadAttend part{num_kv_heads, group, dim, block_size, scale * LOG2E, dim % 64 == 0 && tiles_granted()};
+  const OwnItems items(own, num_shared ? num_own : 0);
+  const auto write_row = [=](const QuadWorkspace& w, int r, int64_t row, int head) {
+    bf16* to = out + (row * num_q_heads + head * group + r % group) * dim;
+    const float share = 1.0f / w.sum[r];
+    for (int d = 0; d < dim; d += 16) store_lanes(to + d, load_lanes(w.out + r * dim + d) * share);
+  };
+#pragma omp parallel
+  {
+    QuadWorkspace& w = quad_workspace();
+#ifdef HAS_AMX
+    if (part.use_tiles) load_tile_config();
+#endif
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {
+      const int64_t* item = shared + i / num_kv_heads * SHARED_COLUMNS;
+      const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]);
+      const int64_t first = item[SHARED_LENGTH], end = first + CHUNK;
+      Member members[ROWS];
+      const int num_members = items.find_members(members, item, prefix_blocks, own_blocks, group);
+      pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, part);
+      Member all{members->tables, 0, count * group, first, false, {}, 0, 0};
+      part.run(w, all, keys, values, head, 0, true);
+      part.run_chunk(w, members, num_members, keys, values, head, first,
+                     int(std::min<int64_t>(members->tables.prefix_length - first, CHUNK)), true);
+      for (int r = 0; r < count * group; r++) {
+        const int64_t row = item[SHARED_ROW] + r / group;
+        if (items.ends_by(items.own_of(row), end)) {
+          write_row(w, r, row, head);
+          continue;
+        }
+        float* to = state + (row * num_q_heads + head * group + r % group) * state_size;
+        to[0] = w.top[r], to[1] = w.sum[r];
+        std::memcpy(to + 2, w.out + r * dim, dim * sizeof(float));
+      }
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_own * num_kv_heads; i++) {
+      const int64_t* item = own + i / num_kv_heads * OWN_COLUMNS;
+      const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
+      const QuadTables tables{prefix_blocks + item[OWN_PREFIX_TABLE], own_blocks + item[OWN_TABLE],
+                              item[OWN_PREFIX_LENGTH]};
+      Member all{tables, 0, rows, item[OWN_PREFIX_LENGTH] + item[OWN_VISIBLE], true, {}, 0, 0};
+      if (OwnItems::ends_by(item, item[OWN_NUM_SHARED])) continue;  // a shared item has done it
+      pack_queries(w, query, query_stride, item[OWN_ROW], count, head, part);
+      const int64_t first = (item[OWN_ROW] * num_q_heads + head * group) * state_size;
+      for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) {
+        const float* from = state + first + (int64_t(r / group) * num_q_heads + r % group) * state_size;
+        w.top[r] = from[0], w.sum[r] = from[1];
+        std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
+      }
+      part.run(w, all, keys, values, head, item[OWN_NUM_SHARED], count == 1);
+      for (int r = 0; r < rows; r++) write_row(w, r, item[OWN_ROW] + r / group, head);
+    }
+#ifdef HAS_AMX
+    if (part.use_tiles) _tile_release();
+#endif
+  }
+}
+
+}  // namespace
