@@ -22,7 +22,7 @@ MOST_LINES = 9_970
 
 
 @pytest.fixture(scope="module")
-def called(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> dict[str, list[str]]:
+def called(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, prefect_database: Path) -> dict[str, list[str]]:
     """Module to the names of its functions that a night of two rows calls, the report page apart."""
     database = tmp_path_factory.mktemp("night") / "team.duckdb"
     with connect(database, create=True) as connection:

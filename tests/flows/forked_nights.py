@@ -113,6 +113,7 @@ def serve(model: Path) -> None:
     config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, max_num_batched_tokens=128, num_threads=1)
     for name in LATE_IMPORTS:
         import_module(name)
+    import_module("tasks.report_page.page")._template()  # compiled and kept
     job = InferJob(
         run_folder="",
         plan=ArtifactRef(path="", num_rows=0, digest=""),

@@ -23,7 +23,7 @@ def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("minilm")
+@pytest.mark.usefixtures("minilm", "prefect_database")
 def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_path: Path) -> None:
     first = run_demo(tmp_path, "--model", str(tiny_llama))
     assert first.returncode == 0, first.stderr
