@@ -2,19 +2,26 @@
 
 Answers do not depend on the batch: cpp/int8/quads.h says why.
 
-Rows of bytes lose most where few values are much larger than the others. Products therefore see their input through a
-Hadamard matrix, which spreads such values, and their weights have been through the same, which takes it back (QuaRot,
-section 4). Norms have no weights of their own left: the products after them have taken them.
+`engine.kernels.cpu.int8_weights` says what weights have been through before they are bytes.
 """
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
+from engine.kernels.cpu.int8_weights import (
+    ALIGNED_DEPTH,
+    PANEL,
+    Int8Weight,
+    LayerPacker,
+    PackedInt8,
+    columns_in_pieces,
+    spread,
+)
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.cpu.native_layers import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer, PackedLayers
 from engine.kernels.cpu.native_operations import draw_tokens
@@ -24,69 +31,11 @@ from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 CHUNK_TOKENS = 128
 """KV tokens whose weights have a scale in common; as in cpp/int8/quad_attention.h."""
 
-_PANEL = 32
-_ALIGNED_DEPTH = 64
-_COLUMNS_AT_ONCE = 4096
-"""Columns that are in float32 together while weights are packed: a bound on that memory."""
-
-
-class _Int8Weight(ctypes.Structure):
-    """`QuadWeights` of cpp/int8/quad_product.h."""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("panels", "offsets", "scales", "bias"))
-
 
 class _Int8Layer(PackedLayer):
     """As cpp/layer.h has it; the norms of a layer are in its products."""
 
-    _fields_ = (*((name, ctypes.c_void_p) for name in NORMS), *((name, _Int8Weight) for name in PRODUCTS), *LAYER_SIZES)
-
-
-class PackedInt8:
-    """The weights of a linear layer in the order in which products of bytes read them.
-
-    Args:
-        columns: float32 ``[num_columns, depth]`` in pieces of some columns each, one after the other.
-        bias: ``[num_columns]``.
-
-    Attributes:
-        num_columns: of the layer; panels have columns up to a multiple of 32, in which no row is largest.
-        panels, offsets, scales, bias: int8, int32, float32, and float32 or None, as cpp/int8/quad_product.h says.
-    """
-
-    def __init__(self, columns: Iterable[torch.Tensor], bias: torch.Tensor | None) -> None:
-        panels, offsets, scales, self.num_columns = [], [], [], 0
-        for piece in columns:
-            self.num_columns += len(piece)
-            self.depth = piece.shape[1]
-            scale = piece.abs().amax(dim=1) / 127
-            found = torch.where(scale > 0, 1 / scale, 0.0).unsqueeze(1).mul(piece).round_().to(torch.int8)
-            padding = (0, -self.depth % _ALIGNED_DEPTH, 0, -len(piece) % _PANEL)
-            found = torch.nn.functional.pad(found, padding)
-            # Panel, quad of depth, column, one of the quad.
-            panels.append(found.view(len(found) // _PANEL, _PANEL, -1, 4).permute(0, 2, 1, 3).contiguous())
-            offsets.append(found.sum(dim=1, dtype=torch.int32) * -128)
-            scales.append(torch.nn.functional.pad(scale, (0, padding[3])))
-        num_padded = sum(map(len, scales))
-        if bias is not None or num_padded > self.num_columns:
-            found = torch.full((num_padded,), -torch.inf)
-            found[: self.num_columns] = 0 if bias is None else bias
-            bias = found
-        self.panels, self.offsets, self.scales = torch.cat(panels), torch.cat(offsets), torch.cat(scales)
-        self.bias = bias
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """What `addresses` points into."""
-        return self.panels, self.offsets, self.scales, self.bias
-
-    def addresses(self) -> _Int8Weight:
-        return _Int8Weight(*(None if tensor is None else tensor.data_ptr() for tensor in self.tensors))
-
-    def columns(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 ``[n]`` -> int8 ``[n, depth]`` and float32 ``[n]``: some columns and their scales."""
-        quads = self.panels.view(torch.int32)[..., 0]
-        return quads[index // _PANEL, :, index % _PANEL].view(torch.int8)[:, : self.depth], self.scales[index]
+    _fields_ = (*((name, ctypes.c_void_p) for name in NORMS), *((name, Int8Weight) for name in PRODUCTS), *LAYER_SIZES)
 
 
 class Int8Backend(AttentionShape):
@@ -127,26 +76,21 @@ class Int8Backend(AttentionShape):
         Raises:
             ModelError: a size of the layers is not covered, or they have a sliding window.
         """
-        packed = [self._pack(layer) for layer in weights]
+        packer = LayerPacker(self.library, self.num_q_heads, self.num_kv_heads, self.head_dim)
+        packed = [self._pack(layer, packer) for layer in weights]
         depth = max(packed[0].hidden_size, packed[0].intermediate_size, self.num_q_heads * self.head_dim)
-        num_byte_columns = cdiv(depth, _ALIGNED_DEPTH) * _ALIGNED_DEPTH
+        num_byte_columns = cdiv(depth, ALIGNED_DEPTH) * ALIGNED_DEPTH
         return PackedLayers(self, self.library.compute_layers_int8, packed, num_byte_columns)
 
-    def _pack(self, layer: LayerWeights) -> _Int8Layer:
+    def _pack(self, layer: LayerWeights, packer: LayerPacker) -> _Int8Layer:
         hidden_size, intermediate_size = layer.gate.shape[1], len(layer.gate)
-        if hidden_size % _PANEL or intermediate_size % _PANEL:
+        if hidden_size % PANEL or intermediate_size % PANEL:
             raise ModelError(
                 f"dtype 'int8' takes sizes that are multiples of 32, got {hidden_size} and {intermediate_size}"
             )
         if layer.window:
             raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.window} positions")
-        halves = [weight.view(-1, 16, hidden_size) for weight in (layer.gate, layer.up)]
-        products = (
-            _pack_input(layer.qkv[0], layer.attention_norm, layer.qkv[1]),
-            _pack_output(*layer.output),
-            _pack_input(torch.stack(halves, dim=1).view(-1, hidden_size), layer.mlp_norm, None),
-            _pack_output(layer.down, None),
-        )
+        products = packer.pack(layer)
         norms = [None if norm is None else norm.float() for norm in (None, layer.q_norm, layer.k_norm, None)]
         packed = _Int8Layer(
             *(None if norm is None else norm.data_ptr() for norm in norms),
@@ -159,7 +103,7 @@ class Int8Backend(AttentionShape):
         return packed
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "Int8OutputLayer":
-        return Int8OutputLayer(self.library, PackedInt8(_pieces(weight, _spread), bias))
+        return Int8OutputLayer(self.library, PackedInt8(self.library, columns_in_pieces(weight), bias))
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
@@ -246,50 +190,12 @@ class Int8OutputLayer:
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """bfloat16 ``[..., hidden]``."""
         columns, scales = self._packed.columns(token_ids.flatten())
-        return _spread(columns.float() * scales.unsqueeze(1)).bfloat16().view(*token_ids.shape, -1)
+        embeddings = spread((columns.float() * scales.unsqueeze(1)).T).T
+        return embeddings.bfloat16().contiguous().view(*token_ids.shape, -1)
 
     def _quantize(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows = cdiv(len(hidden), TILE_ROWS) * TILE_ROWS
-        rows = torch.empty(num_rows, cdiv(hidden.shape[1], _ALIGNED_DEPTH) * _ALIGNED_DEPTH, dtype=torch.uint8)
+        rows = torch.empty(num_rows, cdiv(hidden.shape[1], ALIGNED_DEPTH) * ALIGNED_DEPTH, dtype=torch.uint8)
         scales, hidden = torch.empty(num_rows), hidden.contiguous()
         self._library.quantize_int8(hidden.data_ptr(), rows.data_ptr(), scales.data_ptr(), *hidden.shape)
         return rows, scales
-
-
-def _pack_input(weight: torch.Tensor, norm: torch.Tensor, bias: torch.Tensor | None) -> PackedInt8:
-    """A product of the normed residual stream ``[columns, hidden]``, with the norm's weight in it."""
-    return PackedInt8(_pieces(weight, lambda piece: _spread(piece * norm.float())), bias)
-
-
-def _pack_output(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedInt8:
-    """A product that is added to the residual stream ``[hidden, depth]``; its input is spread on the way to it."""
-    turned = _spread(weight.float().T).T
-    return PackedInt8([_spread_vectors(turned)], None if bias is None else _spread(bias.float()))
-
-
-def _pieces(weight: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterable[torch.Tensor]:
-    for first in range(0, len(weight), _COLUMNS_AT_ONCE):
-        yield change(weight[first : first + _COLUMNS_AT_ONCE].float())
-
-
-def _spread(x: torch.Tensor) -> torch.Tensor:
-    """Float32 ``[..., n]``: `spread` of cpp/int8/quad_elementwise.h over the largest power of two that divides n."""
-    size = x.shape[-1]
-    x, width = x.contiguous(), 1
-    while width < size & -size:
-        a, b = x.view(-1, size // (2 * width), 2, width).unbind(2)
-        x = torch.stack([(a + b) * 0.70710678, (a - b) * 0.70710678], dim=2).view(x.shape)
-        width *= 2
-    return x
-
-
-def _spread_vectors(x: torch.Tensor) -> torch.Tensor:
-    """Float32 ``[columns, depth]``: what takes `spread_to_bytes` of cpp/int8/quad_elementwise.h back."""
-    num_vectors = x.shape[1] // 16
-    group = min(16, num_vectors & -num_vectors)
-    shape, width = x.shape, 1
-    while width < group:
-        a, b = x.reshape(shape[0], -1, 2, width, 16).unbind(2)
-        x = torch.stack([a + b, a - b], dim=2)
-        width *= 2
-    return x.reshape(shape) / group

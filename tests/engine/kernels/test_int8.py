@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer
+from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.output_layer import mask_logits
 from tests.engine.kernels.ragged_batches import CPU_FLAGS, NATIVE_BATCHES, Layout
@@ -165,3 +166,26 @@ def test_the_output_layer(num_rows: int, vocab_size: int, depth: int, folders: d
         torch.set_num_threads(1)
         assert torch.equal(kept[0][-1:], head.logits(hidden[-1:]))
         torch.set_num_threads(2)
+
+
+@pytest.mark.parametrize("depth", [576, 1536])
+def test_errors_of_weights_hardly_meet_large_channels(depth: int, folders: dict[str, Path], threads: None) -> None:
+    num_columns = 80
+    generator = torch.Generator().manual_seed(depth)
+    weight = torch.randn(num_columns, depth, generator=generator)
+    energy = torch.ones(depth, dtype=torch.float64)
+    energy[::150] = 256
+    rows = torch.randn(200, depth, generator=generator) * energy.sqrt().float()
+    errors = []
+    for feedback in (None, error_feedback(energy, depth & -depth)):
+        found = []
+        for folder in folders.values():
+            torch.set_num_threads(1 + len(found) % 2)
+            packed = PackedInt8(load_library(folder, "int8"), [spread(weight.T)], None, feedback)
+            found.append(packed.columns(torch.arange(num_columns)))
+        assert all(torch.equal(columns, found[0][0]) for columns, _ in found)
+        columns, scales = found[0]
+        kept = spread((columns * scales.unsqueeze(1)).T).T
+        assert (kept - weight).square().mean().sqrt() < 0.02
+        errors.append((rows @ (kept - weight).T).square().mean())
+    assert errors[1] < 0.6 * errors[0]

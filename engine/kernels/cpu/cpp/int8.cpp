@@ -5,6 +5,7 @@
 #include "draw.h"
 #include "layer.h"
 #include "int8/quad_elementwise.h"
+#include "int8/quad_rounding.h"
 
 // Layers in int8. The residual stream is in the basis of `spread`, so norms have no weights: products have taken them.
 struct QuadFormat {
@@ -51,6 +52,11 @@ extern "C" void quantize_int8(const bf16* x, uint8_t* bytes, float* scales, int6
     for (int64_t i = 0; i < size; i++) largest = std::max(largest, std::fabs(values[i]));
     scales[row] = to_bytes(values, largest, bytes + row * padded_depth(size), size);
   }
+}
+
+extern "C" void round_columns_int8(const float* columns, const float* inverse, const float* feedback, int8_t* panels,
+                                   int32_t* offsets, int64_t num_columns, int64_t depth, int size) {
+  round_columns(columns, inverse, feedback, panels, offsets, num_columns, depth, size);
 }
 
 // out: float [num_rows, num_columns]; columns are a multiple of 32.

@@ -9,7 +9,7 @@ namespace {
 
 // Hadamard's butterflies over groups of `group` neighbours, a power of two; lengths are kept, and twice is as it was.
 // A product whose weights have been through the same gives what it gave before, and a value that is large on its own is
-// spread over its group: rows of bytes lose less. engine/kernels/cpu/int8.py does this to the weights.
+// spread over its group: rows of bytes lose less. engine/kernels/cpu/int8_weights.py does this to the weights.
 inline void spread(float* x, int64_t size, int64_t group) {
   for (int64_t width = 1; width < group; width *= 2)
     for (int64_t first = 0; first < size; first += 2 * width)
@@ -19,11 +19,33 @@ inline void spread(float* x, int64_t size, int64_t group) {
       }
 }
 
-// The same over N values that are 16 apart, without the factors. Takes 16 N values of a row; `most`: largest magnitudes.
+// Each lane plus the one whose number differs in the bit `width`, or, where that bit is set, minus it.
+template <int width>
+inline Lanes spread_pairs(Lanes x) {
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  const __m512 own = __m512(x);
+  __m512 other;
+  if constexpr (width == 1) other = _mm512_permute_ps(own, 0xb1);
+  if constexpr (width == 2) other = _mm512_permute_ps(own, 0x4e);
+  if constexpr (width == 4) other = _mm512_shuffle_f32x4(own, own, 0xb1);
+  if constexpr (width == 8) other = _mm512_shuffle_f32x4(own, own, 0x4e);
+  constexpr uint32_t is_minus = width == 1 ? 0xaaaa : width == 2 ? 0xcccc : width == 4 ? 0xf0f0 : 0xff00;
+  return Lanes(_mm512_mask_sub_ps(_mm512_add_ps(own, other), __mmask16(is_minus), other, own));
+#else
+  float from[16], to[16];
+  store_lanes(from, x);
+  for (int i = 0; i < 16; i++) to[i] = i & width ? from[i ^ width] - from[i] : from[i] + from[i ^ width];
+  return load_lanes(to);
+#endif
+}
+
+// `spread` over 16 N neighbours, without the factors. `most`: largest magnitudes.
 template <int N>
 inline void spread_vectors(const bf16* x, float* to, Lanes& most) {
   Lanes lanes[N];
-  for (int i = 0; i < N; i++) lanes[i] = load_lanes(x + 16 * i);
+#pragma GCC unroll 16
+  for (int i = 0; i < N; i++)
+    lanes[i] = spread_pairs<8>(spread_pairs<4>(spread_pairs<2>(spread_pairs<1>(load_lanes(x + 16 * i)))));
 #pragma GCC unroll 4
   for (int width = 1; width < N; width *= 2)
 #pragma GCC unroll 16

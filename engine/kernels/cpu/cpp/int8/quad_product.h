@@ -4,7 +4,7 @@
 #include "../product.h"
 #include "quads.h"
 
-// The weights of a linear layer; engine/kernels/cpu/int8.py makes them. A panel of 32 columns lies as
+// The weights of a linear layer; engine/kernels/cpu/int8_weights.py makes them. A panel of 32 columns lies as
 // [quads of depth][32 columns][4], the depth padded with zeros to a multiple of ALIGNED_DEPTH.
 struct QuadWeights {
   const int8_t* panels;

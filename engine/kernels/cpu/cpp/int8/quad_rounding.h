@@ -1,0 +1,47 @@
+// Weights to bytes, at loading.
+#pragma once
+
+#include "quad_product.h"
+
+namespace {
+
+constexpr int MAX_FEEDBACK = 64;  // weights of a column whose errors reach each other
+
+// `size` weights of 16 columns each as bytes, quad by quad; returns their sums. Weight i is rounded after feedback[i][j] times
+// the errors of all weights j before it have been added.
+inline Ints round_block(const float* columns, Lanes inverse, const float* feedback, int8_t* quads, int64_t num_columns, int size) {
+  Lanes errors[MAX_FEEDBACK];
+  Ints sums = {};
+  Bits quad = {};
+  for (int i = 0; i < size; i++) {
+    Lanes wanted[4] = {load_lanes(columns + i * num_columns) * inverse};
+    for (int j = 0; feedback && j < i; j++) wanted[j % 4] += errors[j] * feedback[i * size + j];
+    const Lanes x = (wanted[0] + wanted[1]) + (wanted[2] + wanted[3]);
+    Lanes rounded = (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: to whole numbers
+    rounded = rounded > 127.0f ? Lanes{} + 127.0f : rounded;
+    rounded = rounded < -127.0f ? Lanes{} - 127.0f : rounded;
+    errors[i] = x - rounded;
+    const Ints whole = __builtin_convertvector(rounded, Ints);
+    sums += whole;
+    quad = (quad >> 8) | (Bits(whole) << 24);
+    if (i % 4 == 3) store_ints(quads + i / 4 * PANEL * 4, Ints(quad));
+  }
+  return sums;
+}
+
+// Columns [depth][num_columns] as panels and offsets of QuadWeights; num_columns is a multiple of PANEL, `size` one of 4.
+// inverse: what to multiply a column with. feedback: null, or [depth / size][size][size]. panels: zeros.
+inline void round_columns(const float* columns, const float* inverse, const float* feedback, int8_t* panels, int32_t* offsets,
+                          int64_t num_columns, int64_t depth, int size) {
+#pragma omp parallel for
+  for (int64_t column = 0; column < num_columns; column += 16) {
+    int8_t* quads = panels + column / PANEL * PANEL * padded_depth(depth) + column % PANEL * 4;
+    Ints sums = {};
+    for (int64_t first = 0; first < depth; first += size)
+      sums += round_block(columns + first * num_columns + column, load_lanes(inverse + column),
+                          feedback ? feedback + first * size : nullptr, quads + first * PANEL, num_columns, size);
+    store_ints(offsets + column, sums * -128);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,213 @@
+"""Weights of linear layers as bytes.
+
+Rows of bytes lose most where few values are much larger than the others. Products therefore see their input through a
+Hadamard matrix, which spreads such values, and their weights have been through the same, which takes it back (QuaRot,
+section 4). Norms have no weights of their own left: the products after them have taken them.
+
+What rounding does to a product is the weights' errors times the input, and some channels of the input are much larger
+than others. A weight's error is therefore made up for by the weights of its column that are rounded after it, such that
+errors hardly meet large channels (GPTQ, section 3; the channels' matrix is diagonal before the Hadamard matrix, so its
+inverse is known). How large channels are is told by random hidden states on their way through the layers, not by text.
+"""
+
+import ctypes
+import math
+from collections.abc import Iterable
+
+import torch
+
+from engine.kernels import cdiv
+from engine.kernels.decoder_layer import LayerWeights
+
+PANEL = 32
+ALIGNED_DEPTH = 64
+_FEEDBACK = 64
+"""Weights of a column whose errors reach each other, at most; as in cpp/int8/quad_rounding.h."""
+_COLUMNS_AT_ONCE = 4096
+"""Columns that are in float32 together while weights are packed: a bound on that memory."""
+_NUM_STATES = 32
+_SMALLEST_SHARE = 1 / 64
+"""Of the mean energy of all channels: what smaller channels count as, so that no error is moved there without end."""
+
+
+class Int8Weight(ctypes.Structure):
+    """`QuadWeights` of cpp/int8/quad_product.h."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("panels", "offsets", "scales", "bias"))
+
+
+class PackedInt8:
+    """The weights of a linear layer in the order in which products of bytes read them.
+
+    Args:
+        library: the kernels.
+        columns: float32 ``[depth, num_columns]`` in pieces of some columns each, one after the other.
+        bias: ``[num_columns]``.
+        feedback: float32 ``[depth / size, size, size]``: what part of each weight's error (last dim) is added to those
+            after it in its block; None: every weight is rounded to nearest.
+
+    Attributes:
+        num_columns: of the layer; panels have columns up to a multiple of 32, in which no row is largest.
+        panels, offsets, scales, bias: int8, int32, float32, and float32 or None, as cpp/int8/quad_product.h says.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        columns: Iterable[torch.Tensor],
+        bias: torch.Tensor | None,
+        feedback: torch.Tensor | None = None,
+    ) -> None:
+        panels, offsets, scales, self.num_columns = [], [], [], 0
+        for piece in columns:
+            self.depth, num_columns = piece.shape
+            self.num_columns += num_columns
+            found = torch.nn.functional.pad(piece, (0, -num_columns % PANEL)).contiguous()
+            scale = found.abs().amax(dim=0) / 127
+            inverse = torch.where(scale > 0, 1 / scale, 0.0)
+            num_quads = cdiv(self.depth, ALIGNED_DEPTH) * ALIGNED_DEPTH // 4
+            panel = torch.zeros(len(scale) // PANEL, num_quads, PANEL, 4, dtype=torch.int8)
+            offset = torch.empty(len(scale), dtype=torch.int32)
+            library.round_columns_int8(
+                *(found.data_ptr(), inverse.data_ptr(), None if feedback is None else feedback.data_ptr()),
+                *(panel.data_ptr(), offset.data_ptr(), len(scale), self.depth),
+                4 if feedback is None else feedback.shape[1],
+            )
+            panels.append(panel)
+            offsets.append(offset)
+            scales.append(scale)
+        num_padded = sum(map(len, scales))
+        if bias is not None or num_padded > self.num_columns:
+            padded = torch.full((num_padded,), -torch.inf)
+            padded[: self.num_columns] = 0 if bias is None else bias
+            bias = padded
+        self.panels, self.offsets, self.scales = torch.cat(panels), torch.cat(offsets), torch.cat(scales)
+        self.bias = bias
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """What `addresses` points into."""
+        return self.panels, self.offsets, self.scales, self.bias
+
+    def addresses(self) -> Int8Weight:
+        return Int8Weight(*(None if tensor is None else tensor.data_ptr() for tensor in self.tensors))
+
+    def columns(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 ``[n]`` -> int8 ``[n, depth]`` and float32 ``[n]``: some columns and their scales."""
+        quads = self.panels.view(torch.int32)[..., 0]
+        return quads[index // PANEL, :, index % PANEL].view(torch.int8)[:, : self.depth], self.scales[index]
+
+
+class LayerPacker:
+    """Packs layers one after the other.
+
+    Args:
+        library: the kernels.
+        num_q_heads, num_kv_heads, head_dim: of all layers.
+    """
+
+    def __init__(self, library: ctypes.CDLL, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        self._library = library
+        self._head_sizes = num_q_heads, num_kv_heads, head_dim
+        self._states: torch.Tensor | None = None
+
+    def pack(self, layer: LayerWeights) -> tuple[PackedInt8, ...]:
+        """Query, key and value; output; gate and up, 16 columns of each in turn; down."""
+        energies = self._pass_through(layer)
+        halves = [weight.view(-1, 16, weight.shape[1]) for weight in (layer.gate, layer.up)]
+        gate_up = torch.stack(halves, dim=1).flatten(0, 2)
+        return (
+            self._pack_input(layer.qkv[0], layer.attention_norm, layer.qkv[1], energies[0]),
+            self._pack_output(*layer.output, energies[1]),
+            self._pack_input(gate_up, layer.mlp_norm, None, energies[2]),
+            self._pack_output(layer.down, None, energies[3]),
+        )
+
+    def _pass_through(self, layer: LayerWeights) -> list[torch.Tensor]:
+        """Mean squares of the channels that products take, before a norm's weights; states go on to the next layer.
+
+        Each state attends to itself alone. In float64, and as powers of two, so that the order of sums, which is
+        torch's, does not show in the weights.
+        """
+        num_q_heads, num_kv_heads, head_dim = self._head_sizes
+        x = self._states
+        if x is None:
+            generator = torch.Generator().manual_seed(0)
+            x = torch.randn(_NUM_STATES, len(layer.attention_norm), generator=generator).double() * 0.1
+
+        def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            return torch.nn.functional.linear(rows, weight.double(), None if bias is None else bias.double())
+
+        def normed(rows: torch.Tensor) -> torch.Tensor:
+            return rows * (rows.square().mean(dim=-1, keepdim=True) + layer.epsilon).rsqrt()
+
+        first = normed(x)
+        bias = layer.qkv[1]
+        value_rows = slice(-num_kv_heads * head_dim, None)
+        values = linear(
+            first * layer.attention_norm, layer.qkv[0][value_rows], None if bias is None else bias[value_rows]
+        )
+        heads = values.view(-1, num_kv_heads, head_dim).repeat_interleave(num_q_heads // num_kv_heads, dim=1)
+        attended = heads.flatten(1)
+        x = x + linear(attended, *layer.output)
+        second = normed(x)
+        rows = second * layer.mlp_norm
+        gated = torch.nn.functional.silu(linear(rows, layer.gate)) * linear(rows, layer.up)
+        self._states = x + linear(gated, layer.down)
+        found = []
+        for inputs in (first, attended, second, gated):
+            energy = inputs.square().mean(dim=0)
+            energy = (energy / energy.mean().clamp_min(1e-30)).clamp_min(_SMALLEST_SHARE)
+            found.append(energy.log2().round().exp2())
+        return found
+
+    def _pack_input(
+        self, weight: torch.Tensor, norm: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor
+    ) -> PackedInt8:
+        """A product of the normed residual stream ``[columns, hidden]``, with the norm's weight in it."""
+        pieces = columns_in_pieces(weight, norm.float())
+        return PackedInt8(self._library, pieces, bias, error_feedback(energy, spread_group(len(energy))))
+
+    def _pack_output(self, weight: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor) -> PackedInt8:
+        """A product that is added to the residual stream ``[hidden, depth]``; its input is spread on the way to it."""
+        group = min(256, spread_group(len(energy)))
+        columns = spread(spread(weight.float()).T, group) / math.sqrt(group)
+        bias = None if bias is None else spread(bias.float())
+        return PackedInt8(self._library, [columns], bias, error_feedback(energy, group))
+
+
+def columns_in_pieces(weight: torch.Tensor, factors: torch.Tensor | None = None) -> Iterable[torch.Tensor]:
+    """Of weights ``[columns, depth]``, after factors ``[depth]``: spread, float32 ``[depth, columns]``."""
+    for first in range(0, len(weight), _COLUMNS_AT_ONCE):
+        columns = weight[first : first + _COLUMNS_AT_ONCE].float().T
+        yield spread(columns if factors is None else columns * factors.unsqueeze(1))
+
+
+def spread_group(size: int) -> int:
+    """The largest power of two that divides `size`: neighbours that `spread` mixes."""
+    return size & -size
+
+
+def spread(x: torch.Tensor, group: int | None = None) -> torch.Tensor:
+    """Float32 ``[n, ...]``: `spread` of cpp/int8/quad_elementwise.h; by default over `spread_group` of n neighbours."""
+    group = group or spread_group(len(x))
+    x, width = x.contiguous(), 1
+    while width < group:
+        a, b = x.view(-1, 2, width, *x.shape[1:]).unbind(1)
+        x = torch.stack([a + b, a - b], dim=1).view(x.shape)
+        width *= 2
+    return x * (1 / math.sqrt(group))
+
+
+def error_feedback(energy: torch.Tensor, group: int) -> torch.Tensor:
+    """For channels of such energies ``[depth]``, of which a product sees groups through a Hadamard matrix."""
+    size = min(group, _FEEDBACK)
+    # Larger matrices are made of such blocks, each of which meets the mean of the group's channels.
+    energy = (
+        energy.view(-1, group // size, size).mean(dim=1, keepdim=True).expand(-1, group // size, -1).reshape(-1, size)
+    )
+    hadamard = spread(torch.eye(size)).double()
+    lower = torch.linalg.cholesky(hadamard @ (hadamard / energy.unsqueeze(1)).mT)
+    factors = -torch.tril(lower / lower.diagonal(dim1=1, dim2=2).unsqueeze(1), diagonal=-1)
+    # Coarse enough that the order of sums in the decomposition does not show.
+    return ((factors * 1024).round() / 1024).float().contiguous()
