@@ -33,6 +33,8 @@ def compile_kernel(
 ) -> Any:
     """Compiles a jit function as its launcher would have it compiled: pointers, strides and offsets in units of 16.
 
+    With Triton 3.6 a launch finds it in Triton's cache, so that a search compiles each candidate once.
+
     Args:
         dtypes: of the arguments that are neither strides nor constants, "*bf16" for a pointer.
     """
@@ -41,7 +43,7 @@ def compile_kernel(
         if name in constants:
             signature[name] = "constexpr"
             continue
-        is_step = name.startswith("stride") or name.endswith("_at")
+        is_step = name.startswith("stride") or name.endswith("_at") or name == "window"
         signature[name] = "i32" if is_step else dtypes[name]
         if is_step or signature[name].startswith("*"):
             attributes[(index,)] = [["tt.divisibility", 16]]

@@ -156,7 +156,7 @@ def store_heads(
     tl.store(cache + place + HALF, second, mask=is_element)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _quantize_rows_kernel(
     x, rows, row_parts, out, scales, stride_x_row, stride_out_row, stride_part_row,
     HAS_ROWS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, LARGEST: tl.constexpr,
