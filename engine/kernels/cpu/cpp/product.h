@@ -73,19 +73,18 @@ inline void choose_largest(const std::vector<Largest>& largest, int64_t* out, in
   }
 }
 
-// A block of sums on its way, row by row, to what `finish` makes of it.
-template <typename Sum, typename Finish>
+// A block of sums that waits for `finish`.
+template <typename Sum>
 struct Unfinished {
-  const Finish& finish;
   const Sum* block = nullptr;
   int64_t first_row = 0, panel = 0;
-  int row = 0, count = 0;
-
-  void finish_rows(int num_rows) {
-    for (const int end = std::min(count, row + num_rows); row < end; row++)
-      finish(block + row * PANEL, first_row + row, panel);
-  }
+  int count = 0;
 };
+
+template <typename Sum, typename Finish>
+void finish_block(const Unfinished<Sum>& unfinished, const Finish& finish) {
+  for (int r = 0; r < unfinished.count; r++) finish(unfinished.block + r * PANEL, unfinished.first_row + r, unfinished.panel);
+}
 
 inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
@@ -114,15 +113,21 @@ struct DepthPiece {
 };
 
 // to[r][c] (32 x 32) = 32 rows of x times one panel, for a piece of the depth. Rows of x stay in the first-level cache, panels
-// pass by it. Tile products leave the vector units idle, so the block before is finished meanwhile.
+// pass by it. Tile products leave the vector units idle, so the block before is finished meanwhile. What the loop needs is
+// in variables of its own: elsewhere it would be read again after each of their stores.
 // Tile registers: 0 to 3 sums, 4 and 5 rows, 6 and 7 columns.
 template <typename Operands, typename Finish>
 void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, const DepthPiece<typename Operands::Sum>& piece,
-                    typename Operands::Sum* to, Unfinished<typename Operands::Sum, Finish>& before) {
+                    typename Operands::Sum* to, Unfinished<typename Operands::Sum>& before, const Finish finish) {
   const int64_t stride = operands.row_bytes, size = piece.end - piece.begin;
-  const char* rows = reinterpret_cast<const char*>(operands.x) + first_row * stride + piece.begin;
+  const char* const rows = reinterpret_cast<const char*>(operands.x) + first_row * stride + piece.begin;
+  const char* const lower_rows = rows + 16 * stride;
   const char* columns = reinterpret_cast<const char*>(operands.panels) + panel * PANEL * stride + piece.begin * PANEL;
-  const int rows_a_step = int((32 * 64 + size - 1) / size);
+  const int64_t rows_a_step = (32 * 64 + size - 1) / size;
+  const int64_t first_fetched = stride * PANEL + piece.first_line * 64, last_fetched = stride * PANEL + piece.last_line * 64;
+  const int64_t before_panel = before.panel, before_end = before.first_row + before.count;
+  const typename Operands::Sum* sums = before.block;
+  int64_t row = before.first_row;
   if (piece.sums) {
     _tile_loadd(0, piece.sums, PANEL * 4);
     _tile_loadd(1, piece.sums + 16, PANEL * 4);
@@ -131,17 +136,18 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
   } else {
     operands.begin_tiles(panel);
   }
-  for (int64_t k = 0; k < size; k += 64) {
+  for (int64_t k = 0; k < size; k += 64, columns += 64 * PANEL) {
     _tile_loadd(4, rows + k, stride);
-    _tile_stream_loadd(6, columns + k * PANEL, 128);
-    _tile_stream_loadd(7, columns + k * PANEL + 64, 128);
-    _tile_loadd(5, rows + 16 * stride + k, stride);
-    for (int line = piece.first_line; line < piece.last_line; line++)
-      __builtin_prefetch(columns + (stride + k) * PANEL + line * 64, 0, 2);
+    _tile_stream_loadd(6, columns, 128);
+    _tile_stream_loadd(7, columns + 64, 128);
+    _tile_loadd(5, lower_rows + k, stride);
+    for (int64_t line = first_fetched; line < last_fetched; line += 64) __builtin_prefetch(columns + line, 0, 2);
     Operands::multiply_tiles();
-    before.finish_rows(rows_a_step);
+    for (const int64_t end = std::min(before_end, row + rows_a_step); row < end; row++, sums += PANEL)
+      finish(sums, row, before_panel);
   }
-  before.finish_rows(32);
+  for (; row < before_end; row++, sums += PANEL) finish(sums, row, before_panel);
+  before.count = 0;
   _tile_stored(0, to, PANEL * 4);
   _tile_stored(1, to + 16, PANEL * 4);
   _tile_stored(2, to + 16 * PANEL, PANEL * 4);
@@ -193,7 +199,7 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
     constexpr int64_t BLOCK = 32 * PANEL;
     alignas(64) Sum blocks[2][BLOCK];
     int turn = 0;
-    Unfinished<Sum, Finish> before{finish};
+    Unfinished<Sum> before;
     // A thread begins with its own chunks, and helps with the others' when it is done: cores are not always alike.
     const int64_t home = part_start(num_chunks, num_threads, omp_get_thread_num());
     for (int64_t i = 0; i < num_chunks; i++) {
@@ -221,28 +227,26 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
                                         by_panel ? int(part_start(32, num_blocks, b)) : 0,
                                         by_panel ? int(part_start(32, num_blocks, b + 1)) : 0};
             if (piece < num_pieces - 1) {
-              multiply_tiles(rows.operands, rows.first_row, p, depth, sums, before);
+              multiply_tiles(rows.operands, rows.first_row, p, depth, sums, before, finish);
               continue;
             }
 #endif
             turn ^= 1;
 #ifdef HAS_AMX
             if (use_tiles)
-              multiply_tiles(rows.operands, rows.first_row, p, depth, blocks[turn], before);
+              multiply_tiles(rows.operands, rows.first_row, p, depth, blocks[turn], before, finish);
             else
 #endif
             {
               rows.operands.multiply_vectors(rows.first_row, p, blocks[turn], rows.count);
-              before.finish_rows(32);
+              finish_block(before, finish);
             }
-            before.block = blocks[turn];
-            before.first_row = rows.first_row, before.panel = p;
-            before.row = 0, before.count = rows.count;
+            before = {blocks[turn], rows.first_row, p, rows.count};
           }
         }
       }
     }
-    before.finish_rows(32);
+    finish_block(before, finish);
 #ifdef HAS_AMX
     if (use_tiles) _tile_release();
 #endif

@@ -37,7 +37,7 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
 #endif
     alignas(64) float blocks[2][32 * PANEL];
     int turn = 0;
-    Unfinished<float, Finish> before{finish};
+    Unfinished<float> before;
     bf16* panels = panel_buffer(most * PANEL * depth);
     const PairOperands operands(x, panels, depth);
     for (int64_t group; (group = next_group.fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
@@ -54,20 +54,18 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
           turn ^= 1;
 #ifdef HAS_AMX
           if (use_tiles)
-            multiply_tiles(operands, first, p - start, {0, operands.row_bytes, nullptr, 0, 0}, blocks[turn], before);
+            multiply_tiles(operands, first, p - start, {0, operands.row_bytes, nullptr, 0, 0}, blocks[turn], before, finish);
           else
 #endif
           {
             operands.multiply_vectors(first, p - start, blocks[turn], count);
-            before.finish_rows(32);
+            finish_block(before, finish);
           }
-          before.block = blocks[turn];
-          before.first_row = first, before.panel = p;
-          before.row = 0, before.count = count;
+          before = {blocks[turn], first, p, count};
         }
       }
     }
-    before.finish_rows(32);
+    finish_block(before, finish);
 #ifdef HAS_AMX
     if (use_tiles) _tile_release();
 #endif
