@@ -26,7 +26,7 @@ inline int64_t chunk_bytes() {
 #else
   constexpr int64_t cache_bytes = 0;
 #endif
-  return (cache_bytes > 0 ? cache_bytes : 1024 * 1024) * 5 / 8;
+  return (cache_bytes > 0 ? cache_bytes : 1024 * 1024) * 3 / 8;
 }
 
 // The largest value of a row among those that a thread has seen, for each of 16 columns of a panel's halves.
