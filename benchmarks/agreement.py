@@ -3,14 +3,16 @@
 Every engine that is installed and computes in int8 (llama.cpp: Q8_0) continues the same passages of Python's own
 reference greedily. A float32 transformers model then says of each answered token whether it would have chosen the same
 there: an answer all of whose tokens it would have chosen is its own greedy answer. Of batchloom also the perplexity of
-text in windows, beside that in float32.
+texts in windows, beside that in float32: of what Python, NumPy and torch ship, so that nothing has to be fetched.
 """
 
 import argparse
+import inspect
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import mean
@@ -54,11 +56,39 @@ class ScoringEngine(Engine):
         return chosen
 
 
-def perplexity(model: Path, dtype: str, windows: Sequence[Sequence[int]], num_threads: int) -> float:
-    """Of windows of text, each from its second token on."""
+def texts() -> dict[str, str]:
+    """Prose, source and documentation, by name."""
+    return {
+        "Python's reference": "\n".join(topics.values()),
+        "source of argparse": inspect.getsource(argparse),
+        "source of typing": inspect.getsource(typing),
+        "docstrings of numpy": _docstrings(np),
+        "docstrings of torch": _docstrings(torch),
+    }
+
+
+def _docstrings(module: Any) -> str:
+    members = (getattr(module, name) for name in sorted(dir(module)))
+    return "\n".join(inspect.getdoc(member) or "" for member in members if callable(member))
+
+
+def perplexities(
+    model: Path, dtype: str, windows: Mapping[str, Sequence[Sequence[int]]], num_threads: int
+) -> dict[str, float]:
+    """Of windows of each text, each window from its second token on.
+
+    Args:
+        model: checkpoint folder.
+        dtype: that is computed in.
+        windows: token ids, by text.
+        num_threads: of the engine.
+    """
     config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=2**28, num_threads=num_threads)
     engine = ScoringEngine.load(model, config)
-    return math.exp(-mean(logprob for window in windows for logprob in engine.token_logprobs(window)))
+    return {
+        text: math.exp(-mean(logprob for window in found for logprob in engine.token_logprobs(window)))
+        for text, found in windows.items()
+    }
 
 
 def take_windows(token_ids: Sequence[int], num_windows: int, num_tokens: int) -> list[list[int]]:
@@ -114,7 +144,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=64, help="passages that are continued")
     parser.add_argument("--row-tokens", type=int, default=200, help="of a passage")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer")
-    parser.add_argument("--windows", type=int, default=16, help="of text whose perplexity is measured")
+    parser.add_argument("--windows", type=int, default=16, help="of each text whose perplexity is measured")
     parser.add_argument("--window-tokens", type=int, default=512)
     parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
     parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/agreement.json")
@@ -122,20 +152,23 @@ def main(command_line: Sequence[str] | None = None) -> int:
     try:
         model = unpack_gguf(resolve_checkpoint(arguments.model)).resolve()
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        token_ids = tokenizer.encode("\n".join(topics.values()), add_special_tokens=False).ids
-        prompts = take_windows(token_ids, arguments.rows, arguments.row_tokens)
-        windows = take_windows(token_ids, arguments.windows, arguments.window_tokens)
+        token_ids = {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in texts().items()}
+        prompts = take_windows(token_ids["Python's reference"], arguments.rows, arguments.row_tokens)
+        windows = {
+            name: take_windows(ids, arguments.windows, arguments.window_tokens) for name, ids in token_ids.items()
+        }
         with tempfile.TemporaryDirectory(prefix="batchloom-bench-") as logs, torch.inference_mode():
             engines = compare(arguments, model, prompts, Path(logs))
-            perplexities = {
-                dtype: perplexity(model, dtype, windows, arguments.threads) for dtype in ("float32", "bfloat16", "int8")
+            found = {
+                dtype: perplexities(model, dtype, windows, arguments.threads)
+                for dtype in ("float32", "bfloat16", "int8")
             }
     except (BatchloomError, PeerError) as error:
         print(f"benchmarks.agreement: {error}", file=sys.stderr)
         return 1
     report(
         "agreement", command_line, arguments.out, machine=describe_machine(), model=model.name, engines=engines,
-        perplexity=perplexities,
+        perplexity=found,
     )  # fmt: skip
     return 0
 

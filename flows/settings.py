@@ -32,9 +32,9 @@ _SIZE = r"^(auto|\d+(\.\d+)? ?([kKmMgGtT]i?)?[bB]?)$"
 
 
 class Settings(BaseModel):
-    """Frozen settings; an unknown name is an error."""
+    """Frozen settings; an unknown name is an error. A docstring below a field describes it to users."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
 
 def _engine_fields() -> dict[str, Any]:
@@ -104,27 +104,21 @@ def find_attachments(given: Attachments) -> dict[str, str]:
 class PlanSettings(Settings):
     """How prompts are grouped by their shared beginnings, and how much work is one unit."""
 
-    method: Annotated[
-        PlanMethod, Field(description="exact: fewest tokens; paper: BatchLLM's Algorithm 1; none: no prefix is shared")
-    ] = "exact"
-    partition_tokens: Annotated[
-        int, Field(ge=1, description="tokens of work after which answers are on disk and survive an interruption")
-    ] = 500_000
+    method: PlanMethod = "exact"
+    """exact: fewest tokens; paper: BatchLLM's Algorithm 1; none: no prefix is shared"""
+    partition_tokens: Annotated[int, Field(ge=1)] = 500_000
+    """tokens of work after which answers are on disk and survive an interruption"""
 
 
 class WorkerSettings(Settings):
     """Which processes and machines compute; see `flows.workers.Workers`."""
 
-    workers: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"],
-        Field(description="engines on this host; auto: one for each GPU, one on a CPU; on a CPU they share its memory"),
-    ] = "auto"
-    runner: Annotated[
-        Literal["local", "ray"], Field(description="local: this host computes; ray: the workers of a Ray cluster do")
-    ] = "local"
-    ray_address: Annotated[
-        str, Field(description="of the cluster's head, host:port; auto: the cluster that this host is part of")
-    ] = "auto"
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """engines on this host; auto: one for each GPU, one on a CPU; on a CPU they share its memory"""
+    runner: Literal["local", "ray"] = "local"
+    """local: this host computes; ray: the workers of a Ray cluster do"""
+    ray_address: str = "auto"
+    """of the cluster's head, host:port; auto: the cluster that this host is part of"""
     exchange: Annotated[
         str,
         Field(

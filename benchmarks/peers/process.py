@@ -115,7 +115,10 @@ class PeerProcess:
         while b"\n" not in parts[-1]:
             is_ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
             if not is_ready:
-                raise self._failure(f"{name} took more than {timeout_seconds:.0f} s")
+                # It would compute beside the others, and what it says then would be taken for its next answer.
+                self._signal(signal.SIGKILL)
+                self._process.wait()
+                raise self._failure(f"{name} took more than {timeout_seconds:.0f} s, and was ended")
             parts.append(os.read(pipe, 1 << 20))
             if not parts[-1]:
                 raise self._failure(f"ended during {name} with exit code {self._process.wait()}")

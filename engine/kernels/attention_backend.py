@@ -44,6 +44,10 @@ class AttentionBackend(Protocol):
     def graphable(self) -> "TritonAttention | None":
         """Itself, where CUDA graphs can be made of its launches."""
 
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether its layers end with the norm that follows them in the model (`LayerWeights.final_norm`)."""
+
     def scratch_bytes(self, num_rows: int) -> int:
         """GPU memory that a step of num_rows tokens takes at most, beyond its results."""
 

@@ -47,6 +47,7 @@ class LayerWeights:
         epsilon: of every norm.
         scale: of the attention scores.
         window: positions that a row sees, its own included; 0: all.
+        final_norm: ``[hidden]``, of the last layer where the backend's layers norm their result (`has_final_norm`).
         all_reduce: adds results of `output` and `down` up over the ranks of a sharded model, in place; None: one rank.
     """
 
@@ -62,6 +63,7 @@ class LayerWeights:
     epsilon: float
     scale: float
     window: int = 0
+    final_norm: torch.Tensor | None = None
     all_reduce: Callable[[torch.Tensor], None] | None = None
 
     @property
@@ -105,5 +107,5 @@ class DecoderLayers(Protocol):
             cos, sin: float32 ``[T, head_dim]``, contiguous.
             output_rows: int64 ``[R]``; only these rows of the last layer are wanted.
         Returns:
-            ``[T, hidden]``, or ``[R, hidden]``.
+            ``[T, hidden]``, or ``[R, hidden]``; normed where the last layer has a `final_norm`.
         """

@@ -29,7 +29,6 @@ class LayerState:
     work: Any
     rotation: tuple[torch.Tensor, torch.Tensor]
     output_rows: torch.Tensor | None
-    is_last: bool
     normed: Any = field(init=False)
     qkv: torch.Tensor = field(init=False)
     query: torch.Tensor = field(init=False)
@@ -71,17 +70,16 @@ class LayerByLayer:
     ) -> torch.Tensor:
         addend: torch.Tensor | None = None
         for index, operations in enumerate(self._layers):
-            is_last = index == len(self._layers) - 1
             state = LayerState(
                 hidden=hidden,
                 addend=addend,
                 caches=(k_caches[index], v_caches[index]),
                 work=work.works[work.tables[index]] if isinstance(work, TabledWork) else work,
                 rotation=(cos, sin),
-                output_rows=output_rows if is_last else None,
-                is_last=is_last,
+                output_rows=output_rows if index == len(self._layers) - 1 else None,
             )
             for operation in operations:
                 operation(state)
             hidden, addend = state.hidden, state.addend
+        assert addend is None, "the last layer adds what it has computed"
         return hidden

@@ -28,7 +28,7 @@ _WEIGHTS = frozenset(
 class ReplacedLayers(nn.Module):
     """All decoder layers of a transformers model as one, computed by the attention backend.
 
-    The stock model still embeds, turns positions into angles, and norms the last hidden states.
+    The stock model still embeds, turns positions into angles, and norms the last hidden states unless they are normed.
     """
 
     def __init__(self, layers: DecoderLayers) -> None:

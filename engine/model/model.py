@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,9 @@ class Model:
             ModelError: a layer has a parameter that the backend's layers do not compute with.
         """
         self._draw_tokens = backend.draw_tokens
+        if backend.has_final_norm:
+            read, norms = self.read_layer, {len(self.base.layers) - 1: self.base.norm.weight}
+            self.read_layer = lambda layer, index: replace(read(layer, index), final_norm=norms.get(index))
         layers = backend.make_layers(self._take_layers())
         head, self._head = self._head, None  # freed where the backend's output layer is a copy
         output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
@@ -143,6 +147,8 @@ class Model:
         self.base = copy.copy(self.base)
         self.base._modules = dict(self.base._modules)
         self.base.layers = nn.ModuleList([self.join_layers(layers)])
+        if backend.has_final_norm:
+            self.base.norm = nn.Identity()
         self.has_replaced_layers = True
         if output_layer is not None:
             self._output_layer, embedding = output_layer, self.base.embed_tokens

@@ -25,5 +25,6 @@ def test_it_counts_what_float32_would_have_said(
     assert (found["same_tokens"] == 30) == (found["mean_gap"] == 0) == (found["same_answers"] == 6)
     assert found["same_tokens"] >= 15  # a random answer would have hardly any
     exact = result["perplexity"]["float32"]
+    assert len(exact) == 5
     assert result["perplexity"]["bfloat16"] == pytest.approx(exact, rel=0.02)
     assert result["perplexity"]["int8"] == pytest.approx(exact, rel=0.1)

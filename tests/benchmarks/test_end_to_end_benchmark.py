@@ -149,11 +149,12 @@ def test_an_engine_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pyt
     sleeper = tmp_path / "python"
     sleeper.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeper.chmod(0o700)
-    with (
-        PeerProcess("sleeper", sleeper, "unused", (), log=tmp_path / "log", threads=1) as process,
-        pytest.raises(PeerError, match=r"sleeper: run took more than 0 s"),
-    ):
-        process.run(Work(token_ids=[[1]], num_output_tokens=1), 0.2)
+    work = Work(token_ids=[[1]], num_output_tokens=1)
+    with PeerProcess("sleeper", sleeper, "unused", (), log=tmp_path / "log", threads=1) as process:
+        with pytest.raises(PeerError, match=r"sleeper: run took more than 0 s, and was ended"):
+            process.run(work, 0.2)
+        with pytest.raises(PeerError, match=r"sleeper: ended"):  # a late answer is not taken for the next one
+            process.run(work, 60)
 
 
 def test_an_engine_that_is_not_installed_has_no_python() -> None:

@@ -53,6 +53,7 @@ class Int8Backend(AttentionShape):
 
     name = "native"
     graphable = None
+    has_final_norm = False
 
     def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, folder: Path) -> None:
         super().__init__(

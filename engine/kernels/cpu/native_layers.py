@@ -27,6 +27,7 @@ class NativeBackend(NativeOperations):
 
     name = "native"
     graphable = None
+    has_final_norm = False
     label_columns = staticmethod(columns_in_float64)
 
     def __init__(self, *, has_layers: bool, **shape: Any) -> None:

@@ -82,6 +82,7 @@ class CpuAttention:
 
     name = "torch"
     graphable = None
+    has_final_norm = False
 
     def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.num_kv_heads = num_kv_heads

@@ -19,7 +19,7 @@ MULTIPLE = 16
 
 
 class Fp8Layer(GpuLayer):
-    """As `GpuLayer`, with one launch more: attention's result is quantised by its own.
+    """As `GpuLayer`, in 10 launches: attention's result is quantised, and its rows are selected, by its own.
 
     The other two results that products read are quantised where they are computed, by the norms and SwiGLU.
 
@@ -51,11 +51,6 @@ class Fp8Layer(GpuLayer):
         del s.normed
         s.gated = self._new_rows(len(found), found.shape[1] // 2)
         quantized_swiglu(found, s.gated)
-
-    def down(self, s: LayerState) -> None:
-        s.addend = self._summed(self._product("down", s.gated))
-        if s.is_last:
-            s.hidden += s.addend
 
     def _norm(self, s: LayerState, weight: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         s.normed = self._new_rows(len(s.hidden) if rows is None else len(rows), s.hidden.shape[1])

@@ -1,6 +1,6 @@
 """The decoder layers on a GPU: torch's products, and between them the Triton launches; 9 or 10 launches a layer.
 
-The additions to the residual stream are deferred to the norm that follows; the last one is part of its product.
+The additions to the residual stream are deferred to the norm that follows, the last one to the norm behind the layers.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ class GpuLayer:
         }
         none = weights.down.new_empty(0)  # matrices are held here alone, so that they can be freed
         self._weights = replace(weights, qkv=(none, None), output=(none, None), gate=none, up=none, down=none)
-        self.operations = weights.operations
+        self.operations = weights.operations if weights.final_norm is None else (*weights.operations, "final_norm")
 
     def attention_norm(self, s: LayerState) -> None:
         self._norm(s, self._weights.attention_norm)
@@ -71,12 +71,13 @@ class GpuLayer:
         del s.normed
 
     def down(self, s: LayerState) -> None:
-        if s.is_last and self._weights.all_reduce is None:
-            s.hidden.addmm_(s.gated, self._linears["down"][0].t())
-            return
         s.addend = self._summed(self._product("down", s.gated))
-        if s.is_last:
-            s.hidden += s.addend
+
+    def final_norm(self, s: LayerState) -> None:
+        """After the last layer, of the rows that are wanted."""
+        assert self._weights.final_norm is not None
+        GpuLayer._norm(self, s, self._weights.final_norm)  # no product reads it: it is not quantised
+        s.hidden, s.addend = s.normed, None
 
     def _norm(self, s: LayerState, weight: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """The norm of the residual stream, as the next product takes it."""

@@ -138,6 +138,11 @@ class TritonAttention(ABC):
         """Itself, where CUDA graphs can be made of its launches."""
         return self if self.has_fixed_launches else None
 
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether its layers end with the model's final norm."""
+        return self.has_layers
+
     def scratch_bytes(self, num_rows: int) -> int:
         """Of a step in which every row has two partial results, in its group's prefix and in its own KV."""
         return 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize

@@ -6,8 +6,10 @@ lie between guard values.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
@@ -252,6 +254,19 @@ def draw_layer(num_q_heads: int, num_kv_heads: int, head_dim: int, has_extras: b
     )
 
 
+def end_with_norm(layers: list[LayerWeights]) -> list[LayerWeights]:
+    """The layers of a model whose last one norms what it leaves."""
+    weight = torch.linspace(0.5, 2.0, len(layers[-1].mlp_norm))
+    return [*layers[:-1], replace(layers[-1], final_norm=weight)]
+
+
+def launch_problems(launched: list[str], expected: list[int]) -> Iterator[str]:
+    """Unless each layer, which begins with every other norm, takes as many launches, and one norm follows the last."""
+    norms = [index for index, name in enumerate(launched) if name == "_add_rms_norm_kernel"]
+    if np.diff(norms[::2]).tolist() != expected or norms[-1] != len(launched) - 1:
+        yield f"not {expected} launches a layer and a norm: {launched}"
+
+
 def run_layers() -> tuple[list[str], float]:
     """Three layers against float64, with and without output rows, and how many launches they take."""
     findings = Findings()
@@ -264,7 +279,7 @@ def run_layers() -> tuple[list[str], float]:
     kv = torch.randn(3, 2, num_blocks, 16, num_kv_heads, head_dim, generator=generator)
     in_no_order = torch.tensor([num_rows - 1, 3, 0, 3])
     for has_extras, output_rows, name in ((False, None, "paged"), (True, in_no_order, "fused")):
-        layers = [draw_layer(num_q_heads, num_kv_heads, head_dim, has_extras, seed) for seed in range(3)]
+        layers = end_with_norm([draw_layer(num_q_heads, num_kv_heads, head_dim, has_extras, seed) for seed in range(3)])
         shape = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": 16}
         settings = {"dtype": torch.float32, "device": torch.device("cpu")}
         backend: TritonAttention = BACKENDS[name](**shape, **settings, has_layers=True)
@@ -275,13 +290,13 @@ def run_layers() -> tuple[list[str], float]:
         with torch.inference_mode(), LaunchCounter() as counter:
             out = computed(given, keys, values, work, cos, sin, output_rows)
         # One more in the last layer: the output rows.
-        if len(counter.launched) != 9 * len(layers) + (output_rows is not None):
-            findings.problems.append(f"{len(counter.launched)} launches: {counter.launched}")
+        findings.problems += launch_problems(counter.launched, [9, 9, 9 + (output_rows is not None)])
         expected_kv, expected = kv.double(), hidden.double()
         slots = torch.from_numpy(batch.slot_mapping)
         for layer, caches in zip(layers, expected_kv, strict=True):
             expected = layer_ref(layer, expected, angles.double(), caches, slots, batch, num_q_heads)
         wanted = expected if output_rows is None else expected[output_rows]
+        _, wanted = add_rms_norm_ref(wanted, layers[-1].final_norm.double(), EPSILON)
         findings.compare(f"{name}, extras {has_extras}", out, wanted, torch.float32, num_roundings=10)
         for found, cache in zip((*keys, *values), (*expected_kv[:, 0], *expected_kv[:, 1]), strict=True):
             findings.compare(f"{name}, extras {has_extras}: KV", found, cache, torch.float32, num_roundings=10)
