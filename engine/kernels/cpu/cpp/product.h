@@ -168,6 +168,66 @@ RowBlock<Operands> find_block(const Operands& operands, int64_t first, int64_t e
   return {operands, first, int(std::min<int64_t>(32, end - first))};
 }
 
+// What one thread does of a product.
+template <typename Operands, typename Finish>
+struct ThreadProduct {
+  typedef typename Operands::Sum Sum;
+  static constexpr int64_t BLOCK = 32 * PANEL;
+
+  const Operands& operands;
+  const Finish& finish;
+  const int64_t num_pieces;  // of the depth, on tiles
+  const bool use_tiles;
+  const bool by_panel;  // all rows meet a panel before the next one, and fetch that meanwhile
+  alignas(64) Sum blocks[2][BLOCK] = {};
+  int turn = 0;
+  Unfinished<Sum> before = {};
+
+  // Rows [start, end) times panels [first_panel, last_panel).
+  void multiply_group(int64_t start, int64_t end, int64_t first_panel, int64_t last_panel) {
+    const int64_t num_blocks = (end - start + 31) / 32, num_group_panels = last_panel - first_panel;
+    const int64_t num_outer = by_panel ? num_group_panels : num_blocks, num_inner = by_panel ? num_blocks : num_group_panels;
+    Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(num_outer * num_inner * BLOCK) : nullptr;
+    for (int64_t piece = 0; piece < num_pieces; piece++) {
+      Sum* sums = kept;
+      for (int64_t outer = 0; outer < num_outer; outer++) {
+        for (int64_t inner = 0; inner < num_inner; inner++, sums += BLOCK) {
+          const int64_t block = by_panel ? inner : outer, panel = first_panel + (by_panel ? outer : inner);
+          const auto rows = find_block(operands, start + 32 * block, end);
+          if (!finish.needs(rows.first_row, rows.count, panel)) continue;
+          const int first_line = by_panel ? int(part_start(32, num_blocks, block)) : 0;
+          const int last_line = by_panel ? int(part_start(32, num_blocks, block + 1)) : 0;
+          multiply_block(rows, panel, piece, sums, first_line, last_line);
+        }
+      }
+    }
+  }
+
+  // A block of rows times one panel, for a piece of the depth; sums: those of the pieces before it, and of this one unless
+  // it is the last. Lines of the next panel as in DepthPiece.
+  template <typename BlockOperands>
+  void multiply_block(const RowBlock<BlockOperands>& rows, int64_t panel, int64_t piece, Sum* sums, int first_line,
+                      int last_line) {
+#ifdef HAS_AMX
+    const int64_t units = operands.row_bytes / 64;
+    const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64, part_start(units, num_pieces, piece + 1) * 64,
+                                piece ? sums : nullptr, first_line, last_line};
+    if (piece < num_pieces - 1) return multiply_tiles(rows.operands, rows.first_row, panel, depth, sums, before, finish);
+#endif
+    turn ^= 1;
+#ifdef HAS_AMX
+    if (use_tiles)
+      multiply_tiles(rows.operands, rows.first_row, panel, depth, blocks[turn], before, finish);
+    else
+#endif
+    {
+      rows.operands.multiply_vectors(rows.first_row, panel, blocks[turn], rows.count);
+      finish_block(before, finish);
+    }
+    before = {blocks[turn], rows.first_row, panel, rows.count};
+  }
+};
+
 // finish(sums, row, panel) for every row of x times every panel of weights that it needs, on all threads.
 // Operands: the type Sum; has_shared_panels, by all rows; x, panels; row_bytes, of a row of x; begin_tiles(panel) and
 // multiply_tiles(), on the tile registers of the function above; multiply_vectors(first_row, panel, block, count).
@@ -195,11 +255,7 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
 #ifdef HAS_AMX
     if (use_tiles) load_tile_config();
 #endif
-    typedef typename Operands::Sum Sum;
-    constexpr int64_t BLOCK = 32 * PANEL;
-    alignas(64) Sum blocks[2][BLOCK];
-    int turn = 0;
-    Unfinished<Sum> before;
+    ThreadProduct<Operands, Finish> own{operands, finish, num_pieces, use_tiles, by_panel};
     // A thread begins with its own chunks, and helps with the others' when it is done: cores are not always alike.
     const int64_t home = part_start(num_chunks, num_threads, omp_get_thread_num());
     for (int64_t i = 0; i < num_chunks; i++) {
@@ -207,46 +263,10 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
       const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
       const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
       for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
-        const int64_t first_panel = part_start(num_panels, num_groups, group);
-        const int64_t last_panel = part_start(num_panels, num_groups, group + 1);
-        const int64_t num_blocks = (end - start + 31) / 32, num_group_panels = last_panel - first_panel;
-        const int64_t num_outer = by_panel ? num_group_panels : num_blocks;
-        const int64_t num_inner = by_panel ? num_blocks : num_group_panels;
-        Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(num_blocks * group_panels * BLOCK) : nullptr;
-        for (int64_t piece = 0; piece < num_pieces; piece++) {
-          Sum* sums = kept;
-          for (int64_t outer = 0; outer < num_outer; outer++)
-          for (int64_t inner = 0; inner < num_inner; inner++, sums += BLOCK) {
-            const int64_t b = by_panel ? inner : outer, p = first_panel + (by_panel ? outer : inner);
-            const auto rows = find_block(operands, start + 32 * b, end);
-            if (!finish.needs(rows.first_row, rows.count, p)) continue;
-#ifdef HAS_AMX
-            const int64_t units = operands.row_bytes / 64;
-            const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64,
-                                        part_start(units, num_pieces, piece + 1) * 64, piece ? sums : nullptr,
-                                        by_panel ? int(part_start(32, num_blocks, b)) : 0,
-                                        by_panel ? int(part_start(32, num_blocks, b + 1)) : 0};
-            if (piece < num_pieces - 1) {
-              multiply_tiles(rows.operands, rows.first_row, p, depth, sums, before, finish);
-              continue;
-            }
-#endif
-            turn ^= 1;
-#ifdef HAS_AMX
-            if (use_tiles)
-              multiply_tiles(rows.operands, rows.first_row, p, depth, blocks[turn], before, finish);
-            else
-#endif
-            {
-              rows.operands.multiply_vectors(rows.first_row, p, blocks[turn], rows.count);
-              finish_block(before, finish);
-            }
-            before = {blocks[turn], rows.first_row, p, rows.count};
-          }
-        }
+        own.multiply_group(start, end, part_start(num_panels, num_groups, group), part_start(num_panels, num_groups, group + 1));
       }
     }
-    finish_block(before, finish);
+    finish_block(own.before, finish);
 #ifdef HAS_AMX
     if (use_tiles) _tile_release();
 #endif
