@@ -384,7 +384,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
             int64_t num_shared, const int64_t* own, int64_t num_own, const int32_t* prefix_blocks,
             const int32_t* own_blocks, const int32_t* own_seen, float* state) {
   const int group = num_q_heads / num_kv_heads;
-  const int state_size = dim + 2;
+  const RowStates states{state, num_q_heads, group, dim};
   const Units units = std::is_same_v<T, bf16> && dim % 32 == 0 ? units_here() : Units::plain;
   const Attend<T> part{num_kv_heads, group, dim, block_size, (rule.softcap ? rule.softcap : scale) * LOG2E,
                        rule.softcap ? scale / rule.softcap : 0, rule.window > 0, units};
@@ -404,11 +404,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
         w.lowest[r] = int(item[SHARED_LENGTH]) + own_seen[item[SHARED_ROW] + r / group] - rule.window;
       part.run(w, rows, keys, values, prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false,
                true);
-      for (int r = 0; r < rows; r++) {
-        float* to = state + ((item[SHARED_ROW] + r / group) * num_q_heads + head * group + r % group) * state_size;
-        to[0] = w.top[r], to[1] = w.sum[r];
-        std::memcpy(to + 2, w.out + r * dim, dim * sizeof(float));
-      }
+      for (int r = 0; r < rows; r++) states.keep(w, r, item[SHARED_ROW], head);
     }
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < num_own * num_kv_heads; i++) {
@@ -416,12 +412,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
       pack_queries(w, query, query_stride, item[OWN_ROW], count, head, group, dim, units);
       start_rows(w, rows, dim, units);
-      const int64_t first = (item[OWN_ROW] * num_q_heads + head * group) * state_size;
-      for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) {
-        const float* from = state + first + (int64_t(r / group) * num_q_heads + r % group) * state_size;
-        w.top[r] = from[0], w.sum[r] = from[1];
-        std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
-      }
+      for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) states.take(w, r, item[OWN_ROW], head);
       const int prefix = int(item[OWN_PREFIX_LENGTH]), visible = int(item[OWN_VISIBLE]);
       for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] = prefix + visible + r / group - rule.window;
       if (prefix && !item[OWN_NUM_SHARED])  // else all of it is done

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -16,5 +17,30 @@ struct AttentionRule {
 enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
 // OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: tokens that a shared item has attended to.
 enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_NUM_SHARED, OWN_COLUMNS };
+
+// What shared items leave for own ones: of each row and query head its running maximum, sum and output, [dim + 2].
+// W: a workspace with these as top, sum and out; its row r is token r / group of `first_row` on, query head r % group of `head`.
+struct RowStates {
+  float* state;
+  int num_q_heads, group, dim;
+
+  float* of(int64_t first_row, int head, int r) const {
+    return state + ((first_row + r / group) * num_q_heads + head * group + r % group) * (dim + 2);
+  }
+
+  template <typename W>
+  void keep(const W& w, int r, int64_t first_row, int head) const {
+    float* to = of(first_row, head, r);
+    to[0] = w.top[r], to[1] = w.sum[r];
+    std::memcpy(to + 2, w.out + r * dim, dim * sizeof(float));
+  }
+
+  template <typename W>
+  void take(W& w, int r, int64_t first_row, int head) const {
+    const float* from = of(first_row, head, r);
+    w.top[r] = from[0], w.sum[r] = from[1];
+    std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
+  }
+};
 
 }  // namespace

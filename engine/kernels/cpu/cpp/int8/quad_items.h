@@ -78,7 +78,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
                    const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,
                    const int32_t* prefix_blocks, const int32_t* own_blocks, const int32_t*, float* state) {
   const int group = num_q_heads / num_kv_heads;
-  const int state_size = dim + 2;
+  const RowStates states{state, num_q_heads, group, dim};
   const QuadAttend part{num_kv_heads, group, dim, block_size, scale * LOG2E, dim % 64 == 0 && tiles_granted()};
   const OwnItems items(own, num_shared ? num_own : 0);
   const auto write_row = [=](const QuadWorkspace& w, int r, int64_t row, int head) {
@@ -106,13 +106,10 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
                      int(std::min<int64_t>(members->tables.prefix_length - first, CHUNK)), true);
       for (int r = 0; r < count * group; r++) {
         const int64_t row = item[SHARED_ROW] + r / group;
-        if (items.ends_by(items.own_of(row), end)) {
+        if (items.ends_by(items.own_of(row), end))
           write_row(w, r, row, head);
-          continue;
-        }
-        float* to = state + (row * num_q_heads + head * group + r % group) * state_size;
-        to[0] = w.top[r], to[1] = w.sum[r];
-        std::memcpy(to + 2, w.out + r * dim, dim * sizeof(float));
+        else
+          states.keep(w, r, item[SHARED_ROW], head);
       }
     }
 #pragma omp for schedule(dynamic, 1)
@@ -124,12 +121,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
       Member all{tables, 0, rows, item[OWN_PREFIX_LENGTH] + item[OWN_VISIBLE], true, {}, 0, 0};
       if (OwnItems::ends_by(item, item[OWN_NUM_SHARED])) continue;  // a shared item has done it
       pack_queries(w, query, query_stride, item[OWN_ROW], count, head, part);
-      const int64_t first = (item[OWN_ROW] * num_q_heads + head * group) * state_size;
-      for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) {
-        const float* from = state + first + (int64_t(r / group) * num_q_heads + r % group) * state_size;
-        w.top[r] = from[0], w.sum[r] = from[1];
-        std::memcpy(w.out + r * dim, from + 2, dim * sizeof(float));
-      }
+      for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) states.take(w, r, item[OWN_ROW], head);
       part.run(w, all, keys, values, head, item[OWN_NUM_SHARED], count == 1);
       for (int r = 0; r < rows; r++) write_row(w, r, item[OWN_ROW] + r / group, head);
     }
