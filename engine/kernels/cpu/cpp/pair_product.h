@@ -45,6 +45,15 @@ struct ToSwiglu {
   }
 };
 
+// f(finish), with the one that asks least for each row.
+template <typename F>
+void with_finish(const ToOutput& to, const F& f) {
+  if (to.gating.is_gated && to.gating.activation == Activation::silu && !to.bias)
+    f(ToSwiglu{to.out, to.num_columns});
+  else
+    f(to);
+}
+
 // Keeps the largest of a row of sums, and nothing else.
 struct ToLargest {
   const bf16* bias;
@@ -115,10 +124,8 @@ void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* re
              int64_t num_columns, int64_t depth, const Gating& gating) {
   const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
   const PairOperands operands(x, packed, depth);
-  if (gating.is_gated && gating.activation == Activation::silu && !bias)
-    multiply(operands, num_rows, num_columns, ToSwiglu{out, out_columns});
-  else
-    multiply(operands, num_rows, num_columns, ToOutput{bias, residual, out, out_columns, gating});
+  with_finish({bias, residual, out, out_columns, gating},
+              [&](const auto& finish) { multiply(operands, num_rows, num_columns, finish); });
 }
 
 // out[row] = the column of the largest of x times packed weights, + bias, of those allowed; the first one of several.

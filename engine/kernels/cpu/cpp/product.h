@@ -26,7 +26,7 @@ inline int64_t chunk_bytes() {
 #else
   constexpr int64_t cache_bytes = 0;
 #endif
-  return (cache_bytes > 0 ? cache_bytes : 1024 * 1024) * 3 / 8;
+  return (cache_bytes > 0 ? cache_bytes : 1024 * 1024) / 2;
 }
 
 // The largest value of a row among those that a thread has seen, for each of 16 columns of a panel's halves.
@@ -179,6 +179,7 @@ struct ThreadProduct {
   const int64_t num_pieces;  // of the depth, on tiles
   const bool use_tiles;
   const bool by_panel;  // all rows meet a panel before the next one, and fetch that meanwhile
+  int64_t panels_from = 0;  // the panel that operands.panels begin with
   alignas(64) Sum blocks[2][BLOCK] = {};
   int turn = 0;
   Unfinished<Sum> before = {};
@@ -208,20 +209,21 @@ struct ThreadProduct {
   template <typename BlockOperands>
   void multiply_block(const RowBlock<BlockOperands>& rows, int64_t panel, int64_t piece, Sum* sums, int first_line,
                       int last_line) {
+    const int64_t at = panel - panels_from;
 #ifdef HAS_AMX
     const int64_t units = operands.row_bytes / 64;
     const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64, part_start(units, num_pieces, piece + 1) * 64,
                                 piece ? sums : nullptr, first_line, last_line};
-    if (piece < num_pieces - 1) return multiply_tiles(rows.operands, rows.first_row, panel, depth, sums, before, finish);
+    if (piece < num_pieces - 1) return multiply_tiles(rows.operands, rows.first_row, at, depth, sums, before, finish);
 #endif
     turn ^= 1;
 #ifdef HAS_AMX
     if (use_tiles)
-      multiply_tiles(rows.operands, rows.first_row, panel, depth, blocks[turn], before, finish);
+      multiply_tiles(rows.operands, rows.first_row, at, depth, blocks[turn], before, finish);
     else
 #endif
     {
-      rows.operands.multiply_vectors(rows.first_row, panel, blocks[turn], rows.count);
+      rows.operands.multiply_vectors(rows.first_row, at, blocks[turn], rows.count);
       finish_block(before, finish);
     }
     before = {blocks[turn], rows.first_row, panel, rows.count};
@@ -230,7 +232,7 @@ struct ThreadProduct {
 
 // finish(sums, row, panel) for every row of x times every panel of weights that it needs, on all threads.
 // Operands: the type Sum; has_shared_panels, by all rows; x, panels; row_bytes, of a row of x; begin_tiles(panel) and
-// multiply_tiles(), on the tile registers of the function above; multiply_vectors(first_row, panel, block, count).
+// multiply_tiles(), on the registers that the function of that name loads; multiply_vectors(first_row, panel, block, count).
 // row_unit: rows that threads do not divide.
 template <typename Operands, typename Finish>
 void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish,
@@ -262,9 +264,8 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
       const int64_t chunk = (home + i) % num_chunks;
       const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
       const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
-      for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
+      for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;)
         own.multiply_group(start, end, part_start(num_panels, num_groups, group), part_start(num_panels, num_groups, group + 1));
-      }
     }
     finish_block(own.before, finish);
 #ifdef HAS_AMX

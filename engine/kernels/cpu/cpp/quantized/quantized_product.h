@@ -35,11 +35,9 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
 #ifdef HAS_AMX
     if (use_tiles) load_tile_config();
 #endif
-    alignas(64) float blocks[2][32 * PANEL];
-    int turn = 0;
-    Unfinished<float> before;
     bf16* panels = panel_buffer(most * PANEL * depth);
     const PairOperands operands(x, panels, depth);
+    ThreadProduct<PairOperands, Finish> own{operands, finish, 1, use_tiles, false};
     for (int64_t group; (group = next_group.fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
       const int64_t start = part_start(num_panels, num_groups, group), end = part_start(num_panels, num_groups, group + 1);
       for (int64_t p = start; p < end; p++) {
@@ -47,25 +45,10 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
         for (int h = 0; h < 2; h++)
           unpack(weights.halves[2 * p + h], depth, panels + (p - start) * PANEL * depth + 32 * h, 2 * PANEL);
       }
-      for (int64_t first = 0; first < num_rows; first += 32) {
-        const int count = int(std::min<int64_t>(32, num_rows - first));
-        for (int64_t p = start; p < end; p++) {
-          if (!finish.needs(first, count, p)) continue;
-          turn ^= 1;
-#ifdef HAS_AMX
-          if (use_tiles)
-            multiply_tiles(operands, first, p - start, {0, operands.row_bytes, nullptr, 0, 0}, blocks[turn], before, finish);
-          else
-#endif
-          {
-            operands.multiply_vectors(first, p - start, blocks[turn], count);
-            finish_block(before, finish);
-          }
-          before = {blocks[turn], first, p, count};
-        }
-      }
+      own.panels_from = start;
+      own.multiply_group(0, num_rows, start, end);
     }
-    finish_block(before, finish);
+    finish_block(own.before, finish);
 #ifdef HAS_AMX
     if (use_tiles) _tile_release();
 #endif
@@ -75,8 +58,8 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
 inline void project(const bf16* x, const QuantizedWeights& weights, const bf16* residual, bf16* out, int64_t num_rows,
                     int64_t num_columns, int64_t depth, bool is_gated) {
   const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
-  multiply(x, weights, num_rows, num_columns, depth,
-           ToOutput{weights.bias, residual, out, out_columns, swiglu_if(is_gated)});
+  with_finish({weights.bias, residual, out, out_columns, swiglu_if(is_gated)},
+              [&](const auto& finish) { multiply(x, weights, num_rows, num_columns, depth, finish); });
 }
 
 inline void largest_column(const bf16* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,
