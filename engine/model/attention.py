@@ -62,7 +62,7 @@ def make_attention(
     if name == "auto" and (device.type != "cpu" or dtype_name(kv_shape.dtype) == "fp8"):
         name = "fused"
     if kv_shape.dtype == torch.int8:
-        from engine.model.int8 import make_int8_attention  # other formats need none of it
+        from engine.model.deterministic import make_int8_attention  # other formats need none of it
 
         return make_int8_attention(**shape, block_size=block_size, has_layers=has_layers)
     if name not in ("auto", "native", "torch"):

@@ -1,4 +1,4 @@
-"""The attention backend where results must not depend on what else is computed."""
+"""The attention backends whose results do not depend on what else is computed."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from engine.config import Attention
 from engine.errors import ConfigError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.deterministic import DeterministicBackend
+from engine.kernels.cpu.int8 import Int8Backend
 from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kv.kv_cache import KVShape
 from engine.model.attention import make_attention
@@ -37,3 +38,13 @@ def make_deterministic(
     if not backend.has_products:
         raise ConfigError(f"deterministic: products are of bfloat16, on AMX or AVX512-BF16, got {backend.dtype} here")
     return backend
+
+
+def make_int8_attention(*, dtype: object, has_layers: bool, **shape: Any) -> AttentionBackend:
+    """See `make_attention`; int8 computes all of a model or nothing. Raises `ConfigError` where it has no layers."""
+    try:
+        if not has_layers:
+            raise ValueError("the model's layers are not those of Llama, Mistral or Qwen")
+        return Int8Backend(**shape, folder=cache_folder())
+    except (ValueError, NativeBuildError) as error:
+        raise ConfigError(f"dtype 'int8': {error}") from error

@@ -136,7 +136,7 @@ class Model:
         head, self._head = self._head, None  # freed where the backend's output layer is a copy
         output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
         if output_layer is None:
-            from engine.model.torch_output_layer import TorchOutputLayer  # most nights compute with packed weights
+            from engine.kernels.torch_output_layer import TorchOutputLayer  # most nights compute with packed weights
 
             self._output_layer = TorchOutputLayer(head)
         if layers is None:
