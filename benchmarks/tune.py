@@ -9,7 +9,7 @@ Either way a launch ships only if it compiles for the architecture without spill
 squares fit of slot time = sum over tiles of (a start, a rate per KV token from memory, one from L2, a partial result);
 of the launches of each kind (launch_candidates.py) the one that takes the least time over its steps ships.
 Then `balance` and `share_margin` are varied with these. A candidate that gets a step wrong, or fails, is named and left
-out.
+out. While one is measured, processes on the other cores compile those that follow.
 
 An entry of the file (element bits, head dim) is replaced as soon as it is known, the others stay; so --bits and
 --head-dim cut the work into pieces. --seconds ends the search in time, with the best of what was tried until then.
@@ -23,13 +23,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from itertools import chain, zip_longest
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 
 import torch
 
+from benchmarks.kernels.compiled_ahead import compiled_ahead
 from benchmarks.kernels.cross_compile import TARGETS
 from benchmarks.kernels.data_sheet import DATA_SHEETS, estimate_costs
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
@@ -90,30 +93,36 @@ class Search:
 
     def go_on_until(self, ends: float) -> None:
         """Tries candidates, then limits; none begins after `ends` (of `time.monotonic`)."""
-        sheet = DATA_SHEETS[self._architecture]
         now = time.monotonic()
         candidates_end = now + (1 - LIMITS_SHARE) * (ends - now)
-        while self.untried and time.monotonic() < candidates_end:
-            candidate = self.untried.pop(0)
-            try:
-                launch = fitted(candidate, self._architecture, self._bits, self._head_dim)
-                if launch is None:
-                    continue
-                costed = estimate_costs(launch, sheet, self._bits, self._head_dim)
-                measured, total_us = self._bench.measure(costed)
-            except Exception as failure:
-                self.left_out.append(f"{self.text} {described(candidate)}: {in_one_line(failure)}")
-                print(f"left out: {self.left_out[-1]}", flush=True)
-                continue
-            print(f"{self.text} {total_us:10.1f} us  {measured}", flush=True)
-            if launch.name not in self.best or total_us < self.best[launch.name][0]:
-                self.best[launch.name] = total_us, measured
+        with compiled_ahead(self.untried, self._architecture, self._bits, self._head_dim) as compiled:
+            for future in compiled:
+                seconds_left = min(candidates_end - time.monotonic(), TIMEOUT_MAX)
+                if seconds_left <= 0 or not wait([future], seconds_left).done:
+                    break
+                self._try(self.untried.pop(0), future)
         if self.best:
             try:
                 self.limits = self._bench.find_limits([launch for _, launch in self.best.values()], ends)
             except Exception as failure:
                 self.left_out.append(f"{self.text} limits: {in_one_line(failure)}")
             print(f"{self.text} {self.limits}", flush=True)
+
+    def _try(self, candidate: Launch, compiled: Future[Launch | None]) -> None:
+        """Measures a candidate that fits."""
+        try:
+            launch = compiled.result()
+            if launch is None:
+                return
+            costed = estimate_costs(launch, DATA_SHEETS[self._architecture], self._bits, self._head_dim)
+            measured, total_us = self._bench.measure(costed)
+        except Exception as failure:
+            self.left_out.append(f"{self.text} {described(candidate)}: {in_one_line(failure)}")
+            print(f"left out: {self.left_out[-1]}", flush=True)
+            return
+        print(f"{self.text} {total_us:10.1f} us  {measured}", flush=True)
+        if launch.name not in self.best or total_us < self.best[launch.name][0]:
+            self.best[launch.name] = total_us, measured
 
     def entry(self) -> dict[str, Any] | None:
         """What was found; None unless it has a launch of every kind that was looked for; grouped may be missing."""

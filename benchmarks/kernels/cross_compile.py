@@ -17,6 +17,9 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 
+_CONSTANTS_ARE_LISTED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+"""Whether a launch lists constants beside the arguments whose alignment it knows: its cache's keys contain the list."""
+
 FP8 = {"sm_90": ("fp8e4nv", 448.0), "gfx942": ("fp8e4b8", 240.0)}
 """Triton's name and the largest number of the 8-bit format of the architectures that multiply one."""
 
@@ -33,7 +36,7 @@ def compile_kernel(
 ) -> Any:
     """Compiles a jit function as its launcher would have it compiled: pointers, strides and offsets in units of 16.
 
-    With Triton 3.6 a launch finds it in Triton's cache, so that a search compiles each candidate once.
+    A launch finds it in Triton's cache, so that a search compiles each candidate once.
 
     Args:
         dtypes: of the arguments that are neither strides nor constants, "*bf16" for a pointer.
@@ -42,6 +45,8 @@ def compile_kernel(
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
+            if _CONSTANTS_ARE_LISTED:
+                attributes[(index,)] = []
             continue
         is_step = name.startswith("stride") or name.endswith("_at") or name == "window"
         signature[name] = "i32" if is_step else dtypes[name]

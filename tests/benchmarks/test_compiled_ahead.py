@@ -1,0 +1,92 @@
+"""What a search compiles ahead, in processes of their own, is what its launches look up in Triton's cache."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import os
+import sys
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from benchmarks.kernels.attention_batches import GroupSize, make_batch
+from benchmarks.kernels.compiled_ahead import compiled_ahead, fit_and_compile
+from benchmarks.kernels.launch_candidates import candidates
+from engine.kernels.triton import triton_attention
+from engine.kernels.triton.device_work import WorkCapacity
+from engine.kernels.triton.fused import FusedAttention
+from engine.kernels.triton.relay import RelayAttention
+
+
+class Hopper:
+    '''As much of a driver as a launch asks before it compiles.'''
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+parallel, serial = sys.argv[1:]
+likeliest = {launch.name: launch for launch in reversed(list(candidates("sm_90", 16, 128)))}
+wanted = [likeliest["decode"], likeliest["mixed"]]
+
+os.environ["TRITON_CACHE_DIR"] = serial
+one_by_one = [fit_and_compile(launch, "sm_90", 16, 128) for launch in wanted]
+os.environ["TRITON_CACHE_DIR"] = parallel
+with compiled_ahead(wanted, "sm_90", 16, 128) as compiled:
+    assert [future.result() for future in compiled] == one_by_one
+assert None not in one_by_one
+
+driver.set_active(Hopper())
+triton_attention.is_interpreted = lambda: True  # a backend on the CPU; its kernels are compiled all the same
+run = JITFunction.run
+JITFunction.run = lambda self, *arguments, grid, warmup, **options: run(
+    self, *arguments, grid=grid, warmup=True, **options
+)
+batch, num_blocks = make_batch([GroupSize(prefix_len=64, members=[(20, 1)] * 4)], 16)
+query = torch.zeros(batch.num_rows, 32, 128, dtype=torch.bfloat16)
+cache = torch.zeros(num_blocks, 16, 8, 128, dtype=torch.bfloat16)
+for kind in (FusedAttention, RelayAttention):
+    backend = kind(
+        num_q_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, block_size=16,
+        device=torch.device("cpu"), architecture="sm_90",
+    )
+    for launch in one_by_one:
+        work_list = backend.plan(batch, (launch,))
+        work = backend.reserve(WorkCapacity.of(work_list), launch)
+        work.fill(work_list, batch.slot_mapping)
+        backend.attend(query, cache, cache, work, scale=0.1)
+"""
+
+
+def entries(folder: Path) -> dict[str, bytes]:
+    """Machine code by its place in a cache."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("_attention_kernel.cubin")}
+
+
+@pytest.mark.slow
+def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
+    """Beside each other or one by one, the same four kernels; a launch for sm_90 adds none of its own."""
+    parallel, serial = tmp_path / "parallel", tmp_path / "serial"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(parallel), str(serial)],
+        cwd=ROOT, env=os.environ | {"TRITON_CACHE_DIR": str(parallel)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(entries(serial)) == 4
+    assert entries(parallel) == entries(serial)
+    assert list(parallel.rglob("_merge_kernel.cubin"))  # compiled by the launches, and by nothing before them
