@@ -22,7 +22,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,21 +31,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.kernels.attention_implementations import BACKENDS, Attend, implementations
+from benchmarks.kernels.attention_implementations import NAMES, OURS, Attend, implementations
 from benchmarks.kernels.attention_step import Case, Step, check_cases, grid
 from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, device_time, in_one_line, measure_ceilings, require_gpu
 from benchmarks.kernels.relay_model import equation_10
 from benchmarks.measuring.result_file import write_result
 from engine.kernels.reference import paged_attention_ref
 
-OURS = [kind.name for kind in BACKENDS]
 ORIGIN = ("hardware", "versions", "commit")
 
 T = TypeVar("T")
 
 
-def gated(step: Step, then: Callable[[Attend], T]) -> Iterator[tuple[str, T | str]]:
-    """What `then` makes of each implementation that agrees with float64; of any other, why there is no time.
+def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAMES) -> Iterator[tuple[str, T | str]]:
+    """What `then` makes of each named implementation that agrees with float64; of any other, why there is no time.
 
     Raises:
         SystemExit: one of ours is wrong.
@@ -54,7 +53,7 @@ def gated(step: Step, then: Callable[[Attend], T]) -> Iterator[tuple[str, T | st
     expected = paged_attention_ref(
         step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, scale=step.scale
     )
-    for name, prepare in implementations(step):
+    for name, prepare in implementations(step, names):
         try:
             attend = prepare()
             error = float((attend().double() - expected).abs().max())
@@ -71,9 +70,14 @@ def gated(step: Step, then: Callable[[Attend], T]) -> Iterator[tuple[str, T | st
         yield name, found
 
 
-def measure(case: Case, run: GpuRun, ceilings: Ceilings) -> dict[str, Any]:
+def measure(case: Case, run: GpuRun, ceilings: Ceilings, names: Collection[str] = NAMES) -> dict[str, Any]:
+    """The times of the named implementations, fused among them, and what follows from them; JSON's types.
+
+    Args:
+        ceilings: that shares are of.
+    """
     step = Step.make(case, run.device)
-    found = dict(gated(step, device_time))
+    found = dict(gated(step, device_time, names))
     timed = {name: took for name, took in found.items() if isinstance(took, DeviceTime)}
     fused_us = timed["fused"].us
     return asdict(case) | {
@@ -140,11 +144,11 @@ def measure_all(wanted: Sequence[Case], run: GpuRun, file: Path, seconds: float)
         print(f"{len(missing)} of {len(wanted)} cases not measured; the same command goes on with {missing[0].name}")
 
 
-def check(cases: Sequence[Case]) -> None:
+def check(cases: Sequence[Case], names: Collection[str]) -> None:
     """The gate alone, on whatever device there is."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for case in cases:
-        for name, reason in gated(Step.make(case, device), lambda _: ""):
+        for name, reason in gated(Step.make(case, device), lambda _: "", names):
             print(f"{name}: {case.name}: {reason or 'agrees with float64'}", flush=True)
 
 
@@ -155,6 +159,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", default="*", metavar="PATTERN", help='by name: "Llama* prefill-7x256"')
     parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later than this")
     parser.add_argument("--check", action="store_true", help="compare only, small, on any machine")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="of --check")
     arguments = parser.parse_args(command_line)
     torch.manual_seed(0)
     cases = list(check_cases() if arguments.check else grid())
@@ -162,7 +167,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     if not wanted:
         parser.error(f"--cases {arguments.cases!r} fits none; the first is {cases[0].name!r}")
     if arguments.check:
-        check(wanted)
+        check(wanted, arguments.only)
         return 0
     measure_all(wanted, require_gpu("benchmarks.attention"), arguments.out, arguments.seconds)
     return 0

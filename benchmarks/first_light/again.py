@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.attention import measure
 from benchmarks.first_light.attention import wanted_cases
-from benchmarks.first_light.gate import TINY_CASE
+from benchmarks.first_light.gate import QUICK, TINY_CASE
 from benchmarks.first_light.stage_run import StageRun, read_parts
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.gpu import Ceilings
@@ -25,6 +25,6 @@ def run(stage: StageRun) -> None:
                 name,
                 lambda name=name: {
                     "before": found[name]["us"],
-                    "now": measure(cases[name], stage.run, Ceilings(**reached)),
+                    "now": measure(cases[name], stage.run, Ceilings(**reached), QUICK),
                 },
             )

@@ -1,11 +1,11 @@
-"""BatchLLM's Fig. 8 grid, and long decodes that share nothing, with the tuned launches."""
+"""BatchLLM's Fig. 8 grid, and long decodes that share nothing, with the tuned launches; without FlexAttention."""
 
 from collections.abc import Iterator
 
 import torch
 
 from benchmarks.attention import measure, summary
-from benchmarks.first_light.gate import TINY_CASE
+from benchmarks.first_light.gate import QUICK, TINY_CASE
 from benchmarks.first_light.stage_run import StageRun, read_parts
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention_step import Case, grid
@@ -20,7 +20,7 @@ def run(stage: StageRun) -> None:
         return
     with tuned_launches(stage.folder):
         for case in (TINY_CASE,) if stage.is_tiny else wanted_cases():
-            stage.measure(case.name, lambda case=case: measure(case, stage.run, Ceilings(**reached)))
+            stage.measure(case.name, lambda case=case: measure(case, stage.run, Ceilings(**reached), QUICK))
             torch.cuda.empty_cache()
     print(summary([case for name, case in read_parts(stage.folder, "attention").items() if name != "ceilings"]))
 

@@ -30,8 +30,12 @@ from engine.model.model_shape import ModelShape
 SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "order": "fcfs"}
 """What an inference server does: a cache of blocks, at most 256 requests, paged attention, first come first served."""
 
-MAIN = ("prefill", "case-1", "case-2", "control")
-MICRO = tuple(f"micro-{prefix}-{own}-{degree}" for prefix, own in MICRO_LENGTHS for degree in MICRO_DEGREES)
+ROUNDS = {"ours": (2, 2), "ours in fp8": (2, 2), "server": (2, 2), "transformers": (1, 1)}
+"""By engine, unmeasured and measured runs. Ours compile kernels in the first one and capture graphs in the second;
+transformers sets its batching up anew in each run, and its runs are the longest."""
+
+MAIN = ("prefill", "case-1", "case-2")
+OTHERS = ("control", *(f"micro-{prefix}-{own}-{degree}" for prefix, own in MICRO_LENGTHS for degree in MICRO_DEGREES))
 
 
 class Lab:
@@ -48,7 +52,7 @@ class Lab:
             scale=scale, num_tokens=num_tokens, kv_tokens=0 if not stage.is_tiny else 16, article_tokens=0,
             vocab_size=self._shape["vocab_size"],
         )  # fmt: skip
-        names = ["case-1", "case-2", "control", *MICRO]
+        names = [*MAIN[1:], *OTHERS]
         made = make_batches(names, sizes, tokenizer=Path("unused"), squad=None, ranking=None)
         self.batches = {batch.name: batch for batch in made}
         control = self.batches["control"]
@@ -105,7 +109,7 @@ def run(stage: StageRun) -> None:
     }
     with tuned_launches(stage.folder) as is_tuned:
         stage.measure("has tuned launches", lambda: is_tuned)
-        for names in (MAIN, MICRO):
+        for names in (MAIN, OTHERS):
             for name, load in engines.items():
                 _measure_engine(stage, lab, name, load, names, ceilings)
                 _free_memory()
@@ -144,18 +148,24 @@ def _measure_engine(
         return loaded[0]
 
     for workload in names[:1] if lab.is_tiny else names:
-        stage.measure(f"{name}: {workload}", lambda w=workload: _timed(lab, engine(), lab.batches[w], ceilings))
+        stage.measure(
+            f"{name}: {workload}",
+            lambda w=workload: _timed(engine(), lab.batches[w], (1, 1) if lab.is_tiny else ROUNDS[name], lab, ceilings),
+        )
     if name == "ours" and names[0] == MAIN[0]:
         for kind, batch in _profiles(lab):
             stage.measure(f"profile: {kind}", lambda b=batch: _profile(lab, engine(), b))
 
 
-def _timed(lab: Lab, engine: Any, batch: Batch, ceilings: Ceilings) -> dict[str, Any]:
-    """Figures of some rounds; the first two, in which kernels are compiled and graphs captured, are not measured."""
+def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceilings: Ceilings) -> dict[str, Any]:
+    """Figures of an engine's measured runs.
+
+    Args:
+        rounds: unmeasured and measured ones.
+    """
     found = measure_batch(
         {"engine": InProcess(engine)},  # type: ignore[dict-item]
-        batch, "shuffled", num_unmeasured=1 if lab.is_tiny else 2, num_repeats=1 if lab.is_tiny else 2,
-        run_seconds=0.0,
+        batch, "shuffled", num_unmeasured=rounds[0], num_repeats=rounds[1], run_seconds=0.0,
     )["engine"]  # fmt: skip
     if not isinstance(found, Timed):
         raise PeerError(found)

@@ -19,7 +19,7 @@ from engine.kernels.triton.tuned import load_tuned
 
 WITHOUT_EXTRAS = """
 import sys
-for name in ("binpacking", "duckdb", "prefect", "pyarrow", "gguf"):
+for name in ("binpacking", "duckdb", "prefect", "pyarrow", "gguf", "llguidance"):
     sys.modules[name] = None
 import torch
 from benchmarks.random_model import SHAPES, make_model

@@ -5,7 +5,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ class StageRun:
         seconds_left: until the last moment at which a part may begin.
     """
 
-    def __init__(self, name: str, folder: Path, *, seconds: float, is_tiny: bool) -> None:
+    def __init__(self, name: str, folder: Path, *, seconds: float, is_tiny: bool, commit: str | None = None) -> None:
         self.is_tiny = is_tiny
         self.folder = folder
-        self.run = interpreted_run() if is_tiny else require_gpu("benchmarks.first_light")
+        run = interpreted_run() if is_tiny else require_gpu("benchmarks.first_light")
+        self.run = replace(run, commit=commit) if commit else run
         self._file = folder / f"{name}.json"
         self._ends = time.monotonic() + seconds
         self._left_out: list[str] = []

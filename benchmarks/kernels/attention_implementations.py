@@ -1,7 +1,7 @@
 """The attention of a step by each implementation that is compared; what can be prepared for all layers is done."""
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ Attend = Callable[[], torch.Tensor]
 
 
 BACKENDS = (FusedAttention, RelayAttention, PagedAttention)
+OURS = tuple(kind.name for kind in BACKENDS)
 
 
 def ours(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> Attend:
@@ -155,12 +156,13 @@ def flashinfer_cascade(step: Step) -> Attend:
     return partial(wrapper.run, step.query, cache)
 
 
-def implementations(step: Step) -> Iterator[tuple[str, Callable[[], Attend]]]:
-    """By name, what prepares each."""
-    for kind in BACKENDS:
-        yield kind.name, partial(ours, kind, step)
-    others = {"sdpa": sdpa, "flex": flex}
-    if importlib.util.find_spec("flashinfer"):
-        others["flashinfer"] = flashinfer_cascade
-    for name, prepare in others.items():
-        yield name, partial(prepare, step)
+PEERS = {"sdpa": sdpa, "flex": flex, "flashinfer": flashinfer_cascade}
+NAMES = (*OURS, *PEERS)
+
+
+def implementations(step: Step, names: Collection[str] = NAMES) -> Iterator[tuple[str, Callable[[], Attend]]]:
+    """By name, what prepares each of those named; FlashInfer only where it is installed."""
+    prepare = {kind.name: partial(ours, kind) for kind in BACKENDS} | PEERS
+    for name in NAMES:
+        if name in names and (name != "flashinfer" or importlib.util.find_spec(name)):
+            yield name, partial(prepare[name], step)

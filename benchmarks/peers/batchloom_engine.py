@@ -4,6 +4,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -13,9 +14,11 @@ from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.step_record import StepRecord
-from engine.grammar import Grammar, Vocabulary
 from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Completion, Request
+
+if TYPE_CHECKING:
+    from engine.grammar import Grammar
 
 
 class BatchloomEngine:
@@ -47,7 +50,9 @@ class BatchloomEngine:
         return Loaded(versions=versions, details={"kv_blocks": self._engine.num_kv_blocks})
 
     @cache  # noqa: B019 - one engine a process
-    def _grammar(self, schema: str) -> Grammar:
+    def _grammar(self, schema: str) -> "Grammar":
+        from engine.grammar import Grammar, Vocabulary  # only constrained answers need its library
+
         tokenizer = Tokenizer.from_file(str(self._tokenizer))
         engine = self._engine
         vocabulary = Vocabulary(tokenizer, vocab_size=engine.vocab_size, eos_token_ids=engine.eos_token_ids)

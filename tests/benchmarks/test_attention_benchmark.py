@@ -132,7 +132,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Step], torch
     """Implementations to compare, instead of the real ones; "timed" on the CPU."""
     found: dict[str, Callable[[Step], torch.Tensor]] = {"fused": right, "relay": right, "paged": right}
 
-    def implementations(step: Step) -> Iterator[tuple[str, Callable[[], attention.Attend]]]:
+    def implementations(step: Step, _: object) -> Iterator[tuple[str, Callable[[], attention.Attend]]]:
         for name, attend in found.items():
             yield name, lambda attend=attend: partial(attend, step)
 

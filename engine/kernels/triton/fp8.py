@@ -70,6 +70,9 @@ def scaled_linear(
         bias: ``[columns]``.
         out_dtype: of the result ``[T, columns]``.
     """
+    if rows.values.is_cpu and torch.__version__ < "2.13":  # interpreted; such a torch has one scale a matrix there
+        found = (rows.values.float() @ weights.values.float().t()) * rows.scales * weights.scales.t()
+        return (found if bias is None else found + bias).to(out_dtype)
     return torch._scaled_mm(
         rows.values, weights.values.t(), scale_a=rows.scales, scale_b=weights.scales.t(), bias=bias,
         out_dtype=out_dtype, use_fast_accum=True,

@@ -1,0 +1,34 @@
+"""FlexAttention on the grid's cases, a few of them: torch compiles it for each case anew."""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from benchmarks.attention import gated
+from benchmarks.first_light.attention import wanted_cases
+from benchmarks.first_light.gate import TINY_CASE
+from benchmarks.first_light.stage_run import StageRun, read_parts
+from benchmarks.kernels.attention_step import Case, Step
+from benchmarks.kernels.gpu import DeviceTime, device_time
+
+NUM_CASES = 16
+"""Spread over the grid, as `wanted_cases` gives them."""
+
+
+def run(stage: StageRun) -> None:
+    torch.manual_seed(0)
+    fused_us = {
+        name: found["us"]["fused"] for name, found in read_parts(stage.folder, "attention").items() if "us" in found
+    }
+    cases = [case for case in ((TINY_CASE,) if stage.is_tiny else wanted_cases()) if case.name in fused_us]
+    for case in cases[:NUM_CASES]:
+        stage.measure(case.name, lambda case=case: _measure(case, stage.run.device, fused_us[case.name]))
+        torch.cuda.empty_cache()
+
+
+def _measure(case: Case, device: torch.device, fused_us: float) -> dict[str, Any]:
+    ((_, found),) = gated(Step.make(case, device), device_time, ("flex",))
+    if not isinstance(found, DeviceTime):
+        return {"no_time": found}
+    return asdict(found) | {"speedup_of_fused": found.us / fused_us}
