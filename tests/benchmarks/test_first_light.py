@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,25 +32,76 @@ def first_light(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_every_stage_runs_and_is_not_run_again(tmp_path: Path) -> None:
-    """The whole program in Triton's interpreter."""
-    done = first_light(tmp_path, "--tiny", "--minutes", "30")
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of the whole program in Triton's interpreter."""
+    folder = tmp_path_factory.mktemp("first_light")
+    done = first_light(folder, "--tiny", "--minutes", "30", "--commit", "abc")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.slow
+def test_every_stage_runs_and_is_not_run_again(whole_run: Path) -> None:
     for stage in program.STAGE_MINUTES:
-        found = read_stage(tmp_path, stage)
+        found = read_stage(whole_run, stage)
         assert found["status"] == "done", stage
         assert found["hardware"] == "Triton's interpreter, no figure"
+        assert found["commit"] == "abc"
         assert all({"found", "seconds", "at"} == part.keys() for part in found["parts"].values())
-    assert {name for name in read_parts(tmp_path, "batches") if name.endswith(": prefill")} == {
+    assert {name for name in read_parts(whole_run, "batches") if name.endswith(": prefill")} == {
         "ours: prefill", "server: prefill", "transformers: prefill", "ours in fp8: prefill", "profile: prefill",
     }  # fmt: skip
-    files = {file: file.read_bytes() for file in tmp_path.glob("*.json") if file.name != "stages.json"}
+    files = {file: file.read_bytes() for file in whole_run.glob("*.json") if file.name != "stages.json"}
     assert len(files) == len(program.STAGE_MINUTES)
-    again = first_light(tmp_path, "--tiny", "--stages", "gate")
+    again = first_light(whole_run, "--tiny", "--stages", "gate", "--commit", "abc")
     assert again.returncode == 0
     assert "done before" in again.stdout
     assert {file: file.read_bytes() for file in files} == files
+
+
+def fields(found: Any, path: str = "") -> Iterator[str]:
+    """The dotted path of every value; "-" of one that is all there is."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from fields(value, f"{path}.{key}" if path else key)
+        if not found:
+            yield f"{path}.*"
+    elif isinstance(found, list) and found and isinstance(found[0], dict):
+        for value in found:
+            yield from fields(value, path)
+    else:
+        yield path or "-"
+
+
+def documented(page: str) -> Iterator[tuple[str, str, str, bool]]:
+    """Of docs/first_light.md: stage, parts, field, and whether every run has it."""
+    stage = parts = ""
+    for line in page.splitlines():
+        if line.startswith("## "):
+            stage = line.removeprefix("## ").removesuffix(".json")
+        elif line.startswith("| ") and line.count("|") == 4 and "`" in line:
+            named, found = line.split("|")[1:3]
+            parts = named if named.strip() else parts
+            for field in found.split("`")[1::2]:
+                yield stage, parts, field, "†" not in parts + found
+
+
+@pytest.mark.slow
+def test_the_page_names_every_field(whole_run: Path) -> None:
+    """And no field that no stage writes."""
+    page = list(documented((ROOT / "docs" / "first_light.md").read_text()))
+    seen = set()
+    for stage in program.STAGE_MINUTES:
+        for part, found in read_parts(whole_run, stage).items():
+            rows = [
+                row for row in page if row[0] == stage and any(fnmatchcase(part, name) for name in row[1].split("`"))
+            ]
+            for field in fields(found):
+                named = {row for row in rows if fnmatchcase(field, row[2])}
+                assert named, f"docs/first_light.md has no {stage}, {part}, {field}"
+                seen |= named
+    assert seen == {row for row in page if row[3]}
 
 
 def test_the_host_of_a_step_is_timed_by_part() -> None:
@@ -134,7 +188,7 @@ def test_what_a_stage_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.M
     python.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\nwait\n")
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
-    arguments = argparse.Namespace(out=tmp_path, tiny=False)
+    arguments = argparse.Namespace(out=tmp_path, tiny=False, commit=None)
     assert program.run_stage("gate", arguments, 6.0)["exit_code"] == 124
     pid = int((tmp_path / "pid").read_text())
     status = Path(f"/proc/{pid}/status")
