@@ -46,6 +46,8 @@ T = TypeVar("T")
 def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAMES) -> Iterator[tuple[str, T | str]]:
     """What `then` makes of each named implementation that agrees with float64; of any other, why there is no time.
 
+    Args:
+        then: takes the call that computes the step's attention.
     Raises:
         SystemExit: one of ours is wrong.
         Exception: one of ours fails.

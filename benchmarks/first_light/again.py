@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.attention import measure
-from benchmarks.first_light.attention import wanted_cases
+from benchmarks.first_light.attention import measured_cases, wanted_cases
 from benchmarks.first_light.gate import QUICK, TINY_CASE
 from benchmarks.first_light.stage_run import StageRun, read_parts
 from benchmarks.first_light.tuning import tuned_launches
@@ -15,8 +15,8 @@ NUM_AGAIN = 12
 def run(stage: StageRun) -> None:
     """The cases in which fused gains least over paged or relay, with what they took before."""
     torch.manual_seed(1)
-    found = read_parts(stage.folder, "attention")
-    reached = found.pop("ceilings", None)
+    found = measured_cases(stage)
+    reached = Ceilings(**read_parts(stage.folder, "attention")["ceilings"])
     cases = {case.name: case for case in ((TINY_CASE,) if stage.is_tiny else wanted_cases())}
     worst = sorted(found, key=lambda name: min(found[name]["speedup_of_fused"][other] for other in ("paged", "relay")))
     with tuned_launches(stage.folder):
@@ -25,6 +25,6 @@ def run(stage: StageRun) -> None:
                 name,
                 lambda name=name: {
                     "before": found[name]["us"],
-                    "now": measure(cases[name], stage.run, Ceilings(**reached), QUICK),
+                    "now": measure(cases[name], stage.run, reached, QUICK),
                 },
             )

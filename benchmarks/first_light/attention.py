@@ -1,6 +1,7 @@
 """BatchLLM's Fig. 8 grid, and long decodes that share nothing, with the tuned launches; without FlexAttention."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -22,7 +23,20 @@ def run(stage: StageRun) -> None:
         for case in (TINY_CASE,) if stage.is_tiny else wanted_cases():
             stage.measure(case.name, lambda case=case: measure(case, stage.run, Ceilings(**reached), QUICK))
             torch.cuda.empty_cache()
-    print(summary([case for name, case in read_parts(stage.folder, "attention").items() if name != "ceilings"]))
+    print(summary(list(measured_cases(stage).values())))
+
+
+def measured_cases(stage: StageRun) -> dict[str, Any]:
+    """By name, what this stage has found of each case.
+
+    Raises:
+        SystemExit: nothing.
+    """
+    found = read_parts(stage.folder, "attention")
+    found.pop("ceilings", None)
+    if not found:
+        raise SystemExit(f"benchmarks.first_light: the stage attention has measured no case in {stage.folder}")
+    return found
 
 
 def wanted_cases() -> Iterator[Case]:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from benchmarks.attention import gated
-from benchmarks.first_light.attention import wanted_cases
+from benchmarks.first_light.attention import measured_cases, wanted_cases
 from benchmarks.first_light.gate import TINY_CASE
-from benchmarks.first_light.stage_run import StageRun, read_parts
+from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention_step import Case, Step
 from benchmarks.kernels.gpu import DeviceTime, device_time
 
@@ -18,9 +18,7 @@ NUM_CASES = 16
 
 def run(stage: StageRun) -> None:
     torch.manual_seed(0)
-    fused_us = {
-        name: found["us"]["fused"] for name, found in read_parts(stage.folder, "attention").items() if "us" in found
-    }
+    fused_us = {name: found["us"]["fused"] for name, found in measured_cases(stage).items()}
     cases = [case for case in ((TINY_CASE,) if stage.is_tiny else wanted_cases()) if case.name in fused_us]
     for case in cases[:NUM_CASES]:
         stage.measure(case.name, lambda case=case: _measure(case, stage.run.device, fused_us[case.name]))

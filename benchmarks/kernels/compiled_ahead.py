@@ -33,7 +33,11 @@ def compiled_ahead(
 
 
 def fit_and_compile(launch: Launch, architecture: str, bits: int, head_dim: int) -> Launch | None:
-    """As `fitted`; both kernels with which steps of known tiles run a launch that fits are in Triton's cache then."""
+    """As `fitted`; both kernels that `TuningBench` measures a launch with, where it fits, are in Triton's cache then.
+
+    Args:
+        launch, architecture, bits, head_dim: see `fitted`.
+    """
     found = fitted(launch, architecture, bits, head_dim)
     if found is not None:
         element = "bf16" if bits == 16 else "fp32"

@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from benchmarks.first_light import __main__ as program
+from benchmarks.first_light import again, flex
 from benchmarks.first_light.goals import goals, print_goals
 from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
@@ -149,6 +151,14 @@ def test_a_stage_without_time_is_unfinished(tmp_path: Path) -> None:
     stage = stage_run(tmp_path, seconds=0)
     assert stage.measure("a", fail) is None
     assert stage.end() == UNFINISHED
+
+
+@pytest.mark.parametrize("stage", [again, flex])
+def test_cases_that_were_not_measured_are_not_done_again(tmp_path: Path, stage: ModuleType) -> None:
+    """Else the stage would count as done, and a later call would skip it."""
+    with pytest.raises(SystemExit, match="the stage attention has measured no case in "):
+        stage.run(stage_run(tmp_path))
+    assert not stage_run(tmp_path).is_done
 
 
 def test_another_commit_begins_anew(tmp_path: Path) -> None:
