@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first_light.stage_run import read_parts, read_stage
+from benchmarks.first_light.results import read_parts, read_stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

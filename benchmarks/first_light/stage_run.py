@@ -13,6 +13,7 @@ import torch
 import transformers
 import triton
 
+from benchmarks.first_light.results import read_stage
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
 from benchmarks.measuring.machine import commit
 from benchmarks.measuring.result_file import write_result
@@ -94,20 +95,6 @@ class StageRun:
         for name in self._left_out:
             print(f"no time was left for: {name}", flush=True)
         return FAILED if failed else UNFINISHED if self._left_out else DONE
-
-
-def read_stage(folder: Path, name: str) -> dict[str, Any]:
-    """A stage's file; empty where there is none."""
-    file = folder / f"{name}.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return found
-
-
-def read_parts(folder: Path, name: str) -> dict[str, Any]:
-    """What a stage has found, by part."""
-    return {
-        part: value["found"] for part, value in read_stage(folder, name).get("parts", {}).items() if "found" in value
-    }
 
 
 def interpreted_run() -> GpuRun:

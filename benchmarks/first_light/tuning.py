@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks import tune
-from benchmarks.first_light.stage_run import StageRun, read_parts
+from benchmarks.first_light.results import read_parts
+from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention_batches import GroupSize
 from benchmarks.kernels.tuning_steps import TuningBench, TuningStep
 from engine.kernels.triton import tuned

@@ -19,7 +19,8 @@ from benchmarks.first_light import again, flex
 from benchmarks.first_light.goals import goals, print_goals
 from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
-from benchmarks.first_light.stage_run import DONE, FAILED, UNFINISHED, StageRun, read_parts, read_stage
+from benchmarks.first_light.results import read_parts, read_stage
+from benchmarks.first_light.stage_run import DONE, FAILED, UNFINISHED, StageRun
 from engine.kernels.triton.tuned import load_tuned
 from tests.interpreting import INTERPRETING
 
@@ -119,6 +120,13 @@ def test_without_a_gpu_there_is_no_figure(tmp_path: Path) -> None:
     assert "no GPU is at hand, so nothing was measured" in done.stderr
     assert json.loads((tmp_path / "stages.json").read_text())["attention"]["exit_code"] == 1
     assert not (tmp_path / "attention.json").exists()
+
+
+def test_the_program_begins_its_first_stage_at_once() -> None:
+    """The process that starts stages imports nothing that takes seconds: a device would wait for it."""
+    heavy = "import sys, benchmarks.first_light.__main__; print({'torch', 'triton', 'transformers'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", heavy], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def fail() -> None:
