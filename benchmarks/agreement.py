@@ -2,8 +2,9 @@
 
 Every engine that is installed and computes in int8 (llama.cpp: Q8_0) continues the same passages of Python's own
 reference greedily. A float32 transformers model then says of each answered token whether it would have chosen the same
-there: an answer all of whose tokens it would have chosen is its own greedy answer. Of batchloom also the perplexity of
-texts in windows, beside that in float32: of what Python, NumPy and torch ship, so that nothing has to be fetched.
+there: an answer all of whose tokens it would have chosen is its own greedy answer. Engines that score labels answer
+questions about the passages by yes or no, which that model answers, too. Of batchloom also the perplexity of texts in
+windows, beside that in float32: of what Python, NumPy and torch ship, so that nothing has to be fetched.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
 from benchmarks.peers.catalog import PEERS, available
 from benchmarks.peers.process import PeerError
-from benchmarks.peers.protocol import Work
+from benchmarks.peers.protocol import Answers, Work
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BatchloomError
@@ -39,6 +40,13 @@ from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 KV_TOKENS = 4096
 RUN_SECONDS = 900.0
+QUESTIONS = (
+    "Does the text above show an example of code?",
+    "Is the text above about exceptions?",
+    "Does the text above describe a statement of the language?",
+    "Would a beginner understand the text above?",
+)
+LABELS = (" yes", " no")
 
 
 class ScoringEngine(Engine):
@@ -97,33 +105,44 @@ def take_windows(token_ids: Sequence[int], num_windows: int, num_tokens: int) ->
     return [list(token_ids[i * step : i * step + num_tokens]) for i in range(num_windows)]
 
 
-def compare(arguments: argparse.Namespace, model: Path, prompts: list[list[int]], logs: Path) -> dict[str, Any]:
-    """By engine: how many of its answers and tokens are those of float32, or why it has none."""
+def compare(
+    arguments: argparse.Namespace, model: Path, works: Mapping[str, Work], logs: Path
+) -> dict[str, dict[str, Any]]:
+    """By engine: how many of its answers, tokens and labels are those of float32, or why it has none.
+
+    Args:
+        arguments: of the command line.
+        model: checkpoint folder.
+        works: "answers", and "labels", which engines that score them get as well.
+        logs: folder for what engines print.
+    """
     peers = [peer for peer in PEERS if peer.name in arguments.engines and peer.has_int8]
     pythons, skipped = available(peers, {}, "cpu", "int8")
     session = Session(
         model=model, device="cpu", num_threads=arguments.threads, max_num_batched_tokens=2048, options={},
         pythons=pythons, logs=logs, run_seconds=RUN_SECONDS,
     )  # fmt: skip
-    work = Work(token_ids=prompts, num_output_tokens=arguments.tokens)
-    longest = arguments.row_tokens + arguments.tokens
-    found: dict[str, Any] = {name: {"failure": f"skipped: {reason}"} for name, reason in skipped.items()}
-    given = {}
+    longest = max(len(prompt) + work.num_output_tokens for work in works.values() for prompt in work.token_ids)
+    found: dict[str, dict[str, Any]] = {name: {"failure": f"skipped: {reason}"} for name, reason in skipped.items()}
+    given: dict[str, dict[str, Answers]] = {}
     for peer in peers:
         if peer.name in skipped:
             continue
         try:
             with session.start(peer.name, peer.module, peer.arguments) as engine:
                 engine.load(session.settings(peer.name, "int8", KV_TOKENS, longest), LOAD_SECONDS)
-                given[peer.name] = engine.run(work, RUN_SECONDS)[0].token_ids
+                asked = {name: work for name, work in works.items() if peer.can_score or not work.labels}
+                given[peer.name] = {name: engine.run(work, RUN_SECONDS)[0] for name, work in asked.items()}
         except PeerError as error:
             found[peer.name] = {"failure": str(error)}
         print(f"{peer.name:12} {found.get(peer.name, {}).get('failure', 'has answered')}", file=sys.stderr, flush=True)
     with session.start("referee", "benchmarks.peers.judge_engine") as referee:
         referee.load(session.settings("referee", "float32", KV_TOKENS, longest), LOAD_SECONDS)
+        asked_labels = {"prompts": works["labels"].token_ids, "labels": [works["labels"].labels]}
+        exact = referee.call("label_logprobs", asked_labels, RUN_SECONDS)["answer"]["label_logprobs"]
         for name, answers in given.items():
-            reply = referee.call("token_gaps", {"prompts": prompts, "answers": answers}, RUN_SECONDS)
-            gaps = reply["answer"]["gaps"]
+            asked_tokens = {"prompts": works["answers"].token_ids, "answers": answers["answers"].token_ids}
+            gaps = referee.call("token_gaps", asked_tokens, RUN_SECONDS)["answer"]["gaps"]
             found[name] = {
                 "num_answers": len(gaps),
                 "same_answers": sum(max(row) == 0 for row in gaps),
@@ -132,7 +151,21 @@ def compare(arguments: argparse.Namespace, model: Path, prompts: list[list[int]]
                 "same_tokens": sum(gap == 0 for row in gaps for gap in row),
                 "mean_gap": round(mean(gap for row in gaps for gap in row), 5),
             }
+            if "labels" in answers:
+                found[name] |= compare_labels(answers["labels"].label_logprobs, exact)
     return found
+
+
+def compare_labels(found: Sequence[Sequence[float]], exact: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """How many prompts get the same label, and how far probabilities are apart; of log-probabilities by prompt."""
+    pairs = list(zip(found, exact, strict=True))
+    return {
+        "num_labels": len(pairs),
+        "same_labels": sum(int(np.argmax(ours) == np.argmax(theirs)) for ours, theirs in pairs),
+        "mean_probability_error": round(
+            mean(float(np.abs(np.exp(ours) - np.exp(theirs)).max()) for ours, theirs in pairs), 5
+        ),
+    }
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -141,7 +174,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     names = [peer.name for peer in PEERS if peer.has_int8]
     parser.add_argument("--model", required=True, help="checkpoint folder, or GGUF file, which is converted once")
     parser.add_argument("--engines", nargs="+", choices=names, default=names, metavar="ENGINE", help=", ".join(names))
-    parser.add_argument("--rows", type=int, default=64, help="passages that are continued")
+    parser.add_argument("--rows", type=int, default=64, help="passages that are continued and asked about")
     parser.add_argument("--row-tokens", type=int, default=200, help="of a passage")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer")
     parser.add_argument("--windows", type=int, default=16, help="of each text whose perplexity is measured")
@@ -153,12 +186,24 @@ def main(command_line: Sequence[str] | None = None) -> int:
         model = unpack_gguf(resolve_checkpoint(arguments.model)).resolve()
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         token_ids = {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in texts().items()}
-        prompts = take_windows(token_ids["Python's reference"], arguments.rows, arguments.row_tokens)
+        passages = take_windows(token_ids["Python's reference"], arguments.rows, arguments.row_tokens)
+        questions = [
+            tokenizer.encode(f"\n\nQuestion: {question}\nAnswer:", add_special_tokens=False).ids
+            for question in QUESTIONS
+        ]
+        works = {
+            "answers": Work(token_ids=passages, num_output_tokens=arguments.tokens),
+            "labels": Work(
+                token_ids=[passage + question for passage in passages for question in questions],
+                num_output_tokens=1,
+                labels=[tokenizer.encode(label, add_special_tokens=False).ids[0] for label in LABELS],
+            ),
+        }
         windows = {
             name: take_windows(ids, arguments.windows, arguments.window_tokens) for name, ids in token_ids.items()
         }
         with tempfile.TemporaryDirectory(prefix="batchloom-bench-") as logs, torch.inference_mode():
-            engines = compare(arguments, model, prompts, Path(logs))
+            engines = compare(arguments, model, works, Path(logs))
             found = {
                 dtype: perplexities(model, dtype, windows, arguments.threads)
                 for dtype in ("float32", "bfloat16", "int8")

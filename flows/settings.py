@@ -106,8 +106,8 @@ class PlanSettings(Settings):
 
     method: PlanMethod = "exact"
     """exact: fewest tokens; paper: BatchLLM's Algorithm 1; none: no prefix is shared"""
-    partition_tokens: Annotated[int, Field(ge=1)] = 500_000
-    """tokens of work after which answers are on disk and survive an interruption"""
+    partition_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """tokens of work that an engine takes at a time; auto: a 32nd of all, from 500,000 to 5,000,000"""
 
 
 class WorkerSettings(Settings):

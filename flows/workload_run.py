@@ -14,7 +14,7 @@ from engine.planning.choose_prefixes import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers, compute
-from tasks.infer import ENDED
+from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length

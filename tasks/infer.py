@@ -6,19 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.partitions.attempt import Failure, StoppedError, try_rows
+from tasks.partitions.attempt import StoppedError, try_rows
 from tasks.partitions.joint import JointWork
-from tasks.partitions.partition_work import AttemptLog, PartitionWork, Pieces
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_partition
 
 LOGGER = logging.getLogger("batchloom")
-
-ENDED = Failure(reason="the process that tried it ended each time")
 
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
@@ -69,26 +68,18 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
         DeviceError: the device does not work any more.
         FailureRateError: so many rows fail, here and elsewhere in the plan, that it is hardly for what is in them.
     """
-    pieces = Pieces(read_partition(job.plan, partition))
-    todo, failing = [pieces.whole], None
-    while todo:
-        piece = todo.pop()
-        prompts = pieces.find_prompts(piece, work.answered)
-        if not len(prompts):
-            continue
+    rows = read_partition(job.plan, partition)
+    left = rows.select(~np.isin(rows.row_id, work.answered))
+    if left.num_rows:
         if job.stop.is_made:
             raise StoppedError
-        rows, num_earlier, failure = pieces.select(piece, work.answered), attempts.count(piece), None
-        # A piece between the whole and a single prompt is split at once: what ended its process is in one half.
-        most_earlier = 0 if piece != pieces.whole and len(prompts) > 1 else job.failures.retries
-        if num_earlier <= most_earlier:
-            failure = try_rows(rows, job, work, on_begin=partial(attempts.note, piece))
-            if failure is None:
-                continue
-        if failing is None:
+        whole = Piece(first=0, last=int(rows.is_member_start.sum()) - 1)
+        has_ended, failure = attempts.count(whole) > 0, None
+        if not has_ended:
+            failure = try_rows(left, job, work, on_begin=partial(attempts.note, whole))
+        if has_ended or failure is not None:
             from tasks.partitions.failing import FailingRows  # most partitions come through
 
-            failing = FailingRows(partition, job, work, attempts, pieces)
-        todo += failing.find_next(piece, prompts, num_earlier, failure or ENDED)
+            FailingRows(partition, job, work, attempts, rows).answer(failure)
     if work.num_failed:
         LOGGER.warning("%s, partition %s: %s rows failed", job.workload.name, partition, f"{work.num_failed:,}")

@@ -18,7 +18,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan, SharingStats, whole_blocks
-from engine.planning.plan_partitions import group_costs, place_groups, split_groups
+from engine.planning.plan_partitions import PartitionTokens, group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.batches import cut_by, sort_batches, spool
@@ -46,7 +46,7 @@ def plan_prefix(
     database: str,
     tokens: ArtifactRef,
     method: PlanMethod,
-    partition_tokens: int,
+    partition_tokens: PartitionTokens,
     num_answer_tokens: int,
     block_size: int | None,
     is_cheapest_first: bool = False,
@@ -66,7 +66,7 @@ def write_plan(
     tokens: ArtifactRef,
     target: str | Path,
     method: PlanMethod,
-    partition_tokens: int,
+    partition_tokens: PartitionTokens,
     num_answer_tokens: int,
     block_size: int | None = None,
     is_cheapest_first: bool = False,
@@ -151,7 +151,10 @@ class _Groups:
 
 
 def _split_ranges(
-    ranges: Iterator[tuple[Plan, SharingStats]], groups: _Groups, partition_tokens: int, num_answer_tokens: int
+    ranges: Iterator[tuple[Plan, SharingStats]],
+    groups: _Groups,
+    partition_tokens: PartitionTokens,
+    num_answer_tokens: int,
 ) -> Iterator[pa.RecordBatch]:
     """Rows of `PLAN_SCHEMA`; all in partition 0 so far."""
     for plan, sharing in ranges:

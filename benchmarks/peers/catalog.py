@@ -70,6 +70,7 @@ PEERS = (
         package="llama_cpp",
         environment="llama.cpp",
         is_cpu_only=True,
+        can_score=True,
         has_int8=True,
     ),
     Peer(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - with it, NumPy has the bfloat16 in which checkpoints are kept
 import numpy as np
 import numpy.typing as npt
 from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TensorNameMap, get_tensor_name_map, quants

@@ -1,10 +1,11 @@
-"""A model of llama.cpp with its memory: rows in, next tokens out. Who computes what when is the caller's affair."""
+"""A model of llama.cpp with its memory: rows in, logits out. Who computes what when is the caller's affair."""
 
 import ctypes
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.peers.protocol import LoadSettings
 
@@ -37,8 +38,8 @@ class LlamaCppContext:
         self._batch = llama_cpp.llama_batch_init(settings.max_num_batched_tokens, 0, 1)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
 
-    def decode(self, rows: list[tuple[int, int, int, bool]]) -> dict[int, int]:
-        """Computes rows of (token, position, sequence, whether its next token is asked); gives next tokens by row."""
+    def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        """Computes rows of (token, position, sequence, whether its logits are asked)."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence, is_last) in enumerate(rows):
@@ -50,7 +51,6 @@ class LlamaCppContext:
         status = llama_cpp.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode failed with {status} for {len(rows)} tokens")
-        return {row: self._best(row) for row, values in enumerate(rows) if values[3]}
 
     def share(self, source: int, target: int, num_tokens: int) -> None:
         """The target holds the source's first tokens, in the same cells, and nothing else."""
@@ -68,7 +68,7 @@ class LlamaCppContext:
         """No sequence holds anything."""
         llama_cpp.llama_memory_clear(self._memory, True)
 
-    def _best(self, row: int) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self._context, row)
-        values = np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
-        return int(values.argmax())
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """``[vocab_size]``, of a row of the last `decode` that asked for them; valid until the next one."""
+        values = ctypes.cast(llama_cpp.llama_get_logits_ith(self._context, row), ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(values, (self._vocab_size,))

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.llama_cpp_context import LlamaCppContext
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
@@ -89,7 +91,12 @@ class LlamaCppEngine:
         run = _Run(self._context, self._limits, work)
         started = time.perf_counter()
         num_computed = run.finish()
-        return Answers(token_ids=run.answers, seconds=time.perf_counter() - started, num_computed_tokens=num_computed)
+        return Answers(
+            token_ids=run.answers,
+            label_logprobs=run.label_logprobs if work.labels else [],
+            seconds=time.perf_counter() - started,
+            num_computed_tokens=num_computed,
+        )
 
 
 class _Run:
@@ -99,8 +106,10 @@ class _Run:
         self._context = context
         self._limits = limits
         self._prompts = work.token_ids
+        self._labels = work.labels
         self._num_output = 1 if work.labels else work.num_output_tokens
         self.answers: list[list[int]] = [[] for _ in work.token_ids]
+        self.label_logprobs: list[list[float]] = [[] for _ in work.token_ids]
         self._waiting = deque(range(len(work.token_ids)))
         self._slots = [Slot(number) for number in range(limits.num_slots)]
         self._users: Counter[int] = Counter()
@@ -187,11 +196,17 @@ class _Run:
             self._users.update(cells)
             slot.cells += cells
             slot.num_computed = last
-        for row, token in self._context.decode(rows).items():
-            slot = owners[row]
+        self._context.decode(rows)
+        for row, slot in owners.items():
             assert slot.request is not None
-            self.answers[slot.request].append(token)
-            if len(self.answers[slot.request]) == self._num_output:
+            logits = self._context.logits(row)
+            if self._labels:
+                scores = logits[self._labels].astype(np.float64)
+                self.label_logprobs[slot.request] = (scores - np.logaddexp.reduce(scores)).tolist()
+            else:
+                token = int(logits.argmax())
+                self.answers[slot.request].append(token)
+            if self._labels or len(self.answers[slot.request]) == self._num_output:
                 slot.request, slot.last_used = None, next(self._clock)
             else:
                 slot.tokens.append(token)

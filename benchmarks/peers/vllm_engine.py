@@ -13,8 +13,9 @@ from benchmarks.peers.w8a8_checkpoint import write_w8a8
 BLOCK_SIZE = 32
 """Of vLLM's sizes the smallest for the CPU: its default of 128 there leaves the end of most prefixes uncached."""
 
-CPU_MEMORY_SHARE = 0.3
-"""Of the machine's memory, checked at start; the KV memory is what num_gpu_blocks_override says."""
+LEAST_MEMORY_SHARE, SPARE_BYTES = 0.3, 4 * 2**30
+"""Of the machine's memory, checked at start; the KV memory is what num_gpu_blocks_override says. The spare bytes are
+what vLLM takes beside weights and KV."""
 
 
 class VllmEngine:
@@ -46,7 +47,7 @@ class VllmEngine:
         if settings.dtype == "int8":
             arguments["model"] = str(write_w8a8(Path(settings.model), Path(settings.scratch)))
         if settings.device == "cpu":
-            arguments["gpu_memory_utilization"] = CPU_MEMORY_SHARE
+            arguments["gpu_memory_utilization"] = _memory_share(Path(settings.model), settings.kv_bytes)
         self._engine = LLM(**(arguments | settings.options))
         return Loaded(versions={_package(): version(_package()), "torch": torch.__version__})
 
@@ -76,6 +77,13 @@ class VllmEngine:
             num_computed_tokens=num_prompt - num_cached + num_decoded,
             details={"num_cached_tokens": num_cached},
         )
+
+
+def _memory_share(checkpoint: Path, kv_bytes: int) -> float:
+    """What vLLM may take of a CPU's memory: weights of 16 bits may be computed with in 32."""
+    weight_bytes = 2 * sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(LEAST_MEMORY_SHARE, min(0.9, (weight_bytes + kv_bytes + SPARE_BYTES) / total_bytes))
 
 
 def _package() -> str:

@@ -6,6 +6,7 @@ members cost, because a group whose prefix takes more than half of a partition s
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,13 @@ import numpy.typing as npt
 from engine.kernels import cdiv
 from engine.planning.plan import Plan, common_lens_of
 from engine.planning.prefix_tree import IndexArray
+
+PartitionTokens = int | Literal["auto"]
+"""Cost of a partition. The last steps of each have less to do than the device could, so "auto" makes them as large as
+leaves enough of them for several engines to end together."""
+
+NUM_PARTITIONS, LEAST_TOKENS, MOST_TOKENS = 32, 500_000, 5_000_000
+"""How many partitions "auto" makes, and what one costs then at least and at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,14 +61,16 @@ def group_costs(plan: Plan, num_answer_tokens: int) -> IndexArray:
     return np.asarray(sums.astype(np.int64) + plan.num_prefix_tokens[starts])
 
 
-def split_groups(plan: Plan, partition_tokens: int, num_answer_tokens: int) -> Plan:
+def split_groups(plan: Plan, partition_tokens: PartitionTokens, num_answer_tokens: int) -> Plan:
     """Splits the groups that cost more than a partition. Members of the highest priority are in the first pieces.
 
     Args:
         plan: of whole groups; those of the result count from 0.
-        partition_tokens: cost of a partition.
+        partition_tokens: cost of a partition; the least one where it is "auto".
         num_answer_tokens: expected of each distinct prompt.
     """
+    if partition_tokens == "auto":
+        partition_tokens = LEAST_TOKENS
     if not plan.num_rows:
         return plan
     plan = _most_urgent_first(plan)
@@ -84,7 +94,7 @@ def split_groups(plan: Plan, partition_tokens: int, num_answer_tokens: int) -> P
     )
 
 
-def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: int) -> Placement:
+def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: PartitionTokens) -> Placement:
     """Partitions of near-equal cost, about `partition_tokens`: a group is where its middle lies.
 
     Args:
@@ -94,6 +104,8 @@ def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partitio
     turns = np.argsort(-np.unique(group_priorities, return_inverse=True)[1], kind="stable")
     costs = group_costs[turns]
     total = int(costs.sum())
+    if partition_tokens == "auto":
+        partition_tokens = min(max(cdiv(total, NUM_PARTITIONS), LEAST_TOKENS), MOST_TOKENS)
     num_windows = cdiv(total, partition_tokens)
     middles = np.cumsum(costs) - (costs + 1) // 2
     window = middles * num_windows // total if total else middles

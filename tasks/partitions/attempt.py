@@ -18,9 +18,9 @@ from tasks.runs.infer_job import InferJob
 from tasks.runs.lowered_engines import note_lowered
 from tasks.workloads.workload import Workload
 
-TRIM_SECONDS = 20.0
-"""Between two times that freed memory is given back, which takes some milliseconds. Steps differ in size, so the C
-library's heap comes to be full of holes."""
+KEEP_SECONDS = 30.0
+"""Between two times that answers are kept. Freed memory is given back then, too: steps differ in size, so the C
+library's heap comes to be full of holes. Both take some milliseconds."""
 
 
 class StoppedError(Exception):
@@ -35,8 +35,12 @@ class Failure:
     is_out_of_memory: bool = False
 
 
+ENDED = Failure(reason="the process that tried it ended each time")
+
+
 def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
-    """One attempt. However it ends, the answers it came to are in `work`, and so are its steps.
+    """One attempt. However it ends, the answers it came to are in `work`, and so are its steps; most of them already
+    while it lasts.
 
     Args:
         on_begin: called when the model is loaded.
@@ -50,17 +54,26 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
     stop = job.stop
     steps: list[StepRecord] = []
     completions: list[Completion] = []
-    trimmed_at = time.monotonic()
+    kept_at = time.monotonic()
+
+    def keep() -> None:
+        if isinstance(work, JointWork):
+            work.keep_answers(completions, rows, model.codec, steps)
+        else:
+            work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
+        completions.clear()
+        steps.clear()
 
     def on_step(step: StepRecord) -> None:
-        nonlocal trimmed_at
+        nonlocal kept_at
         steps.append(step)
         work.progress.add(step)
-        if time.monotonic() - trimmed_at > TRIM_SECONDS:
-            give_back_freed_memory()
-            trimmed_at = time.monotonic()
-        if not stop.has_time(step.duration_ms / 1e3 if len(steps) > 1 else 0.0):  # an engine warms up in its first step
+        if not stop.has_time(step.duration_ms / 1e3 if step.step else 0.0):  # an engine warms up in its first step
             raise StoppedError
+        if time.monotonic() - kept_at > KEEP_SECONDS:
+            keep()
+            give_back_freed_memory()
+            kept_at = time.monotonic()
 
     with PROCESS_HOST.use(job) as model:
         if model.engine.config != job.engine:
@@ -78,10 +91,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
 
             return judge_failure(error)
         finally:
-            if isinstance(work, JointWork):
-                work.keep_answers(completions, rows, model.codec, steps)
-            else:
-                work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
+            keep()
     return None
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,45 @@ from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.answers.kind import AnswerKind
-from tasks.partitions.attempt import Failure, StoppedError, run_model
+from tasks.partitions.attempt import ENDED, Failure, StoppedError, run_model, try_rows
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.joint import JointWork
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.part import part_schema
-from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece, Pieces
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
 from tasks.runs.infer_job import InferJob
 from tasks.storage.plan_samples import read_spread_rows
 
 LOGGER = logging.getLogger("batchloom")
+
+
+class Pieces:
+    """The rows of a partition as a line of distinct prompts. Rows that have the same prompt stay together.
+
+    Attributes:
+        group_of_prompt: int64, prefix group of each distinct prompt.
+    """
+
+    def __init__(self, rows: Plan) -> None:
+        self._rows = rows
+        self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
+        self.group_of_prompt = rows.group_id[rows.is_member_start]
+
+    @property
+    def whole(self) -> Piece:
+        return Piece(first=0, last=len(self.group_of_prompt) - 1)
+
+    def find_prompts(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Ascending numbers of the piece's prompts with a row that is not among the `answered` row ids."""
+        return np.unique(self._prompt_of_row[self._is_open(piece, answered)])
+
+    def select(self, piece: Piece, answered: npt.NDArray[np.int64]) -> Plan:
+        """The piece's rows that are not among the `answered` row ids."""
+        return self._rows.select(self._is_open(piece, answered))
+
+    def _is_open(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        is_inside = (self._prompt_of_row >= piece.first) & (self._prompt_of_row <= piece.last)
+        return np.asarray(is_inside & ~np.isin(self._rows.row_id, answered))
 
 
 class FailingRows:
@@ -31,19 +61,48 @@ class FailingRows:
     Args:
         partition: its number in the plan.
         job: what all partitions have in common.
-        work: where the errors go.
+        work: where answers and errors go.
         attempts: how often each piece was tried.
-        pieces: of the partition.
+        rows: of the partition.
     """
 
-    def __init__(
-        self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, pieces: Pieces
-    ) -> None:
+    def __init__(self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, rows: Plan) -> None:
         self._where = f"{job.workload.name}, partition {partition}"
-        self._job, self._work, self._attempts, self._pieces = job, work, attempts, pieces
+        self._job, self._work, self._attempts, self._pieces = job, work, attempts, Pieces(rows)
         self._num_failures = 0
 
-    def find_next(
+    def answer(self, failure: Failure | None) -> None:
+        """Try the rows until each is in `work`, with an answer or an error.
+
+        Args:
+            failure: what the first attempt at all of them has just failed with; None where its process ended.
+
+        Raises what `answer_partition` raises.
+        """
+        todo = [self._pieces.whole]
+        while todo:
+            piece = todo.pop()
+            prompts = self._pieces.find_prompts(piece, self._work.answered)
+            if not len(prompts):
+                continue
+            if self._job.stop.is_made:
+                raise StoppedError
+            num_earlier = 0
+            if failure is None:
+                num_earlier = self._attempts.count(piece)
+                # A piece between the whole and a single prompt is split at once: what ended its process is in one half.
+                is_half = piece != self._pieces.whole and len(prompts) > 1
+                most_earlier = 0 if is_half else self._job.failures.retries
+                if num_earlier <= most_earlier:
+                    rows = self._pieces.select(piece, self._work.answered)
+                    note = partial(self._attempts.note, piece)
+                    failure = try_rows(rows, self._job, self._work, on_begin=note)
+                    if failure is None:
+                        continue
+            todo += self._find_next(piece, prompts, num_earlier, failure or ENDED)
+            failure = None
+
+    def _find_next(
         self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
     ) -> Sequence[Piece]:
         """The pieces that are tried next, the last one first.

@@ -1,4 +1,4 @@
-"""One partition in a run folder: its pieces, how often each was tried, which rows are answered, where answers go."""
+"""One partition in a run folder: how often its pieces were tried, which rows are answered, where answers go."""
 
 import os
 import platform
@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from engine.errors import ArtifactError, WorkerError
+from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
-from engine.planning.plan import Plan
 from tasks.database.messages import describe_write_error
 from tasks.partitions.part import STEPS_SCHEMA, step_batch
 from tasks.runs.progress import PartitionProgress
@@ -29,39 +28,6 @@ class Piece:
 
     first: int
     last: int
-
-
-class Pieces:
-    """The rows of a partition as a line of distinct prompts. Rows that have the same prompt stay together.
-
-    Attributes:
-        group_of_prompt: int64, prefix group of each distinct prompt.
-    """
-
-    def __init__(self, rows: Plan) -> None:
-        self._rows = rows
-        self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
-        self.group_of_prompt = rows.group_id[rows.is_member_start]
-
-    @property
-    def whole(self) -> Piece:
-        return Piece(first=0, last=len(self.group_of_prompt) - 1)
-
-    def find_prompts(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Ascending numbers of the piece's prompts with a row that is not among the `answered` row ids."""
-        return np.unique(self._prompt_of_row[self._is_open(piece, answered)])
-
-    def select(self, piece: Piece, answered: npt.NDArray[np.int64]) -> Plan:
-        """The piece's rows that are not among the `answered` row ids."""
-        return self._rows.select(self._is_open(piece, answered))
-
-    def _is_open(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        is_inside = (self._prompt_of_row >= piece.first) & (self._prompt_of_row <= piece.last)
-        return np.asarray(is_inside & ~np.isin(self._rows.row_id, answered))
-
-
-MOST_STARTS = 4
-"""How many processes in a row may take a partition and end before they try a row of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +56,13 @@ class AttemptLog:
         self._write(self._path(piece), "ab", b".")
         self._write(self._starts, "wb")
 
-    def note_start(self) -> None:
-        """Count a process that takes the partition, until an attempt is noted.
+    def note_start(self) -> int:
+        """Count a process that takes the partition; gives how many have since an attempt was noted.
 
         Raises:
-            WorkerError: too many in a row have come no further: it is hardly for the rows.
             ArtifactError: it cannot be written.
         """
-        if self._write(self._starts, "ab", b".") > MOST_STARTS:
-            raise WorkerError(
-                f"partition {self.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
-                "do they have the memory that the model takes?"
-            )
+        return self._write(self._starts, "ab", b".")
 
     def forget(self, piece: Piece) -> None:
         """Begin to count anew: the attempts so far say nothing about the rows."""

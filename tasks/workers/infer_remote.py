@@ -11,7 +11,7 @@ from tasks.partitions.partition_work import AttemptLog
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run_exchange import run_at_hand
 from tasks.storage.artifact import ArtifactRef
-from tasks.workers.worker_pool import WorkerPool
+from tasks.workers.worker_pool import WorkerPool, begin_partition
 
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
@@ -37,7 +37,7 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     import ray
 
     with run_at_hand(partition, job) as (here, upload_file), here.stop.make_on_error():
-        AttemptLog(here.run_folder, partition, upload_file).note_start()
+        begin_partition(AttemptLog(here.run_folder, partition, upload_file))
         gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         if gpu_ids:
             device = name_device(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES"))

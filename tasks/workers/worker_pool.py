@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from engine.child_process import start_child
+from engine.errors import WorkerError
 from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
@@ -15,6 +16,23 @@ LOGGER = logging.getLogger("batchloom")
 
 CLOSE_SECONDS = 5.0
 """How long an idle process has to end by itself."""
+
+MOST_STARTS = 4
+"""How many processes in a row may take a partition and end before they try a row of it."""
+
+
+def begin_partition(attempts: AttemptLog) -> None:
+    """Count a process that takes the partition.
+
+    Raises:
+        WorkerError: too many in a row have come no further: it is hardly for the rows.
+        ArtifactError: the count cannot be written.
+    """
+    if attempts.note_start() > MOST_STARTS:
+        raise WorkerError(
+            f"partition {attempts.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
+            "do they have the memory that the model takes?"
+        )
 
 
 class WorkerPool:
@@ -41,7 +59,7 @@ class WorkerPool:
         worker = self._free.get()
         try:
             while True:
-                AttemptLog(job.run_folder, partition).note_start()
+                begin_partition(AttemptLog(job.run_folder, partition))
                 try:
                     return worker.answer(partition, job)
                 except _WorkerDiedError as error:

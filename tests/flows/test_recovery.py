@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from engine.config import EngineConfig
 from tasks.infer import infer
+from tasks.partitions import attempt
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
@@ -119,7 +121,8 @@ def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, cap
     ]
 
 
-def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> None:
+def make_job(nights: Any, tmp_path: Path) -> InferJob:
+    """Of a run with one partition."""
     run = begin_run(nights)
     model_len = read_max_model_len(nights.model, "auto")
     requests = run.artifacts["requests"]
@@ -127,7 +130,7 @@ def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> N
         requests, str(tmp_path / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
     )
     plan = write_plan(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
-    job = InferJob(
+    return InferJob(
         run_folder=run.folder,
         plan=plan,
         workload=load_workload("snippets"),
@@ -137,6 +140,10 @@ def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> N
         failures=FailurePolicy(),
         expected_output_tokens=None,
     )
+
+
+def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> None:
+    job = make_job(nights, tmp_path)
     (part,) = infer.fn(0, job) or []
     assert part.num_rows == 12
     without_model = replace(job, checkpoint=str(tmp_path / "gone"), model_digest="other")
@@ -146,4 +153,31 @@ def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> N
     (again,) = infer.fn(0, job) or []
     assert again.path != part.path
     assert pq.read_table(again.path).drop_columns("compute_ms") == answers
+    PROCESS_HOST.release()
+
+
+def test_answers_are_kept_while_a_partition_is_computed(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "KEEP_SECONDS", 0.0)
+    job = make_job(nights, tmp_path)
+    job = replace(job, engine=replace(job.engine, kv_memory_bytes=1 << 20, max_num_batched_tokens=64))
+    parts = infer.fn(0, job) or []
+    assert len(parts) > 2
+    answers = pa.concat_tables([pq.read_table(part.path) for part in parts]).sort_by("row_id")
+    assert answers["row_id"].to_pylist() == list(range(12))
+    steps = pa.concat_tables([pq.read_table(path) for path in Path(job.run_folder).glob("steps/*.parquet")])
+    steps = steps.sort_by("step")
+    assert steps["step"].to_pylist() == list(range(steps.num_rows))
+    begins = steps["started_at"].to_pylist()
+    assert begins == sorted(begins)
+
+    # As if the process had been killed before its last part: the others are not computed again.
+    Path(parts[-1].path).unlink()
+    *kept, rest = infer.fn(0, job) or []
+    assert kept == parts[:-1]
+    assert rest.num_rows == parts[-1].num_rows
+    again = pa.concat_tables([pq.read_table(part.path) for part in (*kept, rest)]).sort_by("row_id")
+    shared = ["compute_ms", "num_cached_tokens"]  # these depend on who is computed together
+    assert again.drop_columns(shared) == answers.drop_columns(shared)
     PROCESS_HOST.release()

@@ -107,3 +107,15 @@ def test_partitions_are_whole_groups_of_near_equal_cost(
     handed = [(-int(placement.priorities[p]), -int(placement.costs[p]), p) for p in placement.dispatch_order()]
     assert handed == sorted(handed)
     assert len(handed) == len(placement.costs)
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "num_partitions"),
+    [pytest.param(5, 1, id="at least 500,000 tokens"), pytest.param(200, 25, id="each about 500,000 tokens"),
+     pytest.param(1000, 32, id="a 32nd"), pytest.param(10_000, 125, id="at most 5,000,000 tokens")],
+)  # fmt: skip
+def test_large_plans_get_large_partitions(num_groups: int, num_partitions: int) -> None:
+    costs = np.full(num_groups, 62_500, np.int64)
+    placement = place_groups(costs, np.zeros(num_groups, np.int64), "auto")
+    assert len(placement.costs) == num_partitions
+    assert placement.costs.max() - placement.costs.min() <= 62_500
