@@ -1,5 +1,4 @@
-"""One partition of the plan to parts of the answers: its rows are tried, tried again and split until each has an answer
-or an error."""
+"""One partition of the plan to parts of the answers: all rows are tried at once, what is left by `FailingRows`."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.partitions.attempt import StoppedError, try_rows
 from tasks.partitions.joint import JointWork
-from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
+from tasks.partitions.partition_work import AttemptLog, PartitionWork
+from tasks.partitions.pieces import Piece
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_partition

@@ -19,40 +19,12 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.joint import JointWork
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.part import part_schema
-from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
+from tasks.partitions.partition_work import AttemptLog, PartitionWork
+from tasks.partitions.pieces import Piece, Pieces, split
 from tasks.runs.infer_job import InferJob
 from tasks.storage.plan_samples import read_spread_rows
 
 LOGGER = logging.getLogger("batchloom")
-
-
-class Pieces:
-    """The rows of a partition as a line of distinct prompts. Rows that have the same prompt stay together.
-
-    Attributes:
-        group_of_prompt: int64, prefix group of each distinct prompt.
-    """
-
-    def __init__(self, rows: Plan) -> None:
-        self._rows = rows
-        self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
-        self.group_of_prompt = rows.group_id[rows.is_member_start]
-
-    @property
-    def whole(self) -> Piece:
-        return Piece(first=0, last=len(self.group_of_prompt) - 1)
-
-    def find_prompts(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Ascending numbers of the piece's prompts with a row that is not among the `answered` row ids."""
-        return np.unique(self._prompt_of_row[self._is_open(piece, answered)])
-
-    def select(self, piece: Piece, answered: npt.NDArray[np.int64]) -> Plan:
-        """The piece's rows that are not among the `answered` row ids."""
-        return self._rows.select(self._is_open(piece, answered))
-
-    def _is_open(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        is_inside = (self._prompt_of_row >= piece.first) & (self._prompt_of_row <= piece.last)
-        return np.asarray(is_inside & ~np.isin(self._rows.row_id, answered))
 
 
 class FailingRows:
@@ -135,16 +107,6 @@ class FailingRows:
         else:
             self._work.keep(error_batch(rows, reason, self._job.workload.kind))
         return []
-
-
-def split(prompts: npt.NDArray[np.int64], group_of_prompt: npt.NDArray[np.int64]) -> tuple[Piece, Piece]:
-    """Two pieces that hold these prompts, at least two in ascending order: cut between prefix groups where there are
-    several, else within the group, as near to the middle as can be."""
-    cuts = np.flatnonzero(np.diff(group_of_prompt[prompts])) + 1
-    middle = len(prompts) // 2
-    cut = int(cuts[np.argmin(np.abs(cuts - middle))]) if len(cuts) else middle
-    left, right = prompts[:cut].tolist(), prompts[cut:].tolist()
-    return Piece(first=left[0], last=left[-1]), Piece(first=right[0], last=right[-1])
 
 
 def judge_failure(error: Exception) -> Failure:

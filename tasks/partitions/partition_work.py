@@ -18,16 +18,9 @@ from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from tasks.database.messages import describe_write_error
 from tasks.partitions.part import STEPS_SCHEMA, step_batch
+from tasks.partitions.pieces import Piece
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import list_whole, write_parquet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Neighbouring distinct prompts of a partition, numbered group by group: the first and the last."""
-
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, slots=True)
