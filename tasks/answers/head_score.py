@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic.dataclasses import dataclass
 from tokenizers import Tokenizer
@@ -14,7 +14,7 @@ from engine.pooling.class_labels import ClassLabels
 from engine.request import Completion
 from tasks.answers.kind import EncodeLabels
 from tasks.answers.pooled import PooledKind, TooLong
-from tasks.answers.score import ScoreOutput, check_rank, score_columns
+from tasks.answers.score import ScoreKind, ScoreOutput
 from tasks.answers.toml_value import CONFIG, Texts
 
 PAIR_MARK = "\x1f"
@@ -22,7 +22,7 @@ PAIR_MARK = "\x1f"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class HeadScore(PooledKind):
+class HeadScore(ScoreKind, PooledKind):
     """A choice of the classification head; the score is the probability of one class.
 
     Attributes:
@@ -31,10 +31,6 @@ class HeadScore(PooledKind):
         pair: template of the second text of a pair; empty for one text. After `bind` what stands between the two.
         too_long: see `TooLong`; of a pair the longer text is cut.
     """
-
-    mode: ClassVar[str] = "score"
-    has_labels: ClassVar[bool] = True
-    max_answer_tokens: ClassVar[int] = 1
 
     labels: Literal["checkpoint"] | Texts
     score_label: str = ""
@@ -66,23 +62,8 @@ class HeadScore(PooledKind):
         return [self.labels, self.score_label, self.too_long]
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return score_columns()
-
-    @property
-    def written(self) -> Mapping[str, str]:
-        return {name: name for name in self.columns if name != "rank"}
-
-    @property
     def score_labels(self) -> tuple[str, ...]:
         return () if isinstance(self.labels, str) else self.labels
-
-    @property
-    def rank_within(self) -> str:
-        return self.output.rank_within
-
-    def check(self, key: Sequence[str]) -> None:
-        check_rank(self.rank_within, key)
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         separator = encode_labels([self.pair])[0][0] if self.pair else None

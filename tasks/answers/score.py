@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from engine.request import Completion
-from tasks.answers.kind import EncodeLabels, PlainAnswer
+from tasks.answers.kind import AnswerKind, EncodeLabels, PlainAnswer
 from tasks.answers.toml_value import CONFIG, Output, Texts, must, refuse_if
 
 NO_DECODING = {"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
@@ -25,13 +25,39 @@ class ScoreOutput(Output):
     rank_within: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class LabelScore(PlainAnswer):
-    """A choice among labels; the score is the probability of the first."""
+class ScoreKind(AnswerKind):
+    """A choice among labels with the probability of each, made by a language model or by a classification head."""
+
+    __slots__ = ()
 
     mode: ClassVar[str] = "score"
     has_labels: ClassVar[bool] = True
     max_answer_tokens: ClassVar[int] = 1
+
+    output: ScoreOutput
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"score": "double", "rank": "integer", "label": "text", "label_logprobs": "double[]"}
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        return {name: name for name in self.columns if name != "rank"}
+
+    @property
+    def rank_within(self) -> str:
+        return self.output.rank_within
+
+    def check(self, key: Sequence[str]) -> None:
+        refuse_if(
+            self.rank_within not in ("", *key),
+            f"[output]: rank_within must be one of the key columns {list(key)}, got {self.rank_within!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class LabelScore(ScoreKind, PlainAnswer):
+    """A choice among labels; the score is the probability of the first."""
 
     labels: Annotated[
         Texts,
@@ -44,23 +70,8 @@ class LabelScore(PlainAnswer):
         return [NO_DECODING, self.labels]
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return score_columns()
-
-    @property
-    def written(self) -> Mapping[str, str]:
-        return {name: name for name in self.columns if name != "rank"}
-
-    @property
     def score_labels(self) -> tuple[str, ...]:
         return self.labels
-
-    @property
-    def rank_within(self) -> str:
-        return self.output.rank_within
-
-    def check(self, key: Sequence[str]) -> None:
-        check_rank(self.rank_within, key)
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         return [{"mode": "score", "labels": encode_labels(self.labels)}]
@@ -69,16 +80,3 @@ class LabelScore(PlainAnswer):
         logprobs = [float(logprob) for logprob in completion.label_logprobs]
         best = max(range(len(logprobs)), key=logprobs.__getitem__)
         return {"score": math.exp(logprobs[0]), "label": self.labels[best], "label_logprobs": logprobs}
-
-
-def score_columns() -> Mapping[str, str]:
-    """Columns of the output table of any choice among labels."""
-    return {"score": "double", "rank": "integer", "label": "text", "label_logprobs": "double[]"}
-
-
-def check_rank(rank_within: str, key: Sequence[str]) -> None:
-    """Raise `ValueError` where rows cannot be ranked within a column, as it is not one of the key."""
-    refuse_if(
-        rank_within not in ("", *key),
-        f"[output]: rank_within must be one of the key columns {list(key)}, got {rank_within!r}",
-    )
