@@ -97,7 +97,7 @@ def test_workers_answer_through_a_folder_and_the_death_of_one_is_survived(
 def test_workers_answer_a_workload_of_ones_own_through_an_object_store(
     nights: Any, objects: ObjectServer, tmp_path: Path
 ) -> None:
-    nights.run("ranking")
+    nights.run("ranking", partition_tokens=1)
     scores = "select query_id, doc_id, score, label from latest_rankings order by all"
     undisturbed = nights.sql(scores)
     (tmp_path / "ranking.toml").write_text((ROOT / "workloads" / "ranking.toml").read_text())
