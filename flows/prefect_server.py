@@ -15,6 +15,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
@@ -74,7 +75,8 @@ def temporary_server() -> Iterator[None]:
             start_new_session=True,  # a terminal's Ctrl-C does not reach it, so that a run can still say how it ended
         )
     atexit.register(_stop, process)
-    with temporary_settings({PREFECT_API_URL: url}):
+    # Nothing here reads heartbeats, and the end of a run waits up to a second for the thread that sends them.
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
 
 

@@ -23,6 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
 from engine.config import EngineConfig
 from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
 from flows.cli import batchloom, main
@@ -142,4 +144,5 @@ def serve(model: Path) -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # as with a server of the night's own
+        serve(Path(sys.argv[1]))

@@ -9,10 +9,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import transformers
-from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    temporary_settings,
+)
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError, WorkloadError
+from flows.prefect_server import temporary_server
 from flows.settings import EngineSettings
 from tasks.runs.run import hold_database
 from tasks.workloads.workload import load_workload
@@ -283,3 +289,10 @@ def test_a_failing_partition_fails_the_run_and_keeps_what_is_finished(nights: An
     assert "ArtifactError" in error
     (rest,) = nights.run("snippets")
     assert (rest.num_rows, rest.num_ok, rest.num_already_done) == (12 - num_kept, 12 - num_kept, num_kept)
+
+
+def test_only_a_configured_server_gets_heartbeats(prefect_server: str) -> None:
+    assert PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value() is None
+    configured = {PREFECT_API_URL: prefect_server, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: 60}
+    with temporary_settings(configured), temporary_server():
+        assert PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value() == 60
