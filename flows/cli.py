@@ -92,7 +92,7 @@ def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
     except (BatchloomError, OSError) as error:
         return _fail(name, " ".join(str(error).split()), EXIT_FAILED)
     except KeyboardInterrupt:
-        rest = "; finished partitions are kept, and the next run does the rest"
+        rest = "; what is answered is kept, and the next run does the rest"
         return _fail(name, "stopped" + rest * is_nightly, EXIT_INTERRUPTED)
     if is_explain:
         from flows.explain_page import print_forecasts

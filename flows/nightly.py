@@ -87,7 +87,7 @@ def nightly(
         a summary for each workload, in order.
     Raises:
         BatchloomError: a parameter names nothing usable, or the work cannot be done; the message says what and where.
-            Finished partitions are in the tables all the same.
+            What is answered is in the tables all the same.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path ends here, before anything is made beside it

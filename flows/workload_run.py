@@ -162,7 +162,7 @@ class Night:
 def answer_workload(night: Night, workload: Workload) -> RunSummary:
     """Read, tokenize, plan, infer, write: one workload from table to table.
 
-    However the run ends, its finished partitions are written, by `stop_run` or by the next night's `recover_runs`.
+    However the run ends, what is answered is written, by `stop_run` or by the next night's `recover_runs`.
     """
     source, workload = night.source, workload.bind(night.source.checkpoint)
     if workload.prompt.layout == "auto":

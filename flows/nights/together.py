@@ -46,7 +46,7 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
     Returns:
         of each workload its summary, or why it failed where too many of its rows did.
     Raises:
-        what ends all of them; finished partitions are in the tables all the same.
+        what ends all of them; what is answered is in the tables all the same.
     """
     jobs: list[Job] = []
     workloads = settle(night.source, workloads)

@@ -25,7 +25,7 @@ from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import wait_until
 
 ROOT = Path(__file__).parents[2]
-STOPPED = "nightly: stopped; finished partitions are kept, and the next run does the rest"
+STOPPED = "nightly: stopped; what is answered is kept, and the next run does the rest"
 OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128")
 
 
