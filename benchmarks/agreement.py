@@ -34,8 +34,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BatchloomError
 from engine.kernels import cdiv
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 KV_TOKENS = 4096

@@ -35,8 +35,8 @@ from benchmarks.measuring.workloads import Sizes, make_batches, workload_names
 from benchmarks.peers.catalog import PEERS, available
 from benchmarks.peers.process import PeerError
 from engine.errors import BatchloomError
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 
 
 def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:

@@ -28,8 +28,8 @@ import pyarrow as pa
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.measuring.result_file import report
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 

@@ -29,8 +29,8 @@ from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Work
 from benchmarks.typed import MAX_NEW_TOKENS, SCHEMA, judge, make_prompts
 from engine.kernels import cdiv
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from flows.demo import find_demo_model
 from tasks.prompts.text_codec import TextCodec
 

@@ -33,8 +33,8 @@ import numpy as np
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from flows.cli import end_quietly
 from flows.nights.night import night
 from flows.prefect_server import temporary_server

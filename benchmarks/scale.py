@@ -38,8 +38,8 @@ from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels import cdiv
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from flows.demo import find_demo_model
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema

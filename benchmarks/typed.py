@@ -36,8 +36,8 @@ from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine import Completion, Engine, EngineConfig, Grammar, Request, Vocabulary
 from engine.grammar import Constraint
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from flows.demo import find_demo_model
 from tasks.answers.column_grammar import object_grammar
 from tasks.answers.extract import Column

@@ -16,7 +16,7 @@ from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, run_steps
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
-from engine.model.checkpoint import is_quantized
+from engine.model.loading.checkpoint import is_quantized
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.request import Completion, Mode, Request

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ModelError
-from engine.model.checkpoint import is_quantized
-from engine.model.config_sizes import kv_bytes_per_layer, read_size, read_sizes
+from engine.model.loading.checkpoint import is_quantized
+from engine.model.loading.config_sizes import kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
 

@@ -60,7 +60,7 @@ def _is_night(name: str) -> bool:
 def _make_job(
     database: Path, model: str, engine: EngineConfig, method: PlanMethod, attach: Mapping[str, str]
 ) -> LayoutJob:
-    from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+    from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 
     with connect(database, read_only=True):
         pass  # a wrong path ends here

@@ -16,7 +16,7 @@ from pydantic import Field
 from engine.config import EngineConfig
 from engine.encoding.families import is_encoder
 from engine.errors import ModelError
-from engine.model.checkpoint import resolve_checkpoint
+from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.explain_page import publish_forecast
 from flows.layouts import settle
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments

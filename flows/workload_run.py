@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.limits import check_weights
-from engine.model.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
 from engine.planning.choose_prefixes import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
@@ -44,7 +44,7 @@ def prove_architecture(checkpoint: Path) -> None:
 
         if not is_encoder(checkpoint):
             from engine.engine import Engine
-            from engine.model.checkpoint import read_config
+            from engine.model.loading.checkpoint import read_config
             from engine.model.proof.probe import prove
 
             prove(read_config(checkpoint), Engine)

@@ -92,7 +92,7 @@ def _has_tried_rows(run: Run) -> bool:
 
 def _bind(workload: Workload, record: RunRecord) -> Workload:
     """The workload with what the run's model decides of its answers; `ModelError` where that is not there any more."""
-    from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+    from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 
     checkpoint = resolve_checkpoint(record.model)
     if checkpoint_digest(checkpoint) != record.model_digest:

@@ -36,8 +36,8 @@ from benchmarks.papers.throughput import measured_throughput, simulated_throughp
 from benchmarks.papers.token_batching import token_batching
 from benchmarks.random_model import write_checkpoint
 from engine.errors import BatchloomError
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 
 ROOT = Path(__file__).parents[2]
 RANDOM_SHAPE: Mapping[str, Any] = {

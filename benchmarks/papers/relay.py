@@ -15,7 +15,7 @@ from benchmarks.papers.table import Cell, Plot, Table
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import NativeWork
-from engine.model.checkpoint import cache_folder
+from engine.model.loading.checkpoint import cache_folder
 
 PREFIX_TOKENS = (128, 256, 512, 1024, 2048)
 BATCH_SIZES = (4, 8, 16, 32)

@@ -16,8 +16,8 @@ from engine.errors import ConfigError, ModelError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.json_file import read_json
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.json_file import read_json
 from engine.planning.plan import PrefixGroup
 from engine.pooling.pooled_rows import Vector, pooled_answer
 from engine.request import POOLED_MODES, Completion, Mode, Request

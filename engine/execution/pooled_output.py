@@ -9,7 +9,7 @@ import torch
 from engine.device.transfers import HostCopies
 from engine.execution.constrained_sampler import ConstrainedSampler
 from engine.execution.output import Decoder, PendingTokens, TokenSampler
-from engine.model.checkpoint import resolve_checkpoint
+from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.model import Model
 from engine.pooling.pooled_rows import PooledRows
 from engine.pooling.pooler import Pooler, causal_pooler

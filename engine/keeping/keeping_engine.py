@@ -11,7 +11,7 @@ from engine.execution.output import Decoder
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
-from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.plan import PrefixGroup
 from engine.request import Completion, Request

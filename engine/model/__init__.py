@@ -1,1 +1,1 @@
-"""The model: its checkpoint, its layers, and the attention backend underneath."""
+"""The model: its layers, and the attention backend underneath."""

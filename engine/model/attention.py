@@ -15,7 +15,7 @@ from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.torch_attention import CpuAttention
 from engine.kv.kv_cache import KVCache, KVShape
-from engine.model.checkpoint import cache_folder
+from engine.model.loading.checkpoint import cache_folder
 
 LOGGER = logging.getLogger("batchloom.engine")
 

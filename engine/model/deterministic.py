@@ -12,7 +12,7 @@ from engine.kernels.cpu.int8 import Int8Backend
 from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kv.kv_cache import KVShape
 from engine.model.attention import make_attention
-from engine.model.checkpoint import cache_folder
+from engine.model.loading.checkpoint import cache_folder
 
 
 def make_deterministic(

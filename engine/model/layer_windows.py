@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.model.checkpoint import is_plain
+from engine.model.loading.checkpoint import is_plain
 
 
 def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:

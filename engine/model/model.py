@@ -21,8 +21,8 @@ from engine.kernels.draw import draw_tokens
 from engine.kernels.output_layer import mask_logits
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionStep
-from engine.model.checkpoint import find_eos_token_ids, is_plain, load_weights, read_config, resolve_checkpoint
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
+from engine.model.loading.checkpoint import find_eos_token_ids, is_plain, load_weights, read_config, resolve_checkpoint
 from engine.model.stock_attention import ATTENTION_NAME
 from engine.scheduling.token_batch import TokenBatch
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
-from engine.model.checkpoint import PLAIN_MODEL_TYPES
-from engine.model.config_sizes import VALUE_BYTES, kv_head_bytes, read_size, read_sizes
+from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
+from engine.model.loading.config_sizes import VALUE_BYTES, kv_head_bytes, read_size, read_sizes
 
 if TYPE_CHECKING:
     from engine.kv.kv_layout import KVLayout

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from engine.errors import ConfigError, ModelError
-from engine.model.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_config, resolve_checkpoint
+from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_config, resolve_checkpoint
 from engine.model.model import Model
 from engine.model.shard import Shard
 

@@ -10,7 +10,7 @@ from engine.device.placement import check_device
 from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
 from engine.model.adapters.adapter import check_adapter
-from engine.model.hub import resolve_head
+from engine.model.loading.hub import resolve_head
 from flows.cli import EXIT_FAILED
 from flows.nights.night_file import NightPlan, load_night
 from flows.workload_run import prove_architecture

@@ -8,8 +8,8 @@ import duckdb
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
-from engine.model.checkpoint import GGUF_TENSORS
-from engine.model.gguf import gguf_file
+from engine.model.loading.checkpoint import GGUF_TENSORS
+from engine.model.loading.gguf import gguf_file
 from sql import statement
 from tasks.database.connection import connect
 from tasks.database.schema import list_relations

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, ModelError
-from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.worker_copy import PROCESS_COPY

@@ -26,7 +26,7 @@ from typing import Any
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from engine.config import EngineConfig
-from engine.model.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 from flows.cli import batchloom, main
 from flows.nightly import nightly
 from tasks.infer import infer

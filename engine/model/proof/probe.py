@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from engine.errors import ModelError
-from engine.model.checkpoint import cache_folder
+from engine.model.loading.checkpoint import cache_folder
 from engine.model.proof.diagnosis import explain
 from engine.model.proof.tiny_model import shrink
 from engine.model.proof.tiny_run import MakeEngine, find_difference

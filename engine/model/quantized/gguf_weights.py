@@ -11,7 +11,7 @@ import torch
 
 from engine.kernels.cpu.quantized import QuantizedColumns
 from engine.kernels.cpu.quantized_formats import FORMATS
-from engine.model.checkpoint import GGUF_TENSORS
+from engine.model.loading.checkpoint import GGUF_TENSORS
 from engine.model.quantized.mapped_tensors import PLAIN, MappedTensors
 
 _NAMES = {
@@ -34,7 +34,7 @@ class GgufWeights:
     """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head".
 
     Args:
-        folder: of `engine.model.gguf.open_gguf`.
+        folder: of `engine.model.loading.gguf.open_gguf`.
     Raises:
         ModelError: the file is not there any more, or is another one.
     Attributes:

@@ -23,9 +23,9 @@ from engine.kernels.cpu.quantized import (
     load_quantized_library,
     make_quantized_layers,
 )
-from engine.model.checkpoint import GGUF_TENSORS, cache_folder, is_plain, read_config, resolve_checkpoint
 from engine.model.layer_windows import find_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, is_plain, read_config, resolve_checkpoint
 from engine.model.model import Model
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization

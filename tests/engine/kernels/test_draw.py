@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.draw import draw_tokens
-from engine.model.checkpoint import cache_folder
+from engine.model.loading.checkpoint import cache_folder
 from tests.engine.kernels.random_rows import is_a_close_call, make_rows
 
 

@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.model.checkpoint import TOKENIZER_FILES
-from engine.model.gguf import write_tensor_table
+from engine.model.loading.checkpoint import TOKENIZER_FILES
+from engine.model.loading.gguf import write_tensor_table
 
 HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Of blocks that the gguf package does not write: where their scales lie."""

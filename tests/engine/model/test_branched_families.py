@@ -8,10 +8,10 @@ import transformers
 
 from engine import Engine, EngineConfig, Request
 from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
-from engine.model.checkpoint import is_plain
 from engine.model.families.family import find_family
 from engine.model.families.layouts import LAYOUTS
 from engine.model.families.rotated_layers import order_of_dims
+from engine.model.loading.checkpoint import is_plain
 from engine.model.proof.tiny_model import VOCAB_SIZE, make_tiny_model, shrink
 from tests.engine.model.families import FAMILIES, make_config
 

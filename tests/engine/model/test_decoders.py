@@ -12,8 +12,8 @@ from transformers import PretrainedConfig
 from engine import Engine, EngineConfig, Request
 from engine.errors import RequestError
 from engine.model import stock_attention
-from engine.model.checkpoint import is_plain
 from engine.model.families.family import find_family
+from engine.model.loading.checkpoint import is_plain
 from engine.model.model import Model
 from engine.model.proof.probe import prove
 from engine.model.proof.tiny_model import make_tiny_model, shrink

@@ -16,7 +16,7 @@ from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.deterministic import DeterministicBackend
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.output_layer import columns_in_float64
-from engine.model.checkpoint import cache_folder
+from engine.model.loading.checkpoint import cache_folder
 from tests.engine.model.any_batch import KV_BYTES, Answers, answer, answer_alone, check_any_batch, requests_of
 
 SHARED = [(7 * i * i + i) % 490 + 3 for i in range(420)]

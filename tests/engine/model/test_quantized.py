@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ConfigError, ModelError
-from engine.model.checkpoint import checkpoint_digest
-from engine.model.gguf import write_tensor_table
+from engine.model.loading.checkpoint import checkpoint_digest
+from engine.model.loading.gguf import write_tensor_table
 from engine.model.model_shape import ModelShape
 from engine.model.quantized.quantized_model import find_quantized
 from tasks.forecast.hardware import choose_hardware

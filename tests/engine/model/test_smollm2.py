@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine import Engine, EngineConfig, Request
-from engine.model.checkpoint import resolve_checkpoint
-from engine.model.gguf import unpack_gguf
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 
 QUESTIONS = ("What is it for?", "Which keyword is used?", "Give one example.", "What happens on an error?")
 

@@ -16,7 +16,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ArtifactError, ConfigError, ModelError
-from engine.model.checkpoint import checkpoint_digest
+from engine.model.loading.checkpoint import checkpoint_digest
 from flows.cli import main
 from flows.nightly import nightly
 from flows.settings import WorkerSettings

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.checkpoint import PLAIN_MODEL_TYPES
+from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
 
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.errors import ModelError
-from engine.model.hub import resolve_head
+from engine.model.loading.hub import resolve_head
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def resolve_checkpoint(model: str | Path) -> Path:
         if not any(path.glob("*.safetensors")) and not (path / GGUF_TENSORS).is_file():
             raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file")
         return path
-    from engine.model.hub import hub_snapshot, open_file  # most models are local folders
+    from engine.model.loading.hub import hub_snapshot, open_file  # most models are local folders
 
     return open_file(model) if path.is_file() else hub_snapshot(str(model))
 
@@ -148,7 +148,7 @@ def load_weights(
     from transformers import AutoModelForCausalLM
 
     if (folder / GGUF_TENSORS).is_file():
-        from engine.model.gguf import unpack_gguf
+        from engine.model.loading.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.checkpoint import GGUF_TENSORS, cache_folder, no_progress_bars, weight_sample
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, no_progress_bars, weight_sample
 
 _CONVERTER_VERSION = 2
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from engine.errors import ModelError
-from engine.model.checkpoint import SENTENCE_FILES, TOKENIZER_FILES, resolve_checkpoint
+from engine.model.loading.checkpoint import SENTENCE_FILES, TOKENIZER_FILES, resolve_checkpoint
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES, *SENTENCE_FILES)
 
@@ -13,7 +13,7 @@ def open_file(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if path.suffix != ".gguf":
         raise ModelError(f"model {str(model)!r}: a file must be a .gguf file; else name the checkpoint's folder")
-    from engine.model.gguf import open_gguf
+    from engine.model.loading.gguf import open_gguf
 
     return open_gguf(path)
 

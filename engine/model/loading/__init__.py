@@ -1,0 +1,1 @@
+"""Checkpoints on disk or on a hub: found, named by a digest, read."""
