@@ -260,7 +260,7 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
-    many_documents(nights, 40)
+    many_documents(nights, 120)  # enough for a night that goes on while its processes are looked for
     ((num_requests,),) = nights.sql("select count(*) from snippet_requests")
     command = start("--workload", "snippets", "--partition-tokens", "1", own_server=how != "sigterm")
     wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)
