@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the interpreter that has an engine, where it is not in .peers",
     )  # fmt: skip
     parser.add_argument("--logs", type=Path, help="folder for what the engines print; made where it is missing")
-    parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/end_to_end.json")
+    parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/end_to_end/NAME.json")
     return parser
 
 

@@ -1,6 +1,6 @@
 """Tables and plots of the end-to-end results, into docs/measurements.md:  python -m benchmarks.render
 
-Reads benchmarks/results/end_to_end*.json and flow_run*.json, rewrites what stands between the two markers of the
+Reads benchmarks/results/end_to_end/*.json and flow_run*.json, rewrites what stands between the two markers of the
 document, and writes one SVG file for each end-to-end result beside it. Nothing is measured.
 """
 
@@ -130,7 +130,7 @@ def render(results: Path, document: Path) -> None:
         ValueError: the document lacks the markers.
     """
     lines = [""]
-    for file in sorted(results.glob("end_to_end*.json")):
+    for file in sorted(results.glob("end_to_end/*.json")):
         found = json.loads(file.read_text())
         lines += render_comparison(file.stem, found)
         (document.parent / f"{file.stem}.svg").write_text(render_plot(found))
