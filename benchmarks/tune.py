@@ -5,11 +5,10 @@
                                                   "default" is what fits every target, for devices without a file
 
 Either way a launch ships only if it compiles for the architecture without spills and within its limits
-(benchmarks/resources.py). Measured: every candidate runs steps of known tiles; the costs are the non-negative least
-squares fit of slot time = sum over tiles of (a start, a rate per KV token from memory, one from L2, a partial result);
-of the launches of each kind (launch_candidates.py) the one that takes the least time over its steps ships.
-Then `balance` and `share_margin` are varied with these. A candidate that gets a step wrong, or fails, is named and left
-out. While one is measured, processes on the other cores compile those that follow.
+(benchmarks/resources.py). Measured: every candidate runs steps of known tiles; of the launches of each kind
+(launch_candidates.py) the one that takes the least time over its steps ships, with the costs that explain the times of
+all that ship best (cost_fit.py). A candidate that gets a step wrong, or fails, is named and left out. While one is
+measured, processes on the other cores compile those that follow.
 
 An entry of the file (element bits, head dim) is replaced as soon as it is known, the others stay; so --bits and
 --head-dim cut the work into pieces. --seconds ends the search in time, with the best of what was tried until then.
@@ -33,8 +32,9 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.compiled_ahead import compiled_ahead
+from benchmarks.kernels.cost_fit import MeasuredStep, fit_costs
 from benchmarks.kernels.cross_compile import TARGETS
-from benchmarks.kernels.data_sheet import DATA_SHEETS, estimate_costs
+from benchmarks.kernels.data_sheet import DATA_SHEETS, START_US, estimate_costs, kilotokens_us
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
 from benchmarks.kernels.launch_candidates import candidates, described, fitted
 from benchmarks.kernels.tuning_steps import TuningBench
@@ -44,9 +44,6 @@ from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch
 
 DTYPES = {16: torch.bfloat16, 32: torch.float32}
 HEAD_DIMS = (64, 128, 256)
-
-LIMITS_SHARE = 0.15
-"""Of a search's time, for `balance` and `share_margin`, which take no compiling."""
 
 
 def estimate(architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
@@ -62,22 +59,23 @@ def estimate(architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
             launches[launch.name] = estimate_costs(launch, sheet, bits, head_dim)
             print(f"{architecture} {bits}-bit {head_dim}: {launches[launch.name]}", flush=True)
     origin = f"estimated from the data sheet of {sheet.device}; not measured"
-    return entry(bits, head_dim, origin, sheet.num_processors, [launches[name] for name in sorted(launches)])
+    return entry(
+        bits, head_dim, origin, sheet.num_processors, (START_US, *kilotokens_us(sheet, bits, head_dim)),
+        [launches[name] for name in sorted(launches)],
+    )  # fmt: skip
 
 
 class Search:
     """The best launches for one element size and head dim on the GPU at hand.
 
     Attributes:
-        best: by name, a launch and the time of its steps in microseconds.
-        limits: the best `balance` and `share_margin`; empty where there was no time for them.
+        best: by name, a launch with estimated costs, and its steps.
         left_out: the candidates that failed, and why.
         untried: the candidates for which there was no time.
     """
 
     def __init__(self, run: GpuRun, architecture: str, bits: int, head_dim: int) -> None:
-        self.best: dict[str, tuple[float, Launch]] = {}
-        self.limits: dict[str, float] = {}
+        self.best: dict[str, tuple[Launch, list[MeasuredStep]]] = {}
         self.left_out: list[str] = []
         self.untried = list(alternating(candidates(architecture, bits, head_dim)))
         self._num_candidates = len(self.untried)
@@ -92,21 +90,13 @@ class Search:
         return f"{self._architecture} {self._bits}-bit {self._head_dim}"
 
     def go_on_until(self, ends: float) -> None:
-        """Tries candidates, then limits; none begins after `ends` (of `time.monotonic`)."""
-        now = time.monotonic()
-        candidates_end = now + (1 - LIMITS_SHARE) * (ends - now)
+        """Tries candidates; none begins after `ends` (of `time.monotonic`)."""
         with compiled_ahead(self.untried, self._architecture, self._bits, self._head_dim) as compiled:
             for future in compiled:
-                seconds_left = min(candidates_end - time.monotonic(), TIMEOUT_MAX)
+                seconds_left = min(ends - time.monotonic(), TIMEOUT_MAX)
                 if seconds_left <= 0 or not wait([future], seconds_left).done:
                     break
                 self._try(self.untried.pop(0), future)
-        if self.best:
-            try:
-                self.limits = self._bench.find_limits([launch for _, launch in self.best.values()], ends)
-            except Exception as failure:
-                self.left_out.append(f"{self.text} limits: {in_one_line(failure)}")
-            print(f"{self.text} {self.limits}", flush=True)
 
     def _try(self, candidate: Launch, compiled: Future[Launch | None]) -> None:
         """Measures a candidate that fits."""
@@ -115,14 +105,15 @@ class Search:
             if launch is None:
                 return
             costed = estimate_costs(launch, DATA_SHEETS[self._architecture], self._bits, self._head_dim)
-            measured, total_us = self._bench.measure(costed)
+            steps = self._bench.measure(costed)
         except Exception as failure:
             self.left_out.append(f"{self.text} {described(candidate)}: {in_one_line(failure)}")
             print(f"left out: {self.left_out[-1]}", flush=True)
             return
-        print(f"{self.text} {total_us:10.1f} us  {measured}", flush=True)
-        if launch.name not in self.best or total_us < self.best[launch.name][0]:
-            self.best[launch.name] = total_us, measured
+        total_us = sum(step.us for step in steps)
+        print(f"{self.text} {total_us:10.1f} us  {described(launch)}", flush=True)
+        if launch.name not in self.best or total_us < sum(step.us for step in self.best[launch.name][1]):
+            self.best[launch.name] = costed, steps
 
     def entry(self) -> dict[str, Any] | None:
         """What was found; None unless it has a launch of every kind that was looked for; grouped may be missing."""
@@ -134,8 +125,10 @@ class Search:
             origin += f"; {self._num_candidates - len(self.untried)} of {self._num_candidates} candidates"
         if self._bench.not_captured:
             origin += f"; times contain the host's: {self._bench.not_captured}"
-        launches = [self.best[name][1] for name in sorted(self.best)]
-        return self.limits | entry(self._bits, self._head_dim, origin, self._run.num_processors, launches)
+        sheet = DATA_SHEETS[self._architecture]
+        launches, steps = zip(*(self.best[name] for name in sorted(self.best)), strict=True)
+        costs = fit_costs(launches, steps, (START_US, *kilotokens_us(sheet, self._bits, self._head_dim)))
+        return entry(self._bits, self._head_dim, origin, self._run.num_processors, costs.device, costs.launches)
 
 
 def alternating(found: Iterable[Launch]) -> Iterator[Launch]:
@@ -146,9 +139,19 @@ def alternating(found: Iterable[Launch]) -> Iterator[Launch]:
     return (launch for launch in chain.from_iterable(zip_longest(*by_kind.values())) if launch is not None)
 
 
-def entry(bits: int, head_dim: int, origin: str, num_processors: int, launches: Iterable[Launch]) -> dict[str, Any]:
+def entry(
+    bits: int,
+    head_dim: int,
+    origin: str,
+    num_processors: int,
+    device: tuple[float, float, float],
+    launches: Iterable[Launch],
+) -> dict[str, Any]:
+    """An entry of a configuration file; `device` is the launch's start, and a kilotoken from memory and from L2."""
+    start_us, memory_kilotoken_us, l2_kilotoken_us = device
     return {
         "element_bits": bits, "head_dim": head_dim, "origin": origin, "num_processors": num_processors,
+        "start_us": start_us, "memory_kilotoken_us": memory_kilotoken_us, "l2_kilotoken_us": l2_kilotoken_us,
         "launches": [asdict(launch) for launch in launches],
     }  # fmt: skip
 
@@ -162,8 +165,6 @@ def keep(found: Mapping[str, Any], architecture: str, folder: Path) -> None:
         else {
             "architecture": architecture,
             "min_split_tokens": 256,
-            "balance": 0.5,
-            "share_margin": 0.1,
             "entries": [],
         }
     )

@@ -14,6 +14,7 @@ from benchmarks import tune
 from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention_batches import GroupSize
+from benchmarks.kernels.cost_fit import cost_errors
 from benchmarks.kernels.tuning_steps import TuningBench, TuningStep
 from engine.kernels.triton import tuned
 from engine.kernels.triton.triton_attention import architecture_of
@@ -56,16 +57,18 @@ def _tune(stage: StageRun, bits: int, head_dim: int, seconds: float) -> dict[str
 
 
 def _cost_errors(stage: StageRun, architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
-    """By launch: the fitted costs' relative error on the steps they were fitted to, in the mean and at worst."""
+    """By launch: what the steps of the fit take, and the costs' relative error on them, in the mean and at worst."""
     steps = TINY_STEPS if stage.is_tiny else None
     bench = TuningBench(stage.run, tune.DTYPES[bits], head_dim, steps)
     found = {}
-    for launch in tuned.load_tuned(architecture, element_bits=bits, head_dim=head_dim).launches:
-        bench.measure(launch)
-        errors = torch.tensor(bench.cost_errors).abs()
+    costs = tuned.load_tuned(architecture, element_bits=bits, head_dim=head_dim)
+    for launch in costs.launches:
+        measured = bench.measure(launch)
+        errors = torch.tensor(cost_errors(costs, launch, measured)).abs()
         found[launch.name] = {
             "mean_error": round(float(errors.mean()), 4),
             "worst_error": round(float(errors.max()), 4),
+            "us": [round(step.us, 2) for step in measured],
         }
     return found
 

@@ -43,23 +43,37 @@ def in_flight_bytes(launch: Launch, bits: int, head_dim: int) -> int:
     return max(launch.num_stages - 1, 1) * 2 * launch.narrow.tokens * head_dim * bits // 8
 
 
+MEMORY_SHARE = 0.8
+"""Of the stated bandwidth that a launch reaches."""
+
+START_US = 9.5
+"""Of a launch, as an H200 took for it."""
+
+
+def kilotokens_us(sheet: DataSheet, bits: int, head_dim: int) -> tuple[float, float]:
+    """What the device takes to read 1,000 KV tokens of one KV head, from memory and from L2."""
+    num_bytes = 1000 * 2 * head_dim * bits // 8
+    memory_us, l2_us = num_bytes / (sheet.memory_gb_s * MEMORY_SHARE * 1e3), num_bytes / (sheet.l2_gb_s * 1e3)
+    return round(memory_us, 5), round(l2_us, 5)
+
+
 def estimate_costs(launch: Launch, sheet: DataSheet, bits: int, head_dim: int) -> Launch:
-    """Fills in what tiles should cost if every slot had its even share of the bandwidth and of half the matrix rate."""
+    """Fills in what tiles should cost if each slot had its even share of L2's bandwidth and half the matrix rate."""
     num_slots = sheet.num_processors * launch.programs_per_processor
 
     def costs(shape: TileShape) -> TileShape:
         kilotoken_bytes = 1000 * 2 * head_dim * bits // 8
         kilotoken_flops = 1000 * 4 * head_dim * shape.rows
+        # A step of the loop waits at its barriers for as long, whatever it reads.
+        l2_us = 0.45 * 1000 / shape.tokens + kilotoken_bytes / (sheet.l2_gb_s * 1e3 / num_slots)
         # What is under way arrives about a microsecond after it was asked for, however idle the memory is.
         waiting_us = kilotoken_bytes / in_flight_bytes(launch, bits, head_dim)
-        memory_us = max(kilotoken_bytes / (sheet.memory_gb_s * 1e3 / num_slots), waiting_us)
-        l2_us = max(kilotoken_bytes / (sheet.l2_gb_s * 1e3 / num_slots), waiting_us / 2)
         matrix_us = kilotoken_flops / (sheet.matrix_tflops[bits] * 0.5 * 1e6 / num_slots)
         # A partial is written and read back through L2, in fp32, after an atomic's round trip.
-        partial_us = 1.0 + 2 * 4 * shape.rows * head_dim / (sheet.l2_gb_s * 1e3 / num_slots)
+        partial_us = 2.5 + 2 * 4 * shape.rows * head_dim / (sheet.l2_gb_s * 1e3 / num_slots)
         return replace(
-            shape, tile_us=2.5, kilotoken_us=round(max(memory_us, matrix_us), 3),
-            reread_kilotoken_us=round(max(l2_us, matrix_us), 3), partial_us=round(partial_us, 3),
+            shape, tile_us=2.5 + shape.rows / 16, kilotoken_us=round(max(l2_us, waiting_us, matrix_us), 3),
+            partial_us=round(partial_us, 3),
         )  # fmt: skip
 
     return replace(launch, narrow=costs(launch.narrow), wide=costs(launch.wide) if launch.wide else None)

@@ -35,7 +35,7 @@ def candidates(architecture: str, bits: int, head_dim: int) -> Iterator[Launch]:
 
 
 def _shape(rows: int, tokens: int) -> TileShape:
-    return TileShape(rows=rows, tokens=tokens, tile_us=1, kilotoken_us=1, reread_kilotoken_us=1, partial_us=1)
+    return TileShape(rows=rows, tokens=tokens, tile_us=1, kilotoken_us=1, partial_us=1)
 
 
 def fitted(launch: Launch, architecture: str, bits: int, head_dim: int) -> Launch | None:

@@ -4,8 +4,7 @@ import numpy as np
 
 
 def non_negative_least_squares(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with no negative coefficient (Lawson and Hanson's active sets), relative errors weighed alike."""
-    matrix, target = matrix / target[:, None], np.ones_like(target)
+    """Least squares with no negative coefficient (Lawson and Hanson's active sets)."""
     found = np.zeros(matrix.shape[1])
     is_free = np.zeros(matrix.shape[1], dtype=bool)
     while True:

@@ -18,6 +18,7 @@ import torch
 
 from engine.device.transfers import to_device
 from engine.kernels import cdiv
+from engine.kernels.triton.cost_model import MOST_ROUNDS
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import AttentionStep
@@ -236,12 +237,11 @@ def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int
         most_blocks: of one sequence, its prefix's included.
         num_kv_blocks: own blocks belong to one sequence each; prefixes and packs are taken to have as many at most.
     """
-    # Each row has a tile for its own KV, packed or not, and at most one in a prefix tile. Ranges are cut where a tile
-    # would take longer than `balance` times a slot's share of the work, which makes at most as many more as there are
-    # such shares.
+    # Each row has a tile for its own KV, packed or not, and at most one in a prefix tile; ranges are split into no more
+    # tiles than fill the program slots a few times.
     tuned = backend.tuned
     slots = backend.num_processors * max(launch.programs_per_processor for launch in tuned.launches)
-    num_cuts = int(slots / (tuned.balance * backend.num_kv_heads)) + 1
+    num_cuts = MOST_ROUNDS * slots // backend.num_kv_heads + 1
     rows_a_tile = max(shape.rows for launch in tuned.launches for shape in launch.shapes) // backend.group_size
     return WorkCapacity(
         num_rows=num_rows,

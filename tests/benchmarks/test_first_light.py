@@ -220,12 +220,13 @@ def test_goals_are_not_measured_until_they_are(tmp_path: Path, capsys: pytest.Ca
     assert {goal.verdict for goal in goals(tmp_path)} == {"not measured"}
     stage = StageRun("batches", tmp_path, seconds=60, is_tiny=True)
     for name, seconds in (("ours", 2.0), ("server", 4.0), ("transformers", 3.0)):
-        stage.measure(f"{name}: case-1", lambda seconds=seconds: {"median_seconds": seconds})
+        for case in ("case-1", "case-1-short"):
+            stage.measure(f"{name}: {case}", lambda seconds=seconds: {"median_seconds": seconds})
     for name, seconds in (("ours", 1.7), ("ours in fp8", 1.0)):
         stage.measure(f"{name}: prefill", lambda seconds=seconds: {"median_seconds": seconds})
     verdicts = {goal.name: goal.verdict for goal in goals(tmp_path)}
     assert verdicts["fp8 over bf16 on prefill"] == "met"
-    assert (verdicts["case-1 over server"], verdicts["case-1 over transformers"]) == ("met", "missed")
+    assert (verdicts["case-1 over server"], verdicts["case-1-short over transformers"]) == ("met", "missed")
     print_goals(tmp_path)
     assert "measured on: Triton's interpreter, no figure" in capsys.readouterr().out
 

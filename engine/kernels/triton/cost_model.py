@@ -1,30 +1,47 @@
-"""What attention tiles cost, and from it which tile shape a query takes and which prefixes are worth sharing.
+"""What attention steps cost, and from it which tile shape a query takes, which prefixes are shared, what is split.
 
-Costs are in microseconds of one program slot: tile_us a tile, and per 1,000 KV tokens a rate that is lower where
-another program has just read them. Sharing a group's prefix saves each member its own reading of it, and costs the
-prefix tiles and two partial results per row instead of one result. So a short prefix or one with few members is not
-shared, and neither are the rows of a long prompt chunk, which fill the rows of a tile by themselves (BatchLLM section
-6.3.3 reports such cases as lost; here they fall back to paged attention: the same tiles at the same cost).
+A launch takes `start_us`, and then as long as its program slots or the memory take, whichever is longer:
 
-All arrays are per sequence ``[S]`` or per group ``[G]``; no loop runs over either.
+    slots:   rounds * mean tile, but not less than the longest tile; rounds = ceil(tiles / slots)
+    memory:  the KV tokens read, at one rate where they come from memory, at another where a program has just read them
+
+A tile takes `tile_us`, a rate per KV token, and `partial_us` where its result is a partial one. Sharing a group's
+prefix saves each member its own reading of it, and costs the prefix tiles and two partial results per row instead of
+one result. So a short prefix or one with few members is not shared, and neither are the rows of a long prompt chunk,
+which fill the rows of a tile by themselves (BatchLLM section 6.3.3 reports such cases as lost; here they fall back to
+paged attention: the same tiles at the same cost). Ranges of KV are split where that fills the slots: in a step of few
+tiles the longest one is all of its time.
+
+Arrays are per sequence ``[S]`` or per group ``[G]``; no loop runs over either.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.tuned import Launch, TileShape
+from engine.kernels.triton.tuned import Launch, TileShape, TunedAttention
 
 SharePolicy = Literal["fused", "paged", "relay"]
 """Which prefixes become prefix tiles: those that gain (fused), none (paged), or all (relay)."""
 
+SHARE_MARGIN = 0.04
+"""By how much sharing must shorten a step to be preferred to paged attention: the cost model's own error."""
+
+MOST_ROUNDS = 4
+"""Ranges are not split into more tiles than the program slots take in so many rounds."""
+
+_SPLITS = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32])[:, None]
+"""Parts of the longest range that are tried."""
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+_Number = TypeVar("_Number", bound=np.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,29 +51,18 @@ class Choice:
     Attributes:
         is_shared: bool ``[S]``, whether a sequence's rows meet its group's prefix in prefix tiles.
         own_shape, prefix_shape: index into launch.shapes, ``[S]`` and ``[G]``.
-        total_us: of all tiles of one KV head, before any split.
+        step_us: of the whole step.
+        longest_us: a tile that takes longer is split.
+        slot_us: what all tiles take, over the program slots.
     """
 
     launch: Launch
     is_shared: npt.NDArray[np.bool_]
     own_shape: Ints
     prefix_shape: Ints
-    total_us: float
-
-
-def tile_us(
-    shape: TileShape, num_tiles: Ints | int, fresh_tokens: Ints | Floats, reread_tokens: Ints | Floats | int
-) -> Floats:
-    """Slot time of tiles in microseconds.
-
-    Args:
-        shape: what a tile costs.
-        num_tiles: tiles of each sequence or group, ``[S]`` or ``[G]``.
-        fresh_tokens: KV tokens that all of these tiles read from memory.
-        reread_tokens: KV tokens that they read from L2.
-    """
-    memory_us = fresh_tokens * (shape.kilotoken_us / 1000)
-    return memory_us + (num_tiles * shape.tile_us + reread_tokens * (shape.reread_kilotoken_us / 1000))
+    step_us: float
+    longest_us: float
+    slot_us: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,69 +96,171 @@ class StepSizes:
             is_decode=batch.num_rows == len(batch.suffix_lens),
         )
 
-    def count_own_tiles(self, tokens: int) -> tuple[Ints | int, Ints | int]:
-        """Of each sequence: its tiles of `tokens` rows, and own KV tokens that they read after the first that does."""
+    def own_tiles(self, tokens: int) -> tuple[Ints, Ints]:
+        """Of each sequence: its tiles of `tokens` rows, and own KV tokens that they read in all."""
         if self.is_decode:
-            return 1, 0
+            return self.num_rows, self.suffix_lens
         num_tiles = cdiv(self.num_rows, tokens)
         # Tile i of a chunk reads up to its own last row: earlier tokens, and (i + 1) * tokens of the chunk.
         earlier = (num_tiles - 1) * (self.suffix_lens - self.num_rows)
-        return num_tiles, earlier + tokens * (num_tiles * (num_tiles - 1) // 2)
+        return num_tiles, self.suffix_lens + earlier + tokens * (num_tiles * (num_tiles - 1) // 2)
 
 
-def choose(sizes: StepSizes, launch: Launch, *, group_size: int, policy: SharePolicy, share_margin: float) -> Choice:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """Tiles before their KV ranges are split, by sequence ``[S]`` or group ``[G]``.
+
+    Attributes:
+        shape: index into the launch's shapes.
+        num_tiles: with one range each.
+        num_read: KV tokens that all of them read.
+        longest: KV tokens that the longest of them reads.
+        is_partial: their results are partial, split or not.
+        total_us: slot time of all.
+    """
+
+    shape: Ints
+    num_tiles: Ints
+    num_read: Ints
+    longest: Ints
+    is_partial: npt.NDArray[np.bool_]
+    total_us: Floats
+
+    def where(self, is_kept: npt.NDArray[np.bool_]) -> "Ranges":
+        """These ranges, without tiles where they are not kept ``[n]``."""
+        return Ranges(
+            shape=self.shape, num_tiles=self.num_tiles * is_kept, num_read=self.num_read * is_kept,
+            longest=self.longest * is_kept, is_partial=self.is_partial & is_kept, total_us=self.total_us * is_kept,
+        )  # fmt: skip
+
+    def and_those(self, others: "Ranges") -> "Ranges":
+        """These ranges, then the others."""
+        return Ranges(
+            **{name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in Ranges.__slots__}
+        )
+
+    def split(self, launch: Launch, slots_a_head: float, min_split_tokens: int) -> tuple[float, float, float]:
+        """What the slots take, what the longest tile may take for it, and what a slot takes in the mean; microseconds.
+
+        Where the slots are busy for a few rounds, ranges are split that alone would take as long as all of these. Else
+        several ways to split the longest are compared.
+
+        Args:
+            slots_a_head: program slots for each KV head.
+            min_split_tokens: KV tokens that a part holds at least.
+        """
+        num_tiles, total_us = int(self.num_tiles.sum()), float(self.total_us.sum())
+        slot_us = total_us / slots_a_head
+        if num_tiles > MOST_ROUNDS * slots_a_head:
+            return np.ceil(num_tiles / slots_a_head) / num_tiles * total_us, slot_us, slot_us
+        costs = np.array([(each.tile_us, each.kilotoken_us / 1000, each.partial_us) for each in launch.shapes])
+        tile_us, token_us, partial_us = costs.T[:, self.shape]
+        range_us = tile_us + token_us * self.longest
+        most = np.maximum(self.longest // min_split_tokens, 1)
+        splits = _SPLITS if most.max() > 1 else _SPLITS[:1]
+        longest_us = range_us.max() / splits * (1 + 1e-9)
+        parts = np.minimum(np.ceil(range_us / longest_us), most)
+        is_partial = self.is_partial | (parts > 1)
+        added_us = tile_us * (parts - 1) + partial_us * (is_partial * parts - self.is_partial)
+        numbers = (self.num_tiles * parts).sum(1)
+        rounds = np.ceil(numbers / slots_a_head)
+        longest_tile_us = (tile_us + token_us * self.longest / parts + partial_us * is_partial).max(1)
+        slots_us = np.maximum(rounds / numbers * (total_us + (self.num_tiles * added_us).sum(1)), longest_tile_us)
+        slots_us[1:][rounds[1:] > MOST_ROUNDS] = np.inf
+        best = int(slots_us.argmin())
+        return float(slots_us[best]), float(longest_us[best, 0]), slot_us
+
+
+def choose(
+    sizes: StepSizes,
+    launch: Launch,
+    tuned: TunedAttention,
+    *,
+    group_size: int,
+    num_kv_heads: int,
+    num_processors: int,
+    policy: SharePolicy,
+) -> Choice:
     """The cheapest cut of a step under one launch.
 
     Args:
         sizes: of the step.
         launch: the tile shapes to choose from.
+        tuned: the device's costs.
         group_size: query heads of a KV head.
+        num_processors: of the device.
         policy: which prefixes become prefix tiles; see `SharePolicy`.
-        share_margin: by how much sharing a prefix must be cheaper than paged attention, as a share of its cost.
     """
     num_rows, prefix, group, prefix_lens = sizes.num_rows, sizes.prefix, sizes.group, sizes.prefix_lens
-    num_groups = len(prefix_lens)
+    own_tiles = [sizes.own_tiles(shape.rows // group_size) for shape in launch.shapes]
     own_us, paged_us, prefix_row_us, partial_us = [], [], [], []
-    for shape in launch.shapes:
-        tokens = shape.rows // group_size
-        num_tiles, reread_tokens = sizes.count_own_tiles(tokens)
-        read_us = prefix * (shape.reread_kilotoken_us / 1000)
-        own = tile_us(shape, num_tiles, sizes.suffix_lens, reread_tokens)
+    for shape, (num_tiles, num_read) in zip(launch.shapes, own_tiles, strict=True):
+        read_us = prefix * (shape.kilotoken_us / 1000)
+        own = _tiles_us(shape, num_tiles, num_read)
         own_us.append(own)
         paged_us.append(own + num_tiles * read_us)
-        prefix_row_us.append(read_us * num_rows / tokens)
+        prefix_row_us.append(read_us * num_rows / (shape.rows // group_size))
         partial_us.append(num_tiles * shape.partial_us)
     (own_shape, own_best), (paged_shape, paged_best) = _cheapest(own_us), _cheapest(paged_us)
-    own_best = own_best + np.where(own_shape == 0, partial_us[0], partial_us[-1])
-    gain = paged_best - own_best
+    shared_us = own_best + _pick(own_shape, partial_us)
+    gain = paged_best - shared_us
     # Rows that cost the prefix tiles more than they save go on alone, whatever the rest of the group does.
     is_candidate = (prefix > 0) & (gain > _cheapest(prefix_row_us)[1])
     if policy == "relay":
         is_candidate = prefix > 0
-    shared_rows = np.bincount(group, weights=num_rows * is_candidate, minlength=num_groups).astype(np.int64)
-    group_us = []
+    prefixes = _prefix_ranges(sizes, launch, is_candidate, group_size)
+    is_worth_it = np.bincount(group, weights=gain * is_candidate, minlength=len(prefix_lens)) > prefixes.total_us
+    is_worth_it |= policy == "relay"
+    shared = is_candidate & is_worth_it[group]
+    cuts = [np.zeros_like(shared)] if policy == "paged" or not shared.any() else [shared]
+    if policy == "fused" and shared.any():
+        cuts = [np.zeros_like(shared), shared]
+    found = []
+    for is_shared in cuts:
+        cut_shape = np.where(is_shared, own_shape, paged_shape)
+        num_tiles, num_read = (_pick(cut_shape, each) for each in zip(*own_tiles, strict=True))
+        seen = np.where(is_shared, 0, prefix)
+        ranges = Ranges(
+            shape=cut_shape, num_tiles=num_tiles, num_read=num_read + num_tiles * seen,
+            longest=sizes.suffix_lens + seen, is_partial=is_shared, total_us=np.where(is_shared, shared_us, paged_best),
+        )  # fmt: skip
+        if is_shared is shared:
+            ranges = ranges.and_those(prefixes.where(is_worth_it))
+        slots_a_head = num_processors * launch.programs_per_processor / num_kv_heads
+        slots_us, longest_us, slot_us = ranges.split(launch, slots_a_head, tuned.min_split_tokens)
+        num_fresh = int(sizes.suffix_lens.sum() + prefix_lens.sum())
+        num_reread = max(int(ranges.num_read.sum()) - num_fresh, 0)
+        memory_us = num_fresh * tuned.memory_kilotoken_us + num_reread * tuned.l2_kilotoken_us
+        found.append(
+            Choice(
+                launch=launch, is_shared=is_shared, own_shape=cut_shape, prefix_shape=prefixes.shape,
+                step_us=tuned.start_us + max(slots_us, num_kv_heads * memory_us / 1000),
+                longest_us=longest_us, slot_us=slot_us,
+            )
+        )  # fmt: skip
+    return found[-1] if found[-1].step_us < found[0].step_us * (1 - SHARE_MARGIN) else found[0]
+
+
+def _prefix_ranges(sizes: StepSizes, launch: Launch, is_shared: npt.NDArray[np.bool_], group_size: int) -> Ranges:
+    """Of each group's prefix, in the cheapest shape; see `Choice.is_shared`."""
+    rows = np.bincount(sizes.group, weights=sizes.num_rows * is_shared, minlength=len(sizes.prefix_lens))
+    all_tiles, group_us = [], []
     for shape in launch.shapes:
-        num_tiles = cdiv(shared_rows, shape.rows // group_size)
-        once = tile_us(shape, num_tiles, prefix_lens, np.maximum(num_tiles - 1, 0) * prefix_lens)
-        group_us.append(once + num_tiles * shape.partial_us)
-    prefix_shape, prefix_best = _cheapest(group_us)
-    group_gain = np.bincount(group, weights=gain * is_candidate, minlength=num_groups)
-    # Paged attention reads a prefix from memory once too: its first reader pays the difference.
-    first_read_us = prefix_lens * (launch.narrow.kilotoken_us - launch.narrow.reread_kilotoken_us) / 1000
-    is_worth_it = group_gain + first_read_us > prefix_best * (1 + share_margin)
-    if policy != "fused":
-        is_worth_it = np.full(num_groups, policy == "relay")
-    is_shared = is_candidate & is_worth_it[group]
-    is_group_shared = np.bincount(group, weights=is_shared, minlength=num_groups) > 0
-    total_us = np.where(is_shared, own_best, paged_best).sum()
-    total_us += np.where(is_group_shared, prefix_best, first_read_us).sum()
-    return Choice(
-        launch=launch,
-        is_shared=is_shared,
-        own_shape=np.where(is_shared, own_shape, paged_shape),
-        prefix_shape=prefix_shape,
-        total_us=float(total_us),
-    )
+        num_tiles = cdiv(rows.astype(np.int64), shape.rows // group_size)
+        all_tiles.append(num_tiles)
+        group_us.append(_tiles_us(shape, num_tiles, num_tiles * sizes.prefix_lens) + num_tiles * shape.partial_us)
+    shape_index, total_us = _cheapest(group_us)
+    num_tiles = _pick(shape_index, all_tiles)
+    return Ranges(
+        shape=shape_index, num_tiles=num_tiles, num_read=num_tiles * sizes.prefix_lens,
+        longest=np.where(num_tiles > 0, sizes.prefix_lens, 0), is_partial=num_tiles > 0, total_us=total_us,
+    )  # fmt: skip
+
+
+def _tiles_us(shape: TileShape, num_tiles: Ints, num_tokens: Ints) -> Floats:
+    """Slot time in microseconds of tiles that read so many KV tokens in all, partial results not counted."""
+    found: Floats = num_tiles * shape.tile_us + num_tokens * (shape.kilotoken_us / 1000)
+    return found
 
 
 def sizes_of(starts: npt.NDArray[np.int32]) -> Ints:
@@ -168,3 +276,8 @@ def _cheapest(costs: Sequence[Floats]) -> tuple[Ints, Floats]:
         index[cost < best] = number
         best = np.minimum(best, cost)
     return index, best
+
+
+def _pick(shape: Ints, arrays: Sequence[npt.NDArray[_Number]]) -> npt.NDArray[_Number]:
+    """Element by element, the array of that shape's number; there are one or two."""
+    return arrays[0] if arrays[0] is arrays[-1] else np.where(shape == 0, arrays[0], arrays[-1])

@@ -62,10 +62,7 @@ def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size
     prefix_len = sizes.prefix[sequence]
     is_shared = choice.is_shared[sequence]
     own_end = sizes.suffix_lens[sequence] - num_rows + index * tokens + num_tokens
-    # The sequence's last tile reads its own KV first; what it shares with the others, they read again.
-    is_first_read = index == num_tiles[sequence] - 1
-    num_fresh = np.where(is_first_read, own_end, 0)
-    num_reread = own_end - num_fresh + np.where(is_shared, 0, prefix_len)
+    num_read = own_end + np.where(is_shared, 0, prefix_len)
     return Jobs(
         first_row_id=batch.cu_seqlens_q[sequence] + index * tokens,
         num_tokens=num_tokens,
@@ -75,7 +72,7 @@ def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size
         prefix_len=prefix_len,
         prefix_entry=batch.prefix_block_starts[group].astype(np.int64),
         own_entry=len(batch.prefix_block_ids) + batch.suffix_block_starts[sequence].astype(np.int64),
-        cost_us=_cost_us(choice.launch, choice.own_shape[sequence], num_fresh, num_reread),
+        cost_us=_cost_us(choice.launch, choice.own_shape[sequence], num_read),
     )
 
 
@@ -94,8 +91,6 @@ def prefix_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_s
     tokens = tokens[group]
     prefix_len = sizes.prefix_lens[group]
     first_of_group = batch.num_rows + np.cumsum(rows_of_group) - rows_of_group
-    # One reads it from memory, the others again: the same cost for each, so that all are split alike.
-    num_fresh = prefix_len / cdiv(rows_of_group[group], tokens)
     jobs = Jobs(
         first_row_id=first_of_group[group] + index * tokens,
         num_tokens=np.minimum(tokens, rows_of_group[group] - index * tokens),
@@ -105,7 +100,7 @@ def prefix_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_s
         prefix_len=prefix_len,
         prefix_entry=batch.prefix_block_starts[group].astype(np.int64),
         own_entry=np.zeros(len(group), dtype=np.int64),
-        cost_us=_cost_us(choice.launch, choice.prefix_shape[group], num_fresh, prefix_len - num_fresh),
+        cost_us=_cost_us(choice.launch, choice.prefix_shape[group], prefix_len),
     )
     return jobs, row_ids, group
 
@@ -207,11 +202,10 @@ def whole_blocks(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return (block_ids.astype(np.int32, copy=False) << SLOT_BITS) | ((1 << SLOT_BITS) - 1)
 
 
-def _cost_us(launch: Launch, shape: Ints, num_fresh: Ints | Floats, num_reread: Ints | Floats) -> Floats:
-    """Of one tile each, as `cost_model.tile_us`."""
-    costs = [(each.tile_us, each.kilotoken_us / 1000, each.reread_kilotoken_us / 1000) for each in launch.shapes]
-    start_us, fresh_us, reread_us = np.array(costs).T[:, shape]
-    found: Floats = start_us + num_fresh * fresh_us + num_reread * reread_us
+def _cost_us(launch: Launch, shape: Ints, num_read: Ints) -> Floats:
+    """Of one tile each, as in cost_model.py."""
+    start_us, token_us = np.array([(each.tile_us, each.kilotoken_us / 1000) for each in launch.shapes]).T[:, shape]
+    found: Floats = start_us + num_read * token_us
     return found
 
 

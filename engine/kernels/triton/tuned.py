@@ -1,7 +1,8 @@
 """Tuned configurations: named data per architecture (`configs/*.json`), read at start, written by `benchmarks.tune`.
 
 A file holds one entry per element size and head dim; an entry holds the launches to choose from in each step. A launch
-is one compiled kernel: its tile shapes, its compiler options, and what a tile costs (cost_model.py).
+is one compiled kernel: its tile shapes, its compiler options, and what a tile costs (cost_model.py); what memory and a
+launch cost is the entry's.
 An entry's `origin` says whether its costs were measured, and on what, or estimated from data sheets.
 """
 
@@ -27,8 +28,7 @@ class TileShape:
         rows: packed query rows (tokens times query heads per KV head), a power of two of at least 16.
         tokens: KV tokens a step of its loop, a power of two of at least 16.
         tile_us: of a tile before its first KV token: start, query, block table, store.
-        kilotoken_us: per 1,000 KV tokens read from memory.
-        reread_kilotoken_us: per 1,000 KV tokens that another program has just read (L2).
+        kilotoken_us: per 1,000 KV tokens, where memory does not make it wait.
         partial_us: per tile whose result is a partial: written, announced, merged.
     """
 
@@ -36,7 +36,6 @@ class TileShape:
     tokens: int
     tile_us: float
     kilotoken_us: float
-    reread_kilotoken_us: float
     partial_us: float
 
 
@@ -73,16 +72,18 @@ class TunedAttention:
         origin: where the costs come from.
         num_processors: of the device the costs were taken on; a launch on a real device uses that device's own number.
         min_split_tokens: KV tokens that a split of a tile's range holds at least.
-        balance: a tile takes at most this share of the time that a program slot is busy on average, else it is split.
-        share_margin: by how much sharing a prefix must be cheaper than paged attention, as a share of its cost.
+        start_us: of a launch, whatever it computes.
+        memory_kilotoken_us: what the whole device takes to read 1,000 KV tokens of one KV head from memory.
+        l2_kilotoken_us: the same for tokens that another program has just read.
     """
 
     architecture: str
     origin: str
     num_processors: int
     min_split_tokens: int
-    balance: float
-    share_margin: float
+    start_us: float
+    memory_kilotoken_us: float
+    l2_kilotoken_us: float
     launches: tuple[Launch, ...]
 
     def for_8_bit_kv(self) -> "TunedAttention":
@@ -97,7 +98,12 @@ class TunedAttention:
                 narrow, wide = (replace(shape, tokens=min(shape.tokens, 32)) for shape in (narrow, wide))
             return replace(found, num_stages=2, narrow=narrow, wide=wide)
 
-        return replace(self, launches=tuple(converting(found) for found in self.launches))
+        return replace(
+            self,
+            memory_kilotoken_us=self.memory_kilotoken_us / 2,
+            l2_kilotoken_us=self.l2_kilotoken_us / 2,
+            launches=tuple(converting(found) for found in self.launches),
+        )
 
 
 def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedAttention:

@@ -89,22 +89,27 @@ def build_work_list(
     """Cuts a step into tiles, under whichever of the launches should take the least time.
 
     Args:
+        tuned: the device's costs.
         group_size: query heads per KV head.
         num_processors: of the device that will run it.
+        policy: see `choose`.
+        launches: of which one is taken.
     """
     sizes = StepSizes.of(batch)
-    choices = [
-        choose(sizes, launch, group_size=group_size, policy=policy, share_margin=tuned.share_margin)
-        for launch in launches
-    ]
-    choice = min(choices, key=lambda found: found.total_us / found.launch.programs_per_processor)
-    num_slots = num_processors * choice.launch.programs_per_processor
-    # A tile longer than this would still run when the others have finished.
-    longest_us = tuned.balance * choice.total_us * num_kv_heads / num_slots
+    choice = min(
+        (
+            choose(
+                sizes, launch, tuned, group_size=group_size, num_kv_heads=num_kv_heads,
+                num_processors=num_processors, policy=policy,
+            )
+            for launch in launches
+        ),
+        key=lambda found: found.step_us,
+    )  # fmt: skip
     owns = own_jobs(batch, sizes, choice, group_size)
     prefixes, prefix_row_ids, job_group = prefix_jobs(batch, sizes, choice, group_size)
     own, prefix = (
-        _Splits.of(jobs, batch.block_size, choice.launch, longest_us, tuned.min_split_tokens)
+        _Splits.of(jobs, batch.block_size, choice.launch, choice.longest_us, tuned.min_split_tokens)
         for jobs in (owns, prefixes)
     )
     sequence, group = owners(sizes.num_rows), sizes.group
@@ -130,7 +135,7 @@ def build_work_list(
     own_part = np.where(is_direct, -1, job_prefix_parts[own.job] + own.index)
     packs = Packs.of(
         owns, np.where(own.num_splits == 1, job_prefix_parts + 1, 0), batch, choice.launch, group_size,
-        longest_us=longest_us, first_row_id=num_rows + len(prefix_row_ids),
+        longest_us=choice.slot_us / 2, first_row_id=num_rows + len(prefix_row_ids),
     )  # fmt: skip
     rows[packs.rows, RowField.PACKED_POSITION] = packs.positions
     rows[packs.rows, RowField.PACKED_FIRST_SEEN] = packs.first_seen
