@@ -91,9 +91,9 @@ class TunedAttention:
         programs of wide tiles run at once, these would spill some."""
 
         def converting(found: Launch) -> Launch:
-            if found.wide is None:
-                return found
             narrow, wide = found.narrow, found.wide
+            if wide is None:
+                return replace(found, narrow=replace(narrow, tokens=min(narrow.tokens, 64)))
             if found.name == "grouped":
                 narrow, wide = (replace(shape, tokens=min(shape.tokens, 32)) for shape in (narrow, wide))
             return replace(found, num_stages=2, narrow=narrow, wide=wide)

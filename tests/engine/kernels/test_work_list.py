@@ -194,7 +194,7 @@ def test_groups_of_16_read_their_prefix_once_and_short_own_parts_are_packed() ->
 def test_long_own_parts_and_steps_that_do_not_fill_the_device_are_not_packed() -> None:
     for groups in (
         [GroupSize(prefix_len=0, members=[(64, 1)] * 64)],
-        [GroupSize(prefix_len=0, members=[(500, 1)] * 2048)],
+        [GroupSize(prefix_len=0, members=[(2000, 1)] * 2048)],
     ):
         batch, _ = make_batch(groups, 16)
         work_list = plan(batch, architecture="sm_90", group_size=4, num_kv_heads=8)
