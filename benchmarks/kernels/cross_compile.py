@@ -168,12 +168,13 @@ def compile_swiglu(architecture: str, *, size: int = 14336, element: str = "bf16
     )  # fmt: skip
 
 
-def compile_draw(architecture: str) -> Any:
+def compile_draw(architecture: str, *, vocab_size: int = 128_256) -> Any:
     """The kernel that draws a token from a row of logits."""
+    num_blocks = triton.next_power_of_2(triton.cdiv(vocab_size, draw_kernel.BLOCK))
     return compile_kernel(
         draw_kernel._draw_kernel, architecture,
-        dtypes={"logits": "*fp32", "settings": "*fp64", "out": "*i64", "vocab_size": "i32"},
-        constants={"BLOCK": draw_kernel.BLOCK}, num_warps=8, num_stages=2, options={},
+        dtypes={"logits": "*fp32", "settings": "*fp64", "scratch": "*fp32", "out": "*i64", "vocab_size": "i32"},
+        constants={"BLOCK": draw_kernel.BLOCK, "NUM_BLOCKS": num_blocks}, num_warps=8, num_stages=2, options={},
     )  # fmt: skip
 
 

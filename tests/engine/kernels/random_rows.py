@@ -26,6 +26,33 @@ def make_rows(seed: int, num_rows: int, vocab_size: int, *, has_ties: bool) -> t
     return torch.from_numpy(logits).float(), torch.from_numpy(settings)
 
 
+def make_hard_rows(seed: int, vocab_size: int, stride: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that are equal, nearly flat, sorted or mostly masked, or whose large logits lie `stride` apart; each with
+    every setting that leaves one token, some, nearly all or all."""
+    rng = np.random.default_rng(seed)
+    normal = rng.normal(size=vocab_size) * 3
+    ids = np.arange(vocab_size)
+    kinds = [
+        np.zeros(vocab_size),
+        np.where(rng.random(vocab_size) < 0.5, 0.0, -0.0),
+        np.where(rng.random(vocab_size) < 0.3, 2.0, -1.0),
+        np.where(ids == vocab_size - 1, -5.0, -np.inf),
+        np.where(ids % 911 == 7, normal, -np.inf),
+        np.where(rng.random(vocab_size) < 0.02, normal, -1e30),
+        np.where(ids % stride == 5, 20 + normal / 9, normal),
+        np.sort(normal),
+        np.sort(normal)[::-1],
+        normal / 300,
+        normal - 1e4,
+    ]
+    kept = [(top_k, 1.0) for top_k in (1, 50, stride + 1, vocab_size - 1, vocab_size)]
+    kept += [(vocab_size, top_p) for top_p in (1e-6, 0.9, 1 - 1e-9)] + [(50, 0.9), (vocab_size // 2, 0.99)]
+    logits = np.repeat(np.stack(kinds), len(kept), axis=0)
+    temperature, uniform = rng.choice([0.3, 0.7, 1.0, 2.0], len(logits)), rng.random(len(logits))
+    settings = np.column_stack([temperature, np.tile(kept, (len(kinds), 1)), uniform])
+    return torch.from_numpy(logits).float(), torch.from_numpy(settings)
+
+
 def is_a_close_call(logits: torch.Tensor, settings: torch.Tensor, drawn: int) -> bool:
     """Whether a hair's breadth in the random number or in top-p makes the plain draw the other token."""
     for moved in (-1e-5, 1e-5):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.draw import draw_tokens
 from engine.model.loading.checkpoint import cache_folder
-from tests.engine.kernels.random_rows import is_a_close_call, make_rows
+from tests.engine.kernels.random_rows import is_a_close_call, make_hard_rows, make_rows
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +25,10 @@ def test_native_draws_are_the_plain_ones(native: NativeBackend, seed: int, vocab
         assert is_a_close_call(logits[row], settings[row], int(found[row])), (row, settings[row])
     alone = [native.draw_tokens(logits[row : row + 1], settings[row : row + 1]).item() for row in range(24)]
     assert found.tolist() == alone
+
+
+def test_native_draws_from_hard_rows_are_the_plain_ones(native: NativeBackend) -> None:
+    logits, settings = make_hard_rows(2, 3001, 1024)
+    expected, found = draw_tokens(logits, settings), native.draw_tokens(logits, settings)
+    for row in (expected != found).nonzero().flatten().tolist():
+        assert is_a_close_call(logits[row], settings[row], int(found[row])), (row, settings[row])

@@ -20,13 +20,13 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
-from engine.kernels.triton.draw_kernel import draw_tokens
+from engine.kernels.triton.draw_kernel import BLOCK, draw_tokens
 from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 from tests.engine.kernels.interpreted.cases import CASES, GUARD, MIXED, Case, Inputs, decode, make_backend, make_inputs
 from tests.engine.kernels.interpreted.fp8 import RUNS as FP8_RUNS
 from tests.engine.kernels.interpreted.layers import RUNS
-from tests.engine.kernels.random_rows import is_a_close_call, make_rows
+from tests.engine.kernels.random_rows import is_a_close_call, make_hard_rows, make_rows
 from tests.engine.kernels.twins import write_kv_ref
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -258,14 +258,22 @@ def run_refusals() -> tuple[list[str], float]:
 def run_draws() -> tuple[list[str], float]:
     """Random draws, against those that sort; more tokens than a program holds at once, and fewer."""
     problems = []
-    for vocab_size, has_ties in ((31, True), (1025, False)):
-        logits, settings = make_rows(1, 12, vocab_size, has_ties=has_ties)
+    for logits, settings in (
+        make_rows(1, 12, 31, has_ties=True),
+        make_rows(1, 12, BLOCK, has_ties=True),
+        make_rows(1, 12, BLOCK + 1, has_ties=False),
+        make_hard_rows(1, 2 * BLOCK + 809, BLOCK),
+    ):
+        vocab_size = logits.shape[1]
         expected, found = draw_tokens_ref(logits, settings), draw_tokens(logits, settings)
         problems += [
             f"of {vocab_size} tokens row {row} drew {found[row]}, expected {expected[row]}: {settings[row].tolist()}"
             for row in (expected != found).nonzero().flatten().tolist()
             if not is_a_close_call(logits[row], settings[row], int(found[row]))
         ]
+        alone = torch.cat([draw_tokens(logits[row:][:1], settings[row:][:1]) for row in range(0, len(logits), 7)])
+        if not torch.equal(alone, found[::7]):
+            problems.append(f"of {vocab_size} tokens other ones are drawn alone than in a batch")
     return problems, 0.0
 
 
