@@ -49,22 +49,23 @@ def _number_of(key):
 
 
 @triton.jit
-def _search(lanes, lengths, lowest, largest, scale, limit, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def _search(lanes, lengths, lowest, largest, scale, limit, tolerance, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """The highest number such that what is not below it reaches `limit`, in tokens or in weight; and what is above it.
 
-    Where all that is above `lowest` does not reach the limit, the number is `lowest`.
+    Where all that is above `lowest` does not reach the limit, the number is `lowest`. Its key may be lower than that of
+    the highest by `tolerance`.
     """
     low, high = _key_of(lowest), _key_of(largest)
     above = tl.zeros([], dtype=tl.float64)
     longest = tl.max(lengths, 0)
-    while low < high:
+    while high - low > tolerance:
         middle = low + ((high - low + 1) >> 1)
         number = _number_of(middle)
         sums = tl.zeros([BLOCK], dtype=tl.float32)
         for depth in range(longest):
             x = tl.load(lanes + depth * BLOCK + tl.arange(0, BLOCK), mask=depth < lengths, other=-float("inf"))
             sums += tl.where(x >= number, 1.0 if IS_COUNT else _weigh(x, largest, scale), 0.0)
-        total = tl.sum(sums.to(tl.float64), 0)
+        total = tl.sum(sums, 0).to(tl.float64)
         is_reached = total >= limit
         above = tl.where(is_reached, above, total)
         low = tl.where(is_reached, middle, low)
@@ -78,9 +79,10 @@ def _find_cut(
 ):
     """What `_search` finds among the logits that weigh more than `least`; `scratch` begins with the peaks."""
     candidates = scratch + BLOCK
-    # Peaks are some of the logits: where they reach the limit, all of them do.
+    # Peaks are some of the logits: where they reach the limit, all of them do. A tolerance of 2**14 is at most
+    # 0.2 % of a number, and spares 14 passes of 32.
     ones = tl.full([BLOCK], 1, dtype=tl.int32)
-    bound, _ = _search(scratch, ones, lowest, largest, scale, limit, IS_COUNT, BLOCK)
+    bound, _ = _search(scratch, ones, lowest, largest, scale, limit, 1 << 14, IS_COUNT, BLOCK)
     lengths = tl.zeros([BLOCK], dtype=tl.int32)
     tl.debug_barrier()  # until all threads are through with the candidates of an earlier search
     for first in range(0, vocab_size, BLOCK):
@@ -89,7 +91,7 @@ def _find_cut(
         tl.store(candidates + lengths * BLOCK + tl.arange(0, BLOCK), x, mask=is_candidate)
         lengths += is_candidate.to(tl.int32)
     tl.debug_barrier()
-    return _search(candidates, lengths, bound, largest, scale, limit, IS_COUNT, BLOCK)
+    return _search(candidates, lengths, bound, largest, scale, limit, 0, IS_COUNT, BLOCK)
 
 
 @triton.jit
