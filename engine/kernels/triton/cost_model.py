@@ -212,11 +212,10 @@ def choose(
     is_worth_it = np.bincount(group, weights=gain * is_candidate, minlength=len(prefix_lens)) > prefixes.total_us
     is_worth_it |= policy == "relay"
     shared = is_candidate & is_worth_it[group]
-    cuts = [np.zeros_like(shared)] if policy == "paged" or not shared.any() else [shared]
-    if policy == "fused" and shared.any():
-        cuts = [np.zeros_like(shared), shared]
+    none = np.zeros_like(shared)
+    cuts = {"paged": [none], "relay": [shared], "fused": [none, shared] if shared.any() else [none]}
     found = []
-    for is_shared in cuts:
+    for is_shared in cuts[policy]:
         cut_shape = np.where(is_shared, own_shape, paged_shape)
         num_tiles, num_read = (_pick(cut_shape, each) for each in zip(*own_tiles, strict=True))
         seen = np.where(is_shared, 0, prefix)
@@ -224,7 +223,7 @@ def choose(
             shape=cut_shape, num_tiles=num_tiles, num_read=num_read + num_tiles * seen,
             longest=sizes.suffix_lens + seen, is_partial=is_shared, total_us=np.where(is_shared, shared_us, paged_best),
         )  # fmt: skip
-        if is_shared is shared:
+        if is_shared.any():
             ranges = ranges.and_those(prefixes.where(is_worth_it))
         slots_a_head = num_processors * launch.programs_per_processor / num_kv_heads
         slots_us, longest_us, slot_us = ranges.split(launch, slots_a_head, tuned.min_split_tokens)
