@@ -114,7 +114,8 @@ def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
                 data_tip=tip,
             )
             marks += [box, element("text", count(each.num_rows), x=x + CELL_WIDTH / 2, y=y + 19, class_="name middle")]
-    width = max(LABEL_WIDTH + len(labels) * CELL_WIDTH + 8, NARROW)
+    needed = LABEL_WIDTH + len(labels) * CELL_WIDTH + 8
+    width = NARROW if needed <= NARROW else max(needed, WIDE)  # as wide as its figure: else its letters would grow
     return Picture(width, max(TOP + 20 + len(expected) * CELL_HEIGHT, HEIGHT / 3), Markup("").join(marks))
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tasks.report_page.chart import NARROW, WIDE
 from tasks.report_page.quality import NAME_WIDTH, draw_quality
 
 
@@ -18,3 +19,16 @@ def test_intervals_stay_beside_their_names(low: float) -> None:
     assert begin >= NAME_WIDTH
     (dot,) = re.findall(r'<circle [^>]*cx="([^"]+)"', marks)
     assert (float(dot) - begin) / width == pytest.approx((0.2 - low) / (0.7 - low), abs=0.01)
+
+
+@pytest.mark.parametrize(("num_labels", "width"), [(2, NARROW), (3, NARROW), (4, WIDE), (12, 1330.0)])
+def test_a_confusion_is_as_wide_as_its_figure(num_labels: int, width: float) -> None:
+    """A picture is drawn as wide as its figure: a narrower one would have larger letters than its neighbours."""
+    labels = [f"label {n}" for n in range(num_labels)]
+    cells = [
+        SimpleNamespace(column_name="topic", expected=expected, answer=answer, num_rows=3)
+        for expected in labels
+        for answer in labels
+    ]
+    facts = SimpleNamespace(metrics=[], calibration=[], confusion=cells)
+    assert draw_quality(facts)["confusion-1"].width == width  # type: ignore[arg-type]
