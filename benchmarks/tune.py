@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.compiled_ahead import compiled_ahead
-from benchmarks.kernels.cost_fit import MeasuredStep, fit_costs
+from benchmarks.kernels.cost_fit import DeviceCosts, MeasuredStep, fit_costs
 from benchmarks.kernels.cross_compile import TARGETS
 from benchmarks.kernels.data_sheet import DATA_SHEETS, START_US, estimate_costs, kilotokens_us
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
@@ -127,8 +127,8 @@ class Search:
             origin += f"; times contain the host's: {self._bench.not_captured}"
         sheet = DATA_SHEETS[self._architecture]
         launches, steps = zip(*(self.best[name] for name in sorted(self.best)), strict=True)
-        costs = fit_costs(launches, steps, (START_US, *kilotokens_us(sheet, self._bits, self._head_dim)))
-        return entry(self._bits, self._head_dim, origin, self._run.num_processors, costs.device, costs.launches)
+        fitted, device = fit_costs(launches, steps, (START_US, *kilotokens_us(sheet, self._bits, self._head_dim)))
+        return entry(self._bits, self._head_dim, origin, self._run.num_processors, device, fitted)
 
 
 def alternating(found: Iterable[Launch]) -> Iterator[Launch]:
@@ -144,10 +144,10 @@ def entry(
     head_dim: int,
     origin: str,
     num_processors: int,
-    device: tuple[float, float, float],
+    device: DeviceCosts,
     launches: Iterable[Launch],
 ) -> dict[str, Any]:
-    """An entry of a configuration file; `device` is the launch's start, and a kilotoken from memory and from L2."""
+    """An entry of a configuration file. See `TunedAttention`."""
     start_us, memory_kilotoken_us, l2_kilotoken_us = device
     return {
         "element_bits": bits, "head_dim": head_dim, "origin": origin, "num_processors": num_processors,

@@ -34,10 +34,11 @@ ROUNDS = {"ours": (2, 2), "ours in fp8": (2, 2), "server": (2, 2), "transformers
 """By engine, unmeasured and measured runs. Ours compile kernels in the first one and capture graphs in the second;
 transformers sets its batching up anew in each run, and its runs are the longest."""
 
-MAIN = ("prefill", "case-1", "case-2")
 KV_TOKENS = 32_768
 """A fifth of the batch, as a night is many times what the device holds. In four times as much, a server's cache kept
 all prefixes of such a batch."""
+
+MAIN = ("prefill", "case-1", "case-2")
 
 SHORT = {"case-1-short": ("case-1", 8), "case-2-short": ("case-2", 4)}
 """By name, the case and its groups that transformers is compared on: it took 136 s on an H200 for what took us 5."""

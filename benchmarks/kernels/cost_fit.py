@@ -17,6 +17,10 @@ TRUST = 0.2
 depend on stays near what was expected."""
 
 
+DeviceCosts = tuple[float, float, float]
+"""`start_us`, `memory_kilotoken_us` and `l2_kilotoken_us` of `TunedAttention`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
     """A step's tiles under one launch, and the time of one layer.
@@ -72,48 +76,32 @@ class MeasuredStep:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedCosts:
-    """What explains the steps best.
-
-    Attributes:
-        launches: with their tiles' costs.
-        device: `start_us`, `memory_kilotoken_us` and `l2_kilotoken_us` of `TunedAttention`.
-        errors: by launch and step, what the costs say over what the step took, less 1.
-    """
-
-    launches: list[Launch]
-    device: tuple[float, float, float]
-    errors: list[list[float]]
-
-
 def fit_costs(
-    launches: Sequence[Launch], steps: Sequence[Sequence[MeasuredStep]], device: Sequence[float]
-) -> FittedCosts:
-    """The costs by the steps of each launch.
+    launches: Sequence[Launch], steps: Sequence[Sequence[MeasuredStep]], device: DeviceCosts
+) -> tuple[list[Launch], DeviceCosts]:
+    """The launches and the device with the costs that explain the steps of each launch best.
 
     A step's time is the highest of several bounds. Which one is known once costs are: so both are found in turn.
 
     Args:
         launches: with the costs that are expected.
-        device: likewise: start_us, memory_kilotoken_us and l2_kilotoken_us.
+        device: likewise.
     """
     shapes = [shape for launch in launches for shape in launch.shapes]
     costs = np.array([*device, *(cost for launch in launches for cost in _costs(launch))])
-    firsts = 3 + 3 * np.cumsum([0, *(len(launch.shapes) for launch in launches)])
+    firsts = len(device) + 3 * np.cumsum([0, *(len(launch.shapes) for launch in launches)])
     bounds = [step.bounds(first, len(costs)) for first, each in zip(firsts, steps, strict=False) for step in each]
     took = np.array([step.us for each in steps for step in each])
     best_error, best = np.inf, costs
-    errors = np.zeros(len(took))
     expected, expected_errors = TRUST * np.diag(1 / costs), np.full(len(costs), TRUST)
     for _ in range(NUM_ROUNDS):
         bounding = np.array([each[(each @ costs).argmax()] for each in bounds]) / took[:, None]
         costs = non_negative_least_squares(
             np.concatenate([bounding, expected]), np.concatenate([np.ones(len(took)), expected_errors])
         )
-        found = np.array([(each @ costs).max() for each in bounds]) / took - 1
-        if (found**2).mean() < best_error:
-            best_error, best, errors = float((found**2).mean()), costs, found
+        errors = np.array([(each @ costs).max() for each in bounds]) / took - 1
+        if (errors**2).mean() < best_error:
+            best_error, best = float((errors**2).mean()), costs
     start_us, memory_us, l2_us, *others = best.round(5).tolist()
     priced = (
         replace(shape, tile_us=tile_us, kilotoken_us=kilotoken_us, partial_us=partial_us)
@@ -121,14 +109,8 @@ def fit_costs(
             shapes, np.array(others).reshape(-1, 3).tolist(), strict=True
         )
     )
-    ends = np.cumsum([len(each) for each in steps])
-    return FittedCosts(
-        launches=[
-            replace(launch, narrow=next(priced), wide=next(priced) if launch.wide else None) for launch in launches
-        ],
-        device=(start_us, memory_us, l2_us),
-        errors=[found.round(4).tolist() for found in np.split(errors, ends[:-1])],
-    )  # fmt: skip
+    fitted = [replace(launch, narrow=next(priced), wide=next(priced) if launch.wide else None) for launch in launches]
+    return fitted, (start_us, memory_us, l2_us)
 
 
 def cost_errors(tuned: TunedAttention, launch: Launch, steps: Sequence[MeasuredStep]) -> list[float]:

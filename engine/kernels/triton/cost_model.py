@@ -30,7 +30,7 @@ SharePolicy = Literal["fused", "paged", "relay"]
 """Which prefixes become prefix tiles: those that gain (fused), none (paged), or all (relay)."""
 
 SHARE_MARGIN = 0.04
-"""By how much sharing must shorten a step to be preferred to paged attention: the cost model's own error."""
+"""By how much sharing must shorten a step to be preferred to paged attention: less is within the cost model's error."""
 
 MOST_ROUNDS = 4
 """Ranges are not split into more tiles than the program slots take in so many rounds."""
@@ -53,7 +53,7 @@ class Choice:
         own_shape, prefix_shape: index into launch.shapes, ``[S]`` and ``[G]``.
         step_us: of the whole step.
         longest_us: a tile that takes longer is split.
-        slot_us: what all tiles take, over the program slots.
+        slot_us: how long a program slot is busy in the mean.
     """
 
     launch: Launch
@@ -73,6 +73,7 @@ class StepSizes:
         num_rows, suffix_lens, prefix: int64 ``[S]``, rows of a sequence, its own KV tokens and its prefix's.
         group: int64 ``[S]``, of each sequence.
         prefix_lens: int64 ``[G]``.
+        num_tokens: of KV, each prefix once.
         is_decode: every sequence has one row.
     """
 
@@ -81,6 +82,7 @@ class StepSizes:
     prefix: Ints
     group: Ints
     prefix_lens: Ints
+    num_tokens: int
     is_decode: bool
 
     @classmethod
@@ -93,6 +95,7 @@ class StepSizes:
             prefix=prefix_lens[group],
             group=group,
             prefix_lens=prefix_lens,
+            num_tokens=int(batch.suffix_lens.sum() + prefix_lens.sum()),
             is_decode=batch.num_rows == len(batch.suffix_lens),
         )
 
@@ -133,7 +136,7 @@ class Ranges:
             longest=self.longest * is_kept, is_partial=self.is_partial & is_kept, total_us=self.total_us * is_kept,
         )  # fmt: skip
 
-    def and_those(self, others: "Ranges") -> "Ranges":
+    def followed_by(self, others: "Ranges") -> "Ranges":
         """These ranges, then the others."""
         return Ranges(
             **{name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in Ranges.__slots__}
@@ -142,8 +145,8 @@ class Ranges:
     def split(self, launch: Launch, slots_a_head: float, min_split_tokens: int) -> tuple[float, float, float]:
         """What the slots take, what the longest tile may take for it, and what a slot takes in the mean; microseconds.
 
-        Where the slots are busy for a few rounds, ranges are split that alone would take as long as all of these. Else
-        several ways to split the longest are compared.
+        Where tiles fill the slots more than `MOST_ROUNDS` times, a tile may take as long as a slot is busy in the mean.
+        Else several ways to split the longest ranges are compared.
 
         Args:
             slots_a_head: program slots for each KV head.
@@ -153,8 +156,7 @@ class Ranges:
         slot_us = total_us / slots_a_head
         if num_tiles > MOST_ROUNDS * slots_a_head:
             return np.ceil(num_tiles / slots_a_head) / num_tiles * total_us, slot_us, slot_us
-        costs = np.array([(each.tile_us, each.kilotoken_us / 1000, each.partial_us) for each in launch.shapes])
-        tile_us, token_us, partial_us = costs.T[:, self.shape]
+        tile_us, token_us, partial_us = slot_costs(launch, self.shape)
         range_us = tile_us + token_us * self.longest
         most = np.maximum(self.longest // min_split_tokens, 1)
         splits = _SPLITS if most.max() > 1 else _SPLITS[:1]
@@ -214,6 +216,7 @@ def choose(
     shared = is_candidate & is_worth_it[group]
     none = np.zeros_like(shared)
     cuts = {"paged": [none], "relay": [shared], "fused": [none, shared] if shared.any() else [none]}
+    slots_a_head = num_processors * launch.programs_per_processor / num_kv_heads
     found = []
     for is_shared in cuts[policy]:
         cut_shape = np.where(is_shared, own_shape, paged_shape)
@@ -224,12 +227,10 @@ def choose(
             longest=sizes.suffix_lens + seen, is_partial=is_shared, total_us=np.where(is_shared, shared_us, paged_best),
         )  # fmt: skip
         if is_shared.any():
-            ranges = ranges.and_those(prefixes.where(is_worth_it))
-        slots_a_head = num_processors * launch.programs_per_processor / num_kv_heads
+            ranges = ranges.followed_by(prefixes.where(is_worth_it))
         slots_us, longest_us, slot_us = ranges.split(launch, slots_a_head, tuned.min_split_tokens)
-        num_fresh = int(sizes.suffix_lens.sum() + prefix_lens.sum())
-        num_reread = max(int(ranges.num_read.sum()) - num_fresh, 0)
-        memory_us = num_fresh * tuned.memory_kilotoken_us + num_reread * tuned.l2_kilotoken_us
+        num_reread = max(int(ranges.num_read.sum()) - sizes.num_tokens, 0)
+        memory_us = sizes.num_tokens * tuned.memory_kilotoken_us + num_reread * tuned.l2_kilotoken_us
         found.append(
             Choice(
                 launch=launch, is_shared=is_shared, own_shape=cut_shape, prefix_shape=prefixes.shape,
@@ -254,6 +255,13 @@ def _prefix_ranges(sizes: StepSizes, launch: Launch, is_shared: npt.NDArray[np.b
         shape=shape_index, num_tiles=num_tiles, num_read=num_tiles * sizes.prefix_lens,
         longest=np.where(num_tiles > 0, sizes.prefix_lens, 0), is_partial=num_tiles > 0, total_us=total_us,
     )  # fmt: skip
+
+
+def slot_costs(launch: Launch, shape: Ints) -> Floats:
+    """``[3, n]``: slot time in microseconds of a tile, a KV token, a partial result, by index of shape ``[n]``."""
+    costs = [(each.tile_us, each.kilotoken_us / 1000, each.partial_us) for each in launch.shapes]
+    found: Floats = np.array(costs).T[:, shape]
+    return found
 
 
 def _tiles_us(shape: TileShape, num_tiles: Ints, num_tokens: Ints) -> Floats:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.cost_model import Choice, Floats, Ints, StepSizes
+from engine.kernels.triton.cost_model import Choice, Floats, Ints, StepSizes, slot_costs
 from engine.kernels.triton.tuned import Launch
 
 SLOT_BITS = 8
@@ -203,9 +203,9 @@ def whole_blocks(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def _cost_us(launch: Launch, shape: Ints, num_read: Ints) -> Floats:
-    """Of one tile each, as in cost_model.py."""
-    start_us, token_us = np.array([(each.tile_us, each.kilotoken_us / 1000) for each in launch.shapes]).T[:, shape]
-    found: Floats = start_us + num_read * token_us
+    """Of one tile each, its result not partial."""
+    tile_us, token_us, _ = slot_costs(launch, shape)
+    found: Floats = tile_us + num_read * token_us
     return found
 
 

@@ -108,12 +108,13 @@ def test_costs_are_found_again_by_the_times_that_they_cause() -> None:
                 steps[launch.name].append(replace(found, us=(1 + error) * random.uniform(0.95, 1.05)))
     sheet = DATA_SHEETS["sm_90"]
     expected = [estimate_costs(launch, sheet, 16, 128) for launch in shipped.launches]
-    fitted = fit_costs(expected, list(steps.values()), (START_US, *kilotokens_us(sheet, 16, 128)))
-    assert float(np.abs(np.concatenate(fitted.errors)).mean()) < 0.05
-    np.testing.assert_allclose(
-        fitted.device, (shipped.start_us, shipped.memory_kilotoken_us, shipped.l2_kilotoken_us), rtol=0.2
-    )
-    for launch, before in zip(fitted.launches, shipped.launches, strict=True):
+    fitted, device = fit_costs(expected, list(steps.values()), (START_US, *kilotokens_us(sheet, 16, 128)))
+    names = ("start_us", "memory_kilotoken_us", "l2_kilotoken_us")
+    found_again = replace(shipped, **dict(zip(names, device, strict=True)))
+    errors = [error for launch in fitted for error in cost_errors(found_again, launch, steps[launch.name])]
+    assert float(np.abs(errors).mean()) < 0.05
+    np.testing.assert_allclose(device, [getattr(shipped, name) for name in names], rtol=0.2)
+    for launch, before in zip(fitted, shipped.launches, strict=True):
         assert replace(launch, narrow=before.narrow, wide=before.wide) == before
         np.testing.assert_allclose(launch.narrow.kilotoken_us, before.narrow.kilotoken_us, rtol=0.15)
 
