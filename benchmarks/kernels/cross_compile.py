@@ -7,7 +7,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import draw_kernel, fp8, fused, layer_kernels, merge, triton_attention
+from engine.kernels.triton import draw_kernel, fused, merge, triton_attention
+from engine.kernels.triton.layers import fp8, layer_kernels
 from engine.kernels.triton.tuned import Launch
 
 TARGETS = {

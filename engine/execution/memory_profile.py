@@ -8,7 +8,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError
-from engine.execution.sampler import ROWS_AT_ONCE, sample
+from engine.execution.draws import DrawnRow, sample
+from engine.execution.sampler import ROWS_AT_ONCE
 from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kv.kv_cache import KVCache
@@ -153,8 +154,8 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
     scratch = torch.empty(num_scratch_bytes, dtype=torch.uint8, device=model.device)
     hidden = model.forward(batch, cache, backend)
     del scratch
-    drawn = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
-    sample(hidden, model, [drawn] * len(hidden), [0] * len(hidden))
+    request = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
+    sample(hidden, model, [DrawnRow(row, request, 0) for row in range(len(hidden))])
     model.logits(hidden).log_softmax(dim=-1)  # what scoring does instead; greedy rows need less
     return num_blocks * cache.block_bytes
 

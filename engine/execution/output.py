@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine.device.transfers import HostCopies, to_device
-from engine.execution.sampler import LabelRows, sample
+from engine.execution.sampler import LabelRows, most_likely
 from engine.model.model import Model
 from engine.request import Completion, FinishReason, Request
 from engine.scheduling.sequence import Sequence
@@ -67,8 +67,6 @@ class TokenSampler:
 
     def sample(self, hidden: torch.Tensor, step: Step) -> PendingTokens:
         """Launches sampling and scoring of a step's output rows: ``[R, hidden]`` last hidden states."""
-        requests = [sequence.request for sequence, _ in step.sampled]
-        positions = [place - sequence.num_suffix for sequence, place in step.sampled]
         labels, scores, sampled = LabelRows(()), list[torch.Tensor](), hidden
         if len(step.sampled) < step.num_output_rows:
             labels = LabelRows(rows for rows in step.scored_rows if rows[0].request.mode == "score")
@@ -76,7 +74,13 @@ class TokenSampler:
             scored = [first + index for _, first, num_rows, _ in step.scored_rows for index in range(num_rows)]
             rows = np.delete(np.arange(step.num_output_rows), scored)
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
-        token_ids = sample(sampled, self._model, requests, positions, self._masks(step))
+        masks = self._masks(step)
+        if any(sequence.request.temperature for sequence, _ in step.sampled):
+            from engine.execution.draws import drawn_rows, sample  # most answers are greedy
+
+            token_ids = sample(sampled, self._model, drawn_rows(step), masks)
+        else:
+            token_ids = most_likely(sampled, self._model, masks)
         return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self)
 
     def find_watched(self, sampled: Sequences[tuple[Sequence, int]], token_ids: Sequences[int]) -> set[int]:
@@ -85,7 +89,7 @@ class TokenSampler:
         return {
             row
             for row, ((sequence, _), token) in enumerate(zip(sampled, token_ids, strict=True))
-            if token in eos_token_ids or sequence.request.stop or sequence.request.is_constrained
+            if token in eos_token_ids or sequence.is_watched
         }
 
     def prepare(self, step: Step) -> None:

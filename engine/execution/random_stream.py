@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.request import Request
-
 Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 10
@@ -19,22 +17,6 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-
-
-def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
-    """What draws need besides logits, see `engine.kernels.draw.draw_tokens`; made on the host, so that devices do not
-    differ in the numbers.
-
-    Args:
-        requests: a row each.
-        positions: number of tokens that the answers have so far.
-        vocab_size: of the model.
-    """
-    temperature, top_k, top_p, seeds = zip(
-        *((request.temperature, request.top_k or vocab_size, request.top_p, request.seed) for request in requests),
-        strict=True,
-    )
-    return np.stack([temperature, top_k, top_p, uniform_numbers(seeds, positions)], axis=1)
 
 
 def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""From hidden states to the next token (greedy, or a draw from the request's own random stream), or to label scores.
+"""From hidden states to the most likely next token, or to label scores.
 
 The first tokens of all labels are scored from the prompt's last row, then the rest of each label in turn. First tokens
 need only their own columns of the output layer: what normalises a row is common to all labels.
@@ -13,7 +13,6 @@ import torch
 
 from engine.device.transfers import to_device
 from engine.model.model import Model
-from engine.request import Request
 from engine.scheduling.sequence import Sequence
 
 Labels = tuple[tuple[int, ...], ...]
@@ -22,43 +21,20 @@ ROWS_AT_ONCE = 256
 """Rows that go through the output layer together: a bound on the memory of logits."""
 
 
-def sample(
-    hidden: torch.Tensor,
-    model: Model,
-    requests: Sequences[Request],
-    positions: Sequences[int],
-    allowed: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """One token for each row, chosen on the device that the rows are on.
-
-    A draw depends on the row's logits, the request's seed and the position in its answer, on nothing else: not on the
-    other rows, and not on how often the request was preempted. Greedy rows need no logits, only which is the largest.
+def most_likely(hidden: torch.Tensor, model: Model, allowed: torch.Tensor | None) -> torch.Tensor:
+    """The token of the largest logit in each row, chosen on the device that the rows are on.
 
     Args:
         hidden: ``[R, hidden]`` last hidden states.
         model: whose output layer makes logits of them.
-        requests: whose rows these are, ``R`` of them.
-        positions: number of tokens each answer has so far.
         allowed: see `OutputLayer.most_likely`; of what is not allowed nothing is chosen. None: everything is.
     Returns:
         int64 ``[R]`` token ids.
     """
-    drawn = [row for row, request in enumerate(requests) if request.temperature > 0]
-    greedy = [row for row, request in enumerate(requests) if request.temperature == 0]
-    chosen = torch.empty(len(requests), dtype=torch.int64, device=hidden.device)
-    for first in range(0, len(greedy), ROWS_AT_ONCE):
-        index = to_device(np.array(greedy[first : first + ROWS_AT_ONCE], dtype=np.int64), hidden.device)
-        masks = None if allowed is None else allowed.index_select(0, index)
-        chosen.index_copy_(0, index, model.most_likely(hidden.index_select(0, index), masks))
-    for first in range(0, len(drawn), ROWS_AT_ONCE):
-        from engine.execution.random_stream import list_draws  # most answers are greedy
-
-        rows = drawn[first : first + ROWS_AT_ONCE]
-        index = to_device(np.array(rows, dtype=np.int64), hidden.device)
-        masks = None if allowed is None else allowed.index_select(0, index)
-        draws = list_draws([requests[row] for row in rows], [positions[row] for row in rows], model.vocab_size)
-        tokens = model.draw(hidden.index_select(0, index), to_device(draws, hidden.device), masks)
-        chosen.index_copy_(0, index, tokens)
+    chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+    for first in range(0, len(hidden), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        chosen[rows] = model.most_likely(hidden[rows], None if allowed is None else allowed[rows])
     return chosen
 
 

@@ -18,8 +18,8 @@ import torch
 
 from engine.device.transfers import to_device
 from engine.kernels import cdiv
-from engine.kernels.triton.cost_model import MOST_ROUNDS
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
+from engine.kernels.triton.tile_ranges import MOST_ROUNDS
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import AttentionStep
 from engine.model.model import Model

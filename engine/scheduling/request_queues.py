@@ -86,10 +86,10 @@ class RequestQueues:
         for node in [node for node in self.prefixes if node.is_complete]:
             self.ready.extend(self.prefixes.pop(node))
 
-    def continue_decoding(self, sequence: Sequence) -> None:
-        if sequence not in self.decoding:
-            self.prefilling.pop(sequence, None)
-            self.decoding[sequence] = None
+    def start_decoding(self, sequence: Sequence) -> None:
+        """Of a sequence whose prompt is computed; one that decodes goes on."""
+        self.prefilling.pop(sequence, None)
+        self.decoding[sequence] = None
 
     def stop(self, sequence: Sequence) -> None:
         """Takes out a sequence that holds no KV any more: it is answered, or has lost its memory."""

@@ -109,6 +109,7 @@ class Scheduler:
         if not step.is_computed:
             self.mark_computed(step)
         step.is_advanced = True
+        decoding = self.queues.decoding
         for row, (sequence, place) in enumerate(step.sampled):
             is_last = place + 1 == len(sequence.own_token_ids)
             if sequence.is_answered or is_last or sequence.num_guesses:
@@ -116,13 +117,14 @@ class Scheduler:
             if place == sequence.length:  # else the commit of the step before has found it to be forced
                 sequence.own_token_ids[place] = -1 - row
                 sequence.length = place + 1
-            self.queues.continue_decoding(sequence)
+            if sequence not in decoding:
+                self.queues.start_decoding(sequence)
         for sequence, _, _, _ in step.scored_rows:
             if sequence.request.mode != "generate" and sequence.num_uncomputed == 0:
                 label = sequence.next_label
                 if label >= 0:
                     sequence.start_label(label)
-                    self.queues.continue_decoding(sequence)
+                    self.queues.start_decoding(sequence)
                 else:
                     step.scored.append(sequence)
 
@@ -139,11 +141,14 @@ class Scheduler:
             self.advance(step)
         answered = []
         for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
-            if sequence.is_answered or place < sequence.num_known or place > sequence.num_computed:
+            if sequence.is_answered or not sequence.num_known <= place <= sequence.num_computed:
                 continue  # the last: it follows a wrong guess
             followers, reason = tokens.follow(row) if row in tokens.watched_rows else ((), None)
             has_late_row, length = sequence.num_computed > place, place + 1 + len(followers)
-            self._settle(step, sequence, place, token)
+            if sequence.num_guesses:
+                self._settle(step, sequence, place, token)
+            else:
+                sequence.settle(place, token)
             for follower in followers:
                 self._settle(step, sequence, sequence.length, follower)
             if reason is None and length == len(sequence.own_token_ids):
@@ -197,13 +202,15 @@ class Scheduler:
 
         Without `may_preempt`, a request that lacks memory waits, and the step is marked as blocked.
         """
-        block_size = self.config.block_size
-        for sequence in sorted(self.queues.decoding, key=attrgetter("admission")):
+        block_size, decoding = self.config.block_size, self.queues.decoding
+        for sequence in sorted(decoding, key=attrgetter("admission")):
             if step.room == 0:
                 break
-            if step.num_preempted and sequence not in self.queues.decoding:
+            if step.num_preempted and sequence not in decoding:
                 continue
-            needed = min(sequence.length, sequence.num_computed + step.room)
+            num_uncomputed, room = sequence.length - sequence.num_computed, step.room
+            num_tokens = num_uncomputed if num_uncomputed < room else room
+            needed = sequence.num_computed + num_tokens
             if needed > len(sequence.block_ids) * block_size:
                 if not self.admission.can_grow(sequence, needed):
                     if not may_preempt:
@@ -212,7 +219,9 @@ class Scheduler:
                     if not make_room(self, sequence, needed, step):
                         break
                 sequence.reserve(self.pool, needed, block_size)
-            step.add(step.decodes, sequence)
+            if num_tokens:
+                step.decodes.append((sequence, num_tokens))
+                step.room -= num_tokens
 
     def drop(self, sequence: Sequence) -> None:
         """Ends a sequence: frees its KV, and its prefix with it where it was the last one to need it."""

@@ -34,6 +34,7 @@ class Sequence:
         compute_ms: its part of the time of the steps that are done.
         num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
         error: why its answer cannot go on; None where it can.
+        is_watched: any token may end its answer, or be followed by others for certain, so each is looked at.
         is_answered: finished or killed; the results of its rows still under way are dropped.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores, tail_sums: of each label, the logit of its first token and the natural-log probability of the
@@ -50,6 +51,7 @@ class Sequence:
             "error",
             "first_scores",
             "is_answered",
+            "is_watched",
             "label",
             "length",
             "node",
@@ -77,6 +79,7 @@ class Sequence:
         self.num_charged = 0
         self.compute_ms = 0.0
         self.num_reused = self.num_suffix
+        self.is_watched = bool(request.stop) or request.is_constrained
         self.is_answered = False
         self.error: str | None = None
         self.label = -1

@@ -152,11 +152,14 @@ class Step:
             position = node.start + node.num_computed
             # Rows of a prefix attend to the whole chain above them as their own KV.
             chunks.add(tokens, position, num_earlier=position, block_table=node.chain_block_ids, num_output_rows=0)
-        work = [(*work, work[0].num_computed) for members in self._members.values() for work in members]
-        chunks.token_ids += [sequence.own_token_ids[first : first + count] for sequence, count, first in work]
-        chunks.first_positions += [sequence.prefix_length + first for sequence, _, first in work]
-        chunks.num_earlier += [first for _, _, first in work]
-        chunks.block_tables += [sequence.block_ids for sequence, _, _ in work]
+        work = [*chain.from_iterable(self._members.values())]
+        firsts = [sequence.num_computed for sequence, _ in work]
+        chunks.token_ids += [
+            sequence.own_token_ids[first : first + count] for (sequence, count), first in zip(work, firsts, strict=True)
+        ]
+        chunks.first_positions += [sequence.prefix_length + sequence.num_computed for sequence, _ in work]
+        chunks.num_earlier += firsts
+        chunks.block_tables += [sequence.block_ids for sequence, _ in work]
         chunks.num_output_rows += self._output_row_counts
         groups = [
             ChunkGroup(_NO_BLOCKS, 0, len(self.prefixes) + len(members))

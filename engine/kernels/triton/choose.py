@@ -20,8 +20,8 @@ def make_triton_attention(name: str, **arguments: Any) -> "TritonAttention":
         ConfigError: Triton is not installed, or the shape or device is not covered.
     """
     try:
-        from engine.kernels.triton.fp8 import FP8_DTYPES
         from engine.kernels.triton.fused import FusedAttention, PagedAttention
+        from engine.kernels.triton.layers.fp8 import FP8_DTYPES
         from engine.kernels.triton.relay import RelayAttention
     except ImportError as error:
         raise ConfigError(f"attention {name!r} needs Triton: {error}") from error

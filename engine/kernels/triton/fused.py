@@ -23,7 +23,7 @@ import triton.language as tl
 
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
-from engine.kernels.triton.fp8 import FP8_DTYPES, kv_scales, kv_strides
+from engine.kernels.triton.layers.fp8 import FP8_DTYPES, kv_scales, kv_strides
 from engine.kernels.triton.merge import merge_rows, sink_scores
 from engine.kernels.triton.tile import (
     FIRST_PART,

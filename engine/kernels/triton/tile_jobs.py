@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.cost_model import Choice, Floats, Ints, StepSizes, slot_costs
+from engine.kernels.triton.cost_model import Choice, StepSizes
+from engine.kernels.triton.tile_ranges import Floats, Ints, slot_costs
 from engine.kernels.triton.tuned import Launch
 
 SLOT_BITS = 8

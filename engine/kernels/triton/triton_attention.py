@@ -14,8 +14,8 @@ from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens
-from engine.kernels.triton.fp8 import head_dim_of
-from engine.kernels.triton.gpu_layers import GpuLayer
+from engine.kernels.triton.layers.fp8 import head_dim_of
+from engine.kernels.triton.layers.gpu_layers import GpuLayer
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
@@ -150,7 +150,7 @@ class TritonAttention(ABC):
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers of few launches; None where the model's own ones stay, as they compute something else."""
         if self.fp8 is not None:
-            from engine.kernels.triton.fp8_layers import Fp8Layer  # other formats need none of it
+            from engine.kernels.triton.layers.fp8_layers import Fp8Layer  # other formats need none of it
 
             return LayerByLayer(Fp8Layer(self, layer, self.fp8) for layer in weights)
         return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None

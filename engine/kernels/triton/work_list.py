@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.cost_model import Floats, Ints, SharePolicy, StepSizes, choose
+from engine.kernels.triton.cost_model import SharePolicy, StepSizes, choose
 from engine.kernels.triton.tile_jobs import Jobs, Packs, expand, own_jobs, owners, prefix_jobs, whole_blocks
+from engine.kernels.triton.tile_ranges import Floats, Ints
 from engine.kernels.triton.tuned import Launch, TunedAttention
 
 
@@ -96,15 +97,9 @@ def build_work_list(
         launches: of which one is taken.
     """
     sizes = StepSizes.of(batch)
-    choice = min(
-        (
-            choose(
-                sizes, launch, tuned, group_size=group_size, num_kv_heads=num_kv_heads,
-                num_processors=num_processors, policy=policy,
-            )
-            for launch in launches
-        ),
-        key=lambda found: found.step_us,
+    choice = choose(
+        sizes, launches, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=num_processors,
+        policy=policy,
     )  # fmt: skip
     owns = own_jobs(batch, sizes, choice, group_size)
     prefixes, prefix_row_ids, job_group = prefix_jobs(batch, sizes, choice, group_size)

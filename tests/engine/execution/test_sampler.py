@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from engine import Request
+from engine.execution.draws import DrawnRow, sample
 from engine.execution.random_stream import uniform_numbers
-from engine.execution.sampler import sample
+from engine.execution.sampler import most_likely
 from engine.kernels.draw import draw_tokens
 
 VOCAB = 12
@@ -35,13 +36,14 @@ def request(**parameters: float) -> Request:
 def draws(logits: torch.Tensor, count: int, **parameters: float) -> torch.Tensor:
     """How often each token was drawn, over `count` seeds."""
     requests = [request(seed=seed, **parameters) for seed in range(count)]
-    tokens = sample(logits.expand(count, -1), Identity(logits.shape[-1]), requests, [0] * count)
+    drawn = [DrawnRow(row, each, 0) for row, each in enumerate(requests)]
+    tokens = sample(logits.expand(count, -1), Identity(logits.shape[-1]), drawn)
     return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 3.0, 3.0, 1.0]])
-    assert sample(logits, Identity(), [request(), request()], [0, 0]).tolist() == [1, 0]
+    assert most_likely(logits, Identity(), None).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -66,17 +68,19 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
 def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(2))
     requests = [request(seed=i, temperature=i % 4 * 0.7, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
-    positions = [i % 9 for i in range(300)]
-    together = sample(logits, Identity(), requests, positions)
-    alone = [
-        sample(logits[i : i + 1], Identity(), requests[i : i + 1], positions[i : i + 1]).item() for i in range(300)
-    ]
-    assert together.tolist() == alone
+    drawn = [DrawnRow(i, each, i % 9) for i, each in enumerate(requests) if each.temperature]
+    together = sample(logits, Identity(), drawn)
+    alone = most_likely(logits, Identity(), None)
+    for each in drawn:
+        alone[each.row] = sample(logits[each.row : each.row + 1], Identity(), [each._replace(row=0)])
+    assert together.tolist() == alone.tolist()
+    assert any(alone[each.row] != logits[each.row].argmax() for each in drawn)
 
 
 def test_positions_draw_from_one_stream_each_its_own_number() -> None:
     logits = torch.zeros(64, 1000)
-    tokens = sample(logits, Identity(1000), [request(seed=5, temperature=1.0)] * 64, list(range(64)))
+    drawn = [DrawnRow(row, request(seed=5, temperature=1.0), row) for row in range(64)]
+    tokens = sample(logits, Identity(1000), drawn)
     assert len(set(tokens.tolist())) > 55
 
 

@@ -80,7 +80,7 @@ def test_sharing_never_costs_more_than_paged(groups: Sequence[GroupSize], group_
     for launch in tuned.launches:
         fused, paged = (
             choose(
-                StepSizes.of(batch), launch, tuned, group_size=group_size, num_kv_heads=2, num_processors=20,
+                StepSizes.of(batch), [launch], tuned, group_size=group_size, num_kv_heads=2, num_processors=20,
                 policy=policy,
             )
             for policy in ("fused", "paged")

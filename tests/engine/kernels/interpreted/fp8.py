@@ -13,7 +13,7 @@ from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.reference import paged_attention_ref
-from engine.kernels.triton.fp8 import (
+from engine.kernels.triton.layers.fp8 import (
     FP8_DTYPES,
     ScaledRows,
     quantize_rows,
@@ -21,7 +21,7 @@ from engine.kernels.triton.fp8 import (
     quantized_swiglu,
     scaled_linear,
 )
-from engine.kernels.triton.layer_kernels import add_rms_norm, rotate_and_write_kv
+from engine.kernels.triton.layers.layer_kernels import add_rms_norm, rotate_and_write_kv
 from tests.engine.kernels.interpreted.cases import BACKENDS, MIXED, decode
 from tests.engine.kernels.interpreted.layers import (
     EPSILON,

@@ -17,7 +17,7 @@ from triton.runtime.interpreter import GridExecutor
 from benchmarks.kernels.attention_batches import make_batch
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.reference import paged_attention_ref
-from engine.kernels.triton.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
+from engine.kernels.triton.layers.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
 from engine.kernels.triton.triton_attention import TritonAttention
 from tests.engine.kernels.interpreted.cases import BACKENDS, GUARD, MIXED
 from tests.engine.kernels.twins import add_rms_norm_ref, rotate_and_write_kv_ref, swiglu_ref

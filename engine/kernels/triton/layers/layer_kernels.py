@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.fp8 import (
+from engine.kernels.triton.layers.fp8 import (
     ScaledRows,
     gated,
     head_dim_of,

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.kernels.layer_by_layer import LayerState
-from engine.kernels.triton.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
+from engine.kernels.triton.layers.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
 
 if TYPE_CHECKING:
     from engine.kernels.triton.triton_attention import TritonAttention

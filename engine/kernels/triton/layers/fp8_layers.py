@@ -7,9 +7,15 @@ import torch
 from engine.errors import ModelError
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.layer_by_layer import LayerState
-from engine.kernels.triton.fp8 import ScaledRows, quantize_rows, quantize_weights, quantized_swiglu, scaled_linear
-from engine.kernels.triton.gpu_layers import GpuLayer
-from engine.kernels.triton.layer_kernels import add_rms_norm
+from engine.kernels.triton.layers.fp8 import (
+    ScaledRows,
+    quantize_rows,
+    quantize_weights,
+    quantized_swiglu,
+    scaled_linear,
+)
+from engine.kernels.triton.layers.gpu_layers import GpuLayer
+from engine.kernels.triton.layers.layer_kernels import add_rms_norm
 
 if TYPE_CHECKING:
     from engine.kernels.triton.triton_attention import TritonAttention

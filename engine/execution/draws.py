@@ -1,0 +1,76 @@
+"""Rows whose next token is drawn from their request's own random stream."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.device.transfers import to_device
+from engine.execution.random_stream import uniform_numbers
+from engine.execution.sampler import ROWS_AT_ONCE, most_likely
+from engine.model.model import Model
+from engine.request import Request
+from engine.scheduling.step import Step
+
+
+class DrawnRow(NamedTuple):
+    """A row whose token is drawn: its number, its request, and the number of tokens that the answer has so far."""
+
+    row: int
+    request: Request
+    position: int
+
+
+def drawn_rows(step: Step) -> list[DrawnRow]:
+    """Of the step's sampled rows, those whose requests have a temperature."""
+    return [
+        DrawnRow(row, sequence.request, place - sequence.num_suffix)
+        for row, (sequence, place) in enumerate(step.sampled)
+        if sequence.request.temperature
+    ]
+
+
+def sample(
+    hidden: torch.Tensor, model: Model, drawn: Sequence[DrawnRow], allowed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One token for each row: a draw for drawn ones, for the others the most likely one.
+
+    A draw depends on the row's logits, the request's seed and the position in its answer, on nothing else: not on the
+    other rows, and not on how often the request was preempted.
+
+    Args:
+        hidden, model, allowed: see `most_likely`.
+        drawn: in ascending order.
+    Returns:
+        int64 ``[R]`` token ids.
+    """
+    rows = np.array([each.row for each in drawn], dtype=np.int64)
+    greedy = to_device(np.delete(np.arange(len(hidden)), rows), hidden.device)
+    masks = None if allowed is None else allowed.index_select(0, greedy)
+    chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+    chosen.index_copy_(0, greedy, most_likely(hidden.index_select(0, greedy), model, masks))
+    for first in range(0, len(drawn), ROWS_AT_ONCE):
+        _, requests, positions = zip(*drawn[first : first + ROWS_AT_ONCE], strict=True)
+        index = to_device(rows[first : first + ROWS_AT_ONCE], hidden.device)
+        masks = None if allowed is None else allowed.index_select(0, index)
+        draws = to_device(list_draws(requests, positions, model.vocab_size), hidden.device)
+        chosen.index_copy_(0, index, model.draw(hidden.index_select(0, index), draws, masks))
+    return chosen
+
+
+def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
+    """What draws need besides logits, see `engine.kernels.draw.draw_tokens`; made on the host, so that devices do not
+    differ in the numbers.
+
+    Args:
+        requests: a row each.
+        positions: number of tokens that the answers have so far.
+        vocab_size: of the model.
+    """
+    temperature, top_k, top_p, seeds = zip(
+        *((request.temperature, request.top_k or vocab_size, request.top_p, request.seed) for request in requests),
+        strict=True,
+    )
+    return np.stack([temperature, top_k, top_p, uniform_numbers(seeds, positions)], axis=1)
