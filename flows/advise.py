@@ -52,7 +52,7 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Wor
 
 def _is_night(name: str) -> bool:
     try:
-        return name.endswith(".toml") and "models" in tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        return name.endswith(".toml") and "models" in tomllib.loads(Path(name).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return False  # whoever reads the file as a workload says what is wrong with it
 

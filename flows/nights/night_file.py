@@ -108,7 +108,7 @@ def load_night(path: Path) -> NightPlan:
         WorkloadError: a workload's file is wrong.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         tables = NightTables.model_validate(values)
     except FileNotFoundError as error:
         raise ConfigError(f"no night file {path}") from error

@@ -3,7 +3,7 @@
 --          order, with a sort_key whose bytes give that of the key: rows with their text are too wide for a sort here,
 --          and so would a key be that is a text itself; of its sort_key the beginning is kept, and a digest of the whole
 -- grain:   one row a row of the workload's query
--- inputs:  newest_answers, batchloom_row_layouts, macros bytes_of and problem_of
+-- inputs:  batchloom_newest_answers, batchloom_row_layouts, macros bytes_of and problem_of
 -- identifiers: {columns}: the key's, then the prompt's fields that are not among them; {priority}
 --          (row_priority, which is null, where rows have none); {sha256_of}: a function like sha256, but faster
 -- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
@@ -116,7 +116,7 @@ final as (
         )::integer[] as open_questions,
         create_sort_key(keyed.request_key, 'asc nulls last', keyed.content_key, 'asc nulls last') as whole_key
     from keyed
-    left join newest_answers  -- a correlated exists would keep every row with its text
+    left join batchloom_newest_answers as newest_answers  -- a correlated exists would keep every row with its text
         on newest_answers.request_key = keyed.request_key and newest_answers.content_key = keyed.content_key
 )
 

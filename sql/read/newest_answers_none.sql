@@ -1,6 +1,6 @@
--- purpose: stands for newest_answers where nothing counts as answered
+-- purpose: stands for batchloom_newest_answers where nothing counts as answered
 -- grain:   no rows
 -- inputs:  none
 -- parameters: none
 
-create or replace temp table newest_answers (request_key varchar[], content_key varchar, settled varchar[])
+create or replace temp table batchloom_newest_answers (request_key varchar[], content_key varchar, settled varchar[])

@@ -6,7 +6,7 @@
 -- identifiers: {table}, {keys}
 -- parameters: none
 
-create or replace temp table newest_answers as
+create or replace temp table batchloom_newest_answers as
 with answers as (
     select [{keys}] as request_key, content_key, finish_reason, question_states, created_at, run_id
     from {table}

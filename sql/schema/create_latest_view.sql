@@ -1,12 +1,21 @@
 -- purpose: the newest answer to each request that the workload's query still returns; an answer leaves with its row, and
 --          when the row becomes an error
 -- grain:   one row a key
--- inputs:  the workload's output table, and its query where <requests> stands
+-- inputs:  the workload's output table, and its query, quoted, where <requests> stands
 -- identifiers: {view}, {table}, {keys}
 -- parameters: none
 
 create or replace view {view} as
-with newest as (
+with batchloom_requests as (  -- before the others: the query sees none of them in place of its tables
+    select {keys}, error
+    from (
+        from query('<requests>')
+        union all by name
+        select null::varchar as error where false
+    )
+),
+
+newest as (
     select *
     from {table}
     qualify row_number() over (
@@ -15,20 +24,9 @@ with newest as (
     ) = 1
 ),
 
-requested as (
-    select {keys}, error
-    from (
-        from (
-            <requests>
-        )
-        union all by name
-        select null::varchar as error where false
-    )
-),
-
 texts as (
     select decode(encode(columns(* exclude (error))::varchar), 'replace'), error is null as is_sound
-    from requested
+    from batchloom_requests
 ),
 
 listed as (

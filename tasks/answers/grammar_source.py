@@ -53,7 +53,7 @@ def _read_schema(name: str, info: ValidationInfo) -> str:
         return name
     path = Path(str(info.context)) / name
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"names {name!r}, and {path} cannot be read: {error}") from error
     except json.JSONDecodeError as error:

@@ -19,7 +19,7 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
     latest = fill_identifiers(
         statement("schema/create_latest_view"), view=f"latest_{table}", table=table, keys=workload.key
     ).split("<requests>")
-    connection.execute(requests_sql.join(latest))
+    connection.execute(requests_sql.replace("'", "''").join(latest))
     connection.execute(
         fill_identifiers(
             statement("schema/create_failed_view"), view=f"failed_{table}", latest=f"latest_{table}", keys=workload.key

@@ -34,7 +34,7 @@ def _read_requests_sql(name: str, info: ValidationInfo) -> str:
     places = [Path(str(folder)) / name for folder in (info.context, Path(__file__).parents[2] / "sql" / "requests")]
     found = [place for place in places if place.is_file()]
     refuse_if(not found, f"names {name!r}, found neither as {places[0]} nor as {places[1]}")
-    return found[0].read_text(encoding="utf-8")
+    return found[0].read_text(encoding="utf-8-sig")
 
 
 def _find_adapter(given: object, info: ValidationInfo) -> object:
@@ -214,7 +214,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
     is_path = isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path
     path = Path(name_or_path) if is_path else SHIPPED / f"{name_or_path}.toml"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
         raise WorkloadError(f"no workload {str(name_or_path)!r}: no file {path}; shipped workloads: {known}") from error

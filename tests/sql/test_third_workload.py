@@ -153,6 +153,47 @@ def test_the_query_is_one_select(tickets: Any, topics: Path, query: str) -> None
     assert tickets.sql("select count(*) from tickets") == [(4,)]
 
 
+@pytest.mark.parametrize(
+    ("query", "tables"),
+    [
+        ("select ticket_id, subject, message, 'it''s' as note from tickets;\n-- the end", []),
+        ("select ticket_id, subject, message from tickets -- it's the end", []),
+        ("select ticket_id, subject, message from newest", ["newest"]),
+        ("select ticket_id, subject, message from requested", ["requested"]),
+        ("select ticket_id, subject, message from newest_answers", ["newest_answers"]),
+        ("select * from newest union all by name select * from texts where false", ["newest", "texts"]),
+    ],
+)
+def test_a_query_in_another_statement_is_the_query_alone(
+    tickets: Any, topics: Path, query: str, tables: list[str]
+) -> None:
+    """A semicolon or a comment ends nothing but the query; its tables may have the names that statements use."""
+    for table in tables:
+        tickets.sql(f"create table {table} as from tickets")
+    topics.with_name("select_tickets.sql").write_text(query)
+    tickets.run(load_workload(topics), sort)
+    assert tickets.sql(BLOCKS["query"]) == [
+        ("t-1", "billing", "ok", None),
+        ("t-2", "delivery", "ok", None),
+        ("t-3", "account", "ok", None),
+        ("t-4", None, "error", "message is NULL"),
+    ]
+    assert tickets.prepare(load_workload(topics)).read.num_selected == 0
+
+
+@pytest.mark.parametrize("name", ["newest", "texts", "requested", "listed"])
+def test_an_output_table_may_have_a_name_that_the_view_uses(tickets: Any, topics: Path, name: str) -> None:
+    topics.write_text(topics.read_text().replace('"ticket_topics"', f'"{name}"'))
+    tickets.run(load_workload(topics), sort)
+    query = BLOCKS["query"].replace("latest_ticket_topics", f"latest_{name}")
+    assert [row[:2] for row in tickets.sql(query)] == [
+        ("t-1", "billing"),
+        ("t-2", "delivery"),
+        ("t-3", "account"),
+        ("t-4", None),
+    ]
+
+
 def test_a_query_that_returns_too_little(tickets: Any, topics: Path) -> None:
     topics.with_name("select_tickets.sql").write_text("select ticket_id, message from tickets")
     with pytest.raises(DatabaseError) as caught:

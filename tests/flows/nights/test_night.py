@@ -249,6 +249,11 @@ def test_paths_are_relative_to_the_file(
         load_night(tmp_path / "none.toml")
 
 
+def test_a_night_file_may_begin_with_a_byte_order_mark(nights: Any, write_night: Any) -> None:
+    plan = load_night(write_night())
+    assert load_night(write_night(night="\ufeff" + NIGHT)) == plan
+
+
 def test_a_night_ends_at_its_deadline(
     nights: Any,
     write_night: Any,

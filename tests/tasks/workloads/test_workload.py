@@ -204,6 +204,13 @@ def test_a_decoding_table_of_defaults_is_no_contradiction(folder: Path) -> None:
     load_workload(save(folder, SCORE.replace("[output]", "[decoding]\n[output]")))
 
 
+def test_files_may_begin_with_a_byte_order_mark(folder: Path) -> None:
+    plain = load_workload(save(folder, GENERATE))
+    for path in (folder / "w.toml", folder / "select_titles.sql"):
+        path.write_text("\ufeff" + path.read_text())
+    assert load_workload(folder / "w.toml") == plain
+
+
 def test_a_workload_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         WorkloadError, match=r"no workload 'snipets'.*shipped workloads: embeddings, facets, facts, ranking, snippets"
