@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.errors import ModelError
+from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import SUFFIX, PromptEncoder, PromptFormat, RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
@@ -68,9 +68,10 @@ def write_tokens(
         checkpoint: the model's folder.
         max_model_len: tokens of the longest prompt plus answer.
     Raises:
-        ModelError: the tokenizer cannot be used for this workload.
+        ModelError, WorkloadError: the tokenizer cannot be used for this workload; see `check_room`.
         ArtifactError: the requests are not what their reference says, or `target` cannot be written.
     """
+    check_room(workload, max_model_len)
     codec = TextCodec.load(Path(checkpoint))
     form = workload_format(workload.prompt, workload.kind.thinking, codec)
     num_answer_tokens, cut, encoder = RequestForm.of(workload, codec, None).num_answer_tokens, None, None
@@ -95,6 +96,13 @@ def write_tokens(
             encoder=encoder,
         )
         return write_parquet(target, TOKENS_SCHEMA, batches)
+
+
+def check_room(workload: Workload, max_model_len: int) -> None:
+    """Raise `WorkloadError` where the longest answer leaves no room for a prompt in that many tokens."""
+    if (most := workload.kind.max_answer_tokens) >= max_model_len:
+        room = f"answers of up to {most:,} tokens leave no room for a prompt in the model's {max_model_len:,}"
+        raise WorkloadError(f"workload {workload.name!r}: {room}")
 
 
 def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
@@ -165,11 +173,9 @@ def tokenize_requests(
         )
 
 
-def _list_asked(
-    batch: pa.RecordBatch, errors: Sequence[str | None], numbers: Sequence[str]
-) -> Iterator[tuple[int, int]]:
+def _list_asked(batch: pa.RecordBatch, errors: Sequence[str | None], names: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Row of the batch and number of the request, of all that are to be made; a row with an error has number 0."""
-    opened = batch.column(numbers[0]).to_pylist() if numbers else repeat((0,))
+    opened = batch.column(names[0]).to_pylist() if names else repeat((0,))
     for row, (error, row_numbers) in enumerate(zip(errors, opened, strict=False)):
         for number in row_numbers if error is None else (0,):
             yield row, number
@@ -188,8 +194,7 @@ def _decode_column(column: pa.Array, name: str, errors: list[str | None]) -> lis
 
 
 def _why_impossible(num_tokens: int, max_model_len: int, num_answer_tokens: int) -> str | None:
-    limit = max_model_len - num_answer_tokens
-    if num_tokens > limit:
+    if num_tokens > (limit := max_model_len - num_answer_tokens):
         return (
             f"the prompt has {num_tokens} tokens, the limit is {limit}: "
             f"{max_model_len} of the model less {num_answer_tokens} for the answer"

@@ -17,7 +17,7 @@ from flows.workload_run import prove_architecture
 from tasks.nights.check_steps import find_query_problems
 from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
-from tasks.tokenize import read_max_model_len
+from tasks.tokenize import check_room, read_max_model_len
 from tasks.workloads.workload import Workload
 
 
@@ -53,7 +53,7 @@ def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload],
         BatchloomError: the model or a setting cannot be used.
     """
     checkpoint = resolve_head(model)
-    read_max_model_len(checkpoint, config.max_model_len)
+    max_model_len = read_max_model_len(checkpoint, config.max_model_len)
     prove_architecture(checkpoint)
     if is_local:
         check_device(config.device)
@@ -66,6 +66,7 @@ def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload],
                 check_adapter(workload.adapter, checkpoint)
             workload_format(workload.prompt, workload.kind.thinking, codec)
             RequestForm.of(workload, codec, None)
+            check_room(workload, max_model_len)
         except BatchloomError as error:
             problems.append(f"workload {workload.name!r} with model {model}: {error}")
     return problems

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine.errors import ModelError
+from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import build_prompt_format
 from tasks.prompts.text_codec import TextCodec
-from tasks.tokenize import TOKENS_SCHEMA, read_max_model_len, tokenize_requests
-from tasks.workloads.workload import Prompt
+from tasks.storage.artifact import write_parquet
+from tasks.tokenize import TOKENS_SCHEMA, read_max_model_len, tokenize_requests, write_tokens
+from tasks.workloads.workload import Prompt, load_workload
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,14 @@ def test_the_limit_leaves_room_for_the_answer(codec: TextCodec, tmp_path: Path) 
     assert too_long["token_ids"] == []
     limit = f"the limit is {num_tokens - 1}: {num_tokens + 7} of the model less 8 for the answer"
     assert too_long["error"] == f"the prompt has {num_tokens} tokens, {limit}"
+
+
+def test_answers_as_long_as_the_model_are_refused_for_all_rows_at_once(tiny_llama: Path, tmp_path: Path) -> None:
+    workload = load_workload("snippets")  # answers have 48 tokens at most
+    rows = pa.table({"row_id": pa.array([0], pa.int64()), "error": pa.array(["body is NULL"])})
+    requests = write_parquet(tmp_path / "requests.parquet", rows.schema, rows.to_batches())
+    with pytest.raises(WorkloadError, match=r"'snippets': answers of up to 48 tokens leave no room .* the model's 48"):
+        write_tokens(requests, tmp_path / "tokens.parquet", workload, tiny_llama, 48)
 
 
 def test_bytes_that_are_no_text_are_an_error_of_their_row(codec: TextCodec, tmp_path: Path) -> None:

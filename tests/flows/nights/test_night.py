@@ -194,6 +194,10 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         ({"after": "replies"}, "workloads wait for each other: replies after replies"),
         ({"model": "models/none/at/all"}, "no such file or folder"),
         ({"replies": REPLIES.replace('mode = "generate"', 'mode = "talk"')}, "replies.toml: line 3: mode must be"),
+        (
+            {"replies": REPLIES.replace("max_new_tokens = 4", "max_new_tokens = 1024")},
+            "workload 'replies': answers of up to 1,024 tokens leave no room for a prompt in the model's 1,024",
+        ),
         ({"night": NIGHT.replace("dtype", "dtyp")}, r"\[models.small\]: 'dtyp' is not a known key here"),
         ({"night": NIGHT.replace('"float32"', '"float33"')}, r"\[models.small\]: dtype: .*, got 'float33'"),
         ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),
