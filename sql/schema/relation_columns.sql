@@ -5,12 +5,11 @@
 
 select
     columns.table_name as relation_name,
-    tables.table_type = 'VIEW' as is_view,
+    views.view_oid is not null as is_view,
     columns.column_name
-from information_schema.columns as columns
-inner join information_schema.tables as tables
-    on tables.table_catalog = columns.table_catalog
-    and tables.table_schema = columns.table_schema
-    and tables.table_name = columns.table_name
-where columns.table_catalog = current_database() and columns.table_schema = current_schema()
-order by columns.table_name, columns.ordinal_position
+from duckdb_columns() as columns
+left join duckdb_views() as views
+    on views.database_oid = columns.database_oid
+    and views.view_oid = columns.table_oid
+where columns.database_name = current_database() and columns.schema_name = current_schema()
+order by columns.table_name, columns.column_index

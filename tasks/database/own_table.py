@@ -1,5 +1,7 @@
 """The table and the views of a workload that ``schema.sql`` does not name."""
 
+from functools import cache
+
 import duckdb
 
 from sql import statement
@@ -30,12 +32,16 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
 def list_own_relations(workload: Workload) -> dict[str, Relation]:
     """What `create_own_table` makes, by name; columns of the table only."""
     table = workload.output.table.lower()
+    views = (Relation(name=f"{kind}_{table}", is_view=True, columns=frozenset()) for kind in ("latest", "failed"))
+    return {table: _list_table(table, _create_answers(workload)), **{view.name: view for view in views}}
+
+
+@cache
+def _list_table(name: str, create: str) -> Relation:
+    """The table that a statement creates in an empty database; opening one takes longer than all else here."""
     with duckdb.connect(":memory:") as blank:
-        blank.execute(_create_answers(workload))
-        own = list_relations(blank)
-    for view in (f"latest_{table}", f"failed_{table}"):
-        own[view] = Relation(name=view, is_view=True, columns=frozenset())
-    return own
+        blank.execute(create)
+        return list_relations(blank)[name]
 
 
 def _create_answers(workload: Workload) -> str:

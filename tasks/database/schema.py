@@ -160,7 +160,8 @@ def _shipped_relations() -> Mapping[str, Relation]:
         return list_relations(blank)
 
 
-def _shipped_statements() -> dict[str, str]:
+@cache
+def _shipped_statements() -> Mapping[str, str]:
     """Name to statement, in the order of ``schema.sql``."""
     statements = {}
     for part in duckdb.extract_statements(statement("schema/schema")):
