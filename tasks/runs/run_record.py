@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from secrets import token_hex
@@ -158,6 +159,7 @@ def show_summaries(summaries: Sequence[RunSummary]) -> None:
         LOGGER.warning("the night has no table in Prefect: %s", error)
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)
