@@ -98,7 +98,7 @@ class EngineConfig:
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     """GPUs of this host that each compute a share of every layer of one model"""
     deterministic: bool = False
-    """answers have the same bits in any batch: in bfloat16 on a CPU, and in int8 always"""
+    """answers have the same bits in any batch: in bfloat16 and float32 on a CPU, and in int8 always"""
     num_threads: Annotated[int, Field(ge=0)] = 0
     """of the CPU, in each process; 0: torch decides"""
 

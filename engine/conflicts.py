@@ -63,7 +63,7 @@ def _refuse_for_several(config: Any) -> None:
 def _refuse_for_deterministic(config: Any) -> None:
     """Refuses settings with which results depend on what else is computed."""
     taken: tuple[tuple[str, tuple[Any, ...]], ...] = (
-        ("dtype", ("auto", "bfloat16", "int8", "quantized")),
+        ("dtype", ("auto", "bfloat16", "float32", "int8", "quantized")),
         ("attention", ("auto", "native")),
         ("device", ("auto", "cpu")),
         ("keep_prefixes_bytes", (0,)),

@@ -9,7 +9,7 @@ import torch
 
 from engine.device.transfers import to_device
 from engine.execution.random_stream import uniform_numbers
-from engine.execution.sampler import ROWS_AT_ONCE, most_likely
+from engine.kernels.output_layer import ROWS_AT_ONCE
 from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.step import Step
@@ -41,8 +41,10 @@ def sample(
     other rows, and not on how often the request was preempted.
 
     Args:
-        hidden, model, allowed: see `most_likely`.
+        hidden: ``[R, hidden]`` last hidden states.
+        model: whose output layer makes logits of them.
         drawn: in ascending order.
+        allowed: see `OutputLayer.most_likely`.
     Returns:
         int64 ``[R]`` token ids.
     """
@@ -50,7 +52,7 @@ def sample(
     greedy = to_device(np.delete(np.arange(len(hidden)), rows), hidden.device)
     masks = None if allowed is None else allowed.index_select(0, greedy)
     chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
-    chosen.index_copy_(0, greedy, most_likely(hidden.index_select(0, greedy), model, masks))
+    chosen.index_copy_(0, greedy, model.most_likely(hidden.index_select(0, greedy), masks))
     for first in range(0, len(drawn), ROWS_AT_ONCE):
         _, requests, positions = zip(*drawn[first : first + ROWS_AT_ONCE], strict=True)
         index = to_device(rows[first : first + ROWS_AT_ONCE], hidden.device)

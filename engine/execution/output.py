@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine.device.transfers import HostCopies, to_device
-from engine.execution.sampler import LabelRows, most_likely
+from engine.execution.label_rows import LabelRows
 from engine.model.model import Model
 from engine.request import Completion, FinishReason, Request
 from engine.scheduling.sequence import Sequence
@@ -80,7 +80,7 @@ class TokenSampler:
 
             token_ids = sample(sampled, self._model, drawn_rows(step), masks)
         else:
-            token_ids = most_likely(sampled, self._model, masks)
+            token_ids = self._model.most_likely(sampled, masks)
         return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self)
 
     def find_watched(self, sampled: Sequences[tuple[Sequence, int]], token_ids: Sequences[int]) -> set[int]:

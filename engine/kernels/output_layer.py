@@ -2,6 +2,9 @@
 
 import torch
 
+ROWS_AT_ONCE = 256
+"""Rows whose logits are written together: a bound on their memory."""
+
 
 def columns_in_float64(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """A few columns of an output layer: float64 ``[R, n]``.

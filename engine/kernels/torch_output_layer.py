@@ -1,9 +1,11 @@
 """The output layer as torch computes it, where the attention backend brings none of its own."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-from engine.kernels.output_layer import columns_in_float64, mask_logits
+from engine.kernels.output_layer import ROWS_AT_ONCE, columns_in_float64, mask_logits
 
 
 class TorchOutputLayer:
@@ -17,8 +19,7 @@ class TorchOutputLayer:
         return logits
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        logits = self.logits(hidden).float()
-        return (logits if allowed is None else mask_logits(logits, allowed)).argmax(dim=-1)
+        return largest_logits(hidden, self.logits, allowed)
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         bias = None if self.linear.bias is None else self.linear.bias[token_ids]
@@ -26,3 +27,21 @@ class TorchOutputLayer:
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self.linear.weight[token_ids]
+
+
+def largest_logits(
+    hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], allowed: torch.Tensor | None
+) -> torch.Tensor:
+    """`OutputLayer.most_likely` where logits are written.
+
+    Args:
+        hidden: ``[R, hidden]``.
+        logits_of: makes ``[n, vocab_size]`` logits of ``[n, hidden]`` rows.
+        allowed: see `OutputLayer.most_likely`.
+    """
+    chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+    for first in range(0, len(hidden), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        logits = logits_of(hidden[rows]).float()
+        chosen[rows] = (logits if allowed is None else mask_logits(logits, allowed[rows])).argmax(dim=-1)
+    return chosen

@@ -36,7 +36,7 @@ def make_deterministic(
     except (ValueError, NativeBuildError) as error:
         raise ConfigError(f"deterministic: {error}") from error
     if not backend.has_products:
-        raise ConfigError(f"deterministic: products are of bfloat16, on AMX or AVX512-BF16, got {backend.dtype} here")
+        raise ConfigError("deterministic: this CPU has neither AMX nor AVX512-BF16 for bfloat16; set dtype to float32")
     return backend
 
 

@@ -235,8 +235,9 @@ class Model:
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """``[R, hidden]`` -> int64 ``[R]``: see `OutputLayer.most_likely`."""
         if self.finish_logits is not None:  # a cap can make logits equal that were not
-            logits = self.logits(hidden)
-            return (logits if allowed is None else mask_logits(logits, allowed)).argmax(dim=-1)
+            from engine.kernels.torch_output_layer import largest_logits  # most models finish none
+
+            return largest_logits(hidden, self.logits, allowed)
         return self._output_layer.most_likely(hidden, allowed)
 
     @torch.inference_mode()

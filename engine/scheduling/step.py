@@ -154,9 +154,7 @@ class Step:
             chunks.add(tokens, position, num_earlier=position, block_table=node.chain_block_ids, num_output_rows=0)
         work = [*chain.from_iterable(self._members.values())]
         firsts = [sequence.num_computed for sequence, _ in work]
-        chunks.token_ids += [
-            sequence.own_token_ids[first : first + count] for (sequence, count), first in zip(work, firsts, strict=True)
-        ]
+        chunks.token_ids += [s.own_token_ids[first : first + n] for (s, n), first in zip(work, firsts, strict=True)]
         chunks.first_positions += [sequence.prefix_length + sequence.num_computed for sequence, _ in work]
         chunks.num_earlier += firsts
         chunks.block_tables += [sequence.block_ids for sequence, _ in work]

@@ -1,4 +1,4 @@
-"""Bfloat16 on the CPU with results that do not depend on what else is computed, to the last bit.
+"""Bfloat16 and float32 on the CPU with results that do not depend on what else is computed, to the last bit.
 
 Products, norms and rotation are so anyway: a row's sums are made in one order, however rows and columns are spread over
 tiles and threads. Attention meets KV in chunks, and brings a row's sum and output to its new maximum after each. Here
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 64
 
 
 class DeterministicBackend(NativeBackend):
-    """The CPU kernels in bfloat16, for prefixes that end with a block."""
+    """The CPU kernels, for prefixes that end with a block."""
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
         """See `AttentionShape.prepare`."""
@@ -38,7 +38,7 @@ class DeterministicBackend(NativeBackend):
         """
         layers = super().make_layers(_without_windows(weights))
         if not isinstance(layers, PackedLayers):
-            raise ModelError("deterministic takes layers whose sizes are multiples of 32")
+            raise ModelError("deterministic takes sizes of multiples of 32, and in float32 layers without branches")
         return layers
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedOutputLayer:

@@ -1,9 +1,9 @@
-"""The CPU kernels of cpp/, called on torch tensors: bf16 products, and draws of tokens.
+"""The CPU kernels of cpp/, called on torch tensors: products, and the largest of their columns.
 
 Without a C++ compiler `engine.kernels.cpu.torch_attention` computes everything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,8 +19,8 @@ class PackedWeight:
     """Weights of a linear layer in the order in which products on tiles or vectors read them.
 
     Attributes:
-        panels: bfloat16, panels of 32 output columns.
-        bias: bfloat16 ``[columns]``.
+        panels: bfloat16 or float32, panels of 32 output columns.
+        bias: of the same type, ``[columns]``.
         is_gated: whether a panel holds 16 columns of a gate and the same 16 of what it gates.
     """
 
@@ -31,10 +31,10 @@ class PackedWeight:
     is_gated: bool
 
     def columns(self, index: torch.Tensor) -> torch.Tensor:
-        """int64 ``[n]`` -> bfloat16 ``[n, depth]``: the weights of some output columns, as the layer had them."""
+        """int64 ``[n]`` -> ``[n, depth]``: the weights of some output columns, as the layer had them."""
         assert not self.is_gated, "columns of two layers"
-        pairs = self.panels.view(torch.int32)[..., 0]
-        return pairs[index // 32, :, index % 32].view(self.panels.dtype)
+        words = self.panels.view(torch.int32)[..., 0]
+        return words[index // 32, :, index % 32].view(self.panels.dtype)
 
 
 def lay_together(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
@@ -64,10 +64,13 @@ class NativeKernels(AttentionShape):
         super().__init__(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
         self.dtype = dtype
         library = load_library(folder)
-        self._project, self._largest_column = library.project_bf16, library.largest_column_bf16
         self.library = library
-        self.compute_layers = library.compute_layers_bf16
-        self.has_products = dtype == torch.bfloat16 and bool(library.has_products())
+        self.has_products = dtype == torch.float32 or bool(library.has_products())
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        """Of `engine.kernels.cpu.native_build.KERNELS`, for this element type."""
+        found: Callable[..., None] = getattr(self.library, f"{name}_{ELEMENT_TYPES[self.dtype]}")
+        return found
 
     def copy_rows(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """``[T, n]``, int64 ``[R]`` -> ``[R, n]``: some rows, or all, as `project` takes them."""
@@ -80,8 +83,9 @@ class NativeKernels(AttentionShape):
         num_columns, depth = weight.shape
         if not self.has_products or num_columns % 32 or depth % 32:
             return None
-        # Panel, pair of depth, column, one of the pair.
-        panels = weight.view(num_columns // 32, 32, depth // 2, 2).permute(0, 2, 1, 3).contiguous()
+        # Panel, word of depth, column, one of the word: pairs in bf16.
+        size = 4 // weight.itemsize
+        panels = weight.view(num_columns // 32, 32, depth // size, size).permute(0, 2, 1, 3).contiguous()
         return PackedWeight(panels=panels, bias=bias, num_columns=num_columns, depth=depth, is_gated=False)
 
     def pack_gated(self, gate: torch.Tensor, up: torch.Tensor) -> PackedWeight | None:
@@ -101,7 +105,7 @@ class NativeKernels(AttentionShape):
         """
         out = self._rows(len(x), weight.num_columns // 2 if weight.is_gated else weight.num_columns)
         bias, added = (0 if addend is None else addend.data_ptr() for addend in (weight.bias, residual))
-        self._project(
+        self.kernel("project")(
             *(x.data_ptr(), weight.panels.data_ptr(), bias, added, out.data_ptr()),
             *(len(x), weight.num_columns, weight.depth, weight.is_gated),
         )
@@ -121,7 +125,7 @@ class NativeKernels(AttentionShape):
         out = torch.empty(len(x), dtype=torch.int64)
         bias, masks = (0 if given is None else given.data_ptr() for given in (weight.bias, allowed))
         assert allowed is None or (allowed.shape == (len(x), weight.num_columns // 32) and allowed.is_contiguous())
-        self._largest_column(
+        self.kernel("largest_column")(
             *(x.data_ptr(), weight.panels.data_ptr(), bias, masks, out.data_ptr()),
             *(len(x), weight.num_columns, weight.depth),
         )

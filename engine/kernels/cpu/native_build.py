@@ -35,18 +35,17 @@ KERNELS: dict[str, list[Any]] = {
     "rms_norm": [*[_POINTER] * 3, *[_I64] * 2, _FLOAT],
     "rotate_and_store": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 3, _I64, *[_INT] * 4],
     "swiglu": [*[_POINTER] * 2, *[_I64] * 2],
+    "project": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
+    "largest_column": [*[_POINTER] * 5, *[_I64] * 3],
+    "compute_layers": [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64],
 }
 """Argument types of the kernels that come once for each element type."""
 
-COMPUTE_LAYERS: list[Any] = [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64]
 _DRAW_TOKENS: list[Any] = [*[_POINTER] * 3, *[_I64] * 2]
 _SIGNATURES: dict[str, dict[str, list[Any]]] = {
     "native": {
         **{f"{name}_{suffix}": types for name, types in KERNELS.items() for suffix in ELEMENT_TYPES.values()},
-        "project_bf16": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
-        "largest_column_bf16": [*[_POINTER] * 5, *[_I64] * 3],
         "draw_tokens": _DRAW_TOKENS,
-        "compute_layers_bf16": COMPUTE_LAYERS,
         "has_products": [],
     },
     "int8": {
@@ -60,7 +59,7 @@ _SIGNATURES: dict[str, dict[str, list[Any]]] = {
         "project_int8": [*[_POINTER] * 4, *[_I64] * 3],
         "largest_column_int8": [*[_POINTER] * 5, *[_I64] * 3],
         "draw_tokens": _DRAW_TOKENS,
-        "compute_layers_int8": COMPUTE_LAYERS,
+        "compute_layers_int8": KERNELS["compute_layers"],
     },
 }
 """Argument types of the functions of each source file; of others, whoever loads them knows."""

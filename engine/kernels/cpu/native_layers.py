@@ -39,14 +39,14 @@ class NativeBackend(NativeOperations):
         return 0
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """Layers in one C++ call where this CPU multiplies bf16, else with torch's products.
+        """Layers in one C++ call, or with torch's products where the kernels have none for them.
 
         Args:
             weights: taken one after the other, so that the caller can free each layer before the next one is copied.
         """
         if not self._has_layers:
             return None
-        packed: list[PairLayer] = []
+        packed: list[PanelLayer] = []
         remaining = iter(weights)
         for layer in remaining:
             found = _pack(self, layer)
@@ -57,7 +57,7 @@ class NativeBackend(NativeOperations):
                 assert not packed, "layers of different shapes"
                 return LayerByLayer(make_unpacked_layer(self, each) for each in chain([layer], remaining))
             packed.append(found)
-        return PackedLayers(self, self.compute_layers, packed)
+        return PackedLayers(self, self.kernel("compute_layers"), packed, dtype=self.dtype)
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedOutputLayer | None":
         """The output layer with packed weights; None where only torch multiplies them."""
@@ -113,8 +113,8 @@ class PackedLayer(ctypes.Structure):
     intermediate_size: int
 
 
-class PairLayer(PackedLayer):
-    """In bf16: panels and a bias for each product."""
+class PanelLayer(PackedLayer):
+    """In bf16 or float32: panels and a bias for each product."""
 
     products: tuple[object, ...]  # quantized ones, see `engine.kernels.cpu.quantized`
 
@@ -135,11 +135,11 @@ class _LayerStep(ctypes.Structure):
     )
 
 
-def _pack(kernels: NativeKernels, layer: LayerWeights) -> PairLayer | None:
-    if not kernels.has_products:
+def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
+    is_branched = type(layer) is not LayerWeights
+    if not kernels.has_products or (is_branched and kernels.dtype != torch.bfloat16):
         return None
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
-    is_branched = type(layer) is not LayerWeights
     if is_branched:
         from engine.kernels.cpu.branched_layers import complete, pack_gate_up  # few models have such layers
     gate_up = pack_gate_up(kernels, layer) if is_branched else kernels.pack_gated(layer.gate, layer.up)
@@ -150,7 +150,7 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PairLayer | None:
         *(layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm),
         *(tensor for product in products for tensor in (product.panels, product.bias)),
     )
-    packed = PairLayer(
+    packed = PanelLayer(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(qkv.depth, down.depth),
         *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
@@ -168,7 +168,8 @@ class PackedLayers:
     Args:
         compute: `compute_layers` of the layers' format.
         layers: of that format.
-        num_byte_columns: most bytes of a row that the kernels need besides what is in bf16.
+        num_byte_columns: most bytes of a row that the kernels need besides what is in `dtype`.
+        dtype: of rows between the products.
     """
 
     def __init__(
@@ -177,6 +178,7 @@ class PackedLayers:
         compute: Callable[..., None],
         layers: Sequence[PackedLayer],
         num_byte_columns: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self._compute = compute
         self._layers = layers  # keeps their tensors
@@ -184,7 +186,7 @@ class PackedLayers:
         self._operations = (_I32 * len(operations))(*operations)
         self._weights = (type(layers[0]) * len(layers))(*layers)
         q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
-        # Columns of _SCRATCH in bf16: two bytes each, a float32 scale takes two.
+        # Columns of _SCRATCH; in int8, whose rows are in bf16, a float32 scale takes two.
         self._columns: tuple[int, ...] = (
             layers[0].hidden_size,
             q_size + 2 * kv_size,
@@ -194,7 +196,7 @@ class PackedLayers:
         if num_byte_columns:
             self._columns += (num_byte_columns // 2, 2)
         self._columns += tuple(max(each) for each in zip(*(layer.num_branch_columns for layer in layers), strict=True))
-        self._scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._scratch = torch.empty(0, dtype=dtype)
 
     def __call__(
         self,
@@ -212,7 +214,7 @@ class PackedLayers:
         num_tile_rows = cdiv(num_rows, TILE_ROWS) * TILE_ROWS
         sizes = [num_tile_rows * columns for columns in self._columns]
         if self._scratch.numel() < sum(sizes):
-            self._scratch = torch.empty(sum(sizes), dtype=torch.bfloat16)
+            self._scratch = self._scratch.new_empty(sum(sizes))
         works = (work,) if isinstance(work, NativeWork) else work.works
         if not isinstance(work, NativeWork):
             for layer, table in zip(self._weights, work.tables, strict=True):

@@ -1,22 +1,15 @@
 """The CPU kernels one operation at a time: attention, norms, rotation, SwiGLU, for layers not computed in one call."""
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 
 from engine.kernels.cpu.native import NativeKernels
-from engine.kernels.cpu.native_build import ELEMENT_TYPES
 from engine.kernels.cpu.native_work import NativeWork
 
 
 class NativeOperations(NativeKernels):
     """The operations of a layer between its products; see `NativeKernels`."""
-
-    def kernel(self, name: str) -> Callable[..., None]:
-        """Of `engine.kernels.cpu.native_build.KERNELS`, for this element type."""
-        found: Callable[..., None] = getattr(self.library, f"{name}_{ELEMENT_TYPES[self.dtype]}")
-        return found
 
     def attend(
         self,

@@ -16,8 +16,8 @@ import torch
 from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels
-from engine.kernels.cpu.native_build import COMPUTE_LAYERS, load_library
-from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers, PairLayer
+from engine.kernels.cpu.native_build import KERNELS, load_library
+from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers, PanelLayer
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
 from engine.kernels.decoder_layer import DecoderLayers
 
@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "columns_quantized": [*[_POINTER] * 3, *[_I64] * 2],
     "project_quantized": [*[_POINTER] * 4, *[_I64] * 3],
     "largest_column_quantized": [*[_POINTER] * 5, *[_I64] * 3],
-    "compute_layers_quantized": COMPUTE_LAYERS,
+    "compute_layers_quantized": KERNELS["compute_layers"],
 }
 
 
@@ -184,13 +184,13 @@ def make_quantized_layers(
     return PackedLayers(kernels, library.compute_layers_quantized, [_pack(kernels, layer) for layer in layers])
 
 
-def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PairLayer:
+def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PanelLayer:
     products = (layer.qkv, layer.output, layer.gate_up, layer.down)
     for product in products:
         if product.num_padded > product.num_columns:
             raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {product.num_columns} columns")
     norms = [layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
-    packed = PairLayer(
+    packed = PanelLayer(
         *(None if norm is None else norm.data_ptr() for norm in norms),
         *(address for product in products for address in product.addresses()),
         *(layer.qkv.depth, layer.down.depth),

@@ -211,7 +211,7 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
         assert (kernels.swiglu(normed @ both.T).double() - expected).abs().max() < most_error * expected.abs().max()
         packed, packed_gated = kernels.pack(weight, bias), kernels.pack_gated(gate, up)
         assert (packed is not None) == (packed_gated is not None) == kernels.has_products
-        is_here = dtype == torch.bfloat16 and units != "plain" and "avx512_bf16" in CPU_FLAGS
+        is_here = dtype == torch.float32 or (units != "plain" and "avx512_bf16" in CPU_FLAGS)
         assert kernels.has_products == is_here
         if packed is not None and packed_gated is not None:
             gated = kernels.project(normed, packed_gated)
@@ -222,41 +222,54 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
             assert torch.equal(packed.columns(torch.tensor([63, 0, 17, 17])), weight[[63, 0, 17, 17]])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "most_error"), [(torch.bfloat16, 0.01), (torch.float32, 1e-6)], ids=["bf16", "float32"]
+)
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("num_rows", [33, 300])
-def test_deep_products(num_rows: int, units: str, folders: dict[str, Path]) -> None:
-    """Tiles take the depth in pieces of 4 KB a row: here three, one smaller than the others."""
+def test_deep_products(
+    num_rows: int, units: str, dtype: torch.dtype, most_error: float, folders: dict[str, Path]
+) -> None:
+    """Tiles take the depth in pieces of 4 KB a row: here three, one smaller than the others. Float32 sums have parts.
+
+    A row's product is the same to the last bit whichever rows it is computed with.
+    """
     kernels = NativeOperations(
-        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.bfloat16, block_size=32, folder=folders[units]
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
     )
     generator = torch.Generator().manual_seed(num_rows)
-    x, weight = (torch.randn(size, 4160, generator=generator).bfloat16() for size in (num_rows, 352))
+    x, weight = (torch.randn(size, 4160, generator=generator).to(dtype) for size in (num_rows, 352))
     packed = kernels.pack(weight)
     if packed is None:
         assert not kernels.has_products
         return
     expected = x.double() @ weight.double().T
     out = kernels.project(kernels.copy_rows(x), packed)
-    assert (out.double() - expected).abs().max() < 0.01 * expected.abs().max()
+    assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
+    for first, end in ((0, 1), (1, 4), (2, 7), (3, 12), (0, 13), (5, 32)):
+        assert torch.equal(kernels.project(kernels.copy_rows(x[first:end]), packed), out[first:end])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "float32"])
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("num_rows", [0, 1, 12, 33, 300])
-def test_the_largest_column_is_found_without_the_product(num_rows: int, units: str, folders: dict[str, Path]) -> None:
+def test_the_largest_column_is_found_without_the_product(
+    num_rows: int, units: str, dtype: torch.dtype, folders: dict[str, Path]
+) -> None:
     kernels = NativeOperations(
-        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.bfloat16, block_size=32, folder=folders[units]
+        num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
     )
     generator = torch.Generator().manual_seed(num_rows)
-    weight, bias = torch.randn(992, 64, generator=generator).bfloat16(), torch.randn(992, generator=generator)
+    weight, bias = torch.randn(992, 64, generator=generator).to(dtype), torch.randn(992, generator=generator)
     weight[700:800] = weight[100:200]  # of equals, the first one counts
     bias[700:800] = bias[100:200]
     some = torch.randperm(2 * num_rows, generator=generator)[:num_rows]
-    for addend in (None, bias.bfloat16()):
+    for addend in (None, bias.to(dtype)):
         packed = kernels.pack(weight, addend)
         if packed is None:
             assert not kernels.has_products
             continue
-        x = torch.randn(2 * num_rows, 64, generator=generator).bfloat16()
+        x = torch.randn(2 * num_rows, 64, generator=generator).to(dtype)
         rows = kernels.copy_rows(x, some)
         assert torch.equal(rows, x[some])
         assert torch.equal(kernels.copy_rows(rows), rows)

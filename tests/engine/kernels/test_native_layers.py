@@ -19,13 +19,13 @@ HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
 EPSILON, SCALE = 1e-5, 0.2
 
 
-def make_kernels(folder: Path) -> NativeBackend:
+def make_kernels(folder: Path, dtype: torch.dtype = torch.bfloat16) -> NativeBackend:
     return NativeBackend(
         has_layers=True,
         num_q_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=DIM,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         block_size=BLOCK_SIZE,
         folder=folder,
     )
@@ -33,9 +33,17 @@ def make_kernels(folder: Path) -> NativeBackend:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
-    made = make_kernels(tmp_path_factory.mktemp("kernels"))
+    return _multiplying(make_kernels(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "float32"])
+def kernels_of_a_type(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
+    return _multiplying(make_kernels(tmp_path_factory.getbasetemp() / "kernels", request.param))
+
+
+def _multiplying(made: NativeBackend) -> NativeBackend:
     if not made.has_products:
-        assert made.pack(torch.ones(32, 32).bfloat16()) is None
+        assert made.pack(torch.ones(32, 32, dtype=made.dtype)) is None
         pytest.skip("this CPU does not multiply bf16: layers are never packed")
     return made
 
@@ -59,11 +67,14 @@ def batch_of(num_suffix: int) -> AttentionBatch:
 @pytest.mark.parametrize("has_output_rows", [False, True], ids=["all rows", "output rows"])
 @pytest.mark.parametrize("has_extras", [False, True], ids=["bare", "biases and head norms"])
 @pytest.mark.parametrize("num_suffix", [1, 8, 99])
-def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: bool, kernels: NativeBackend) -> None:
+def test_layers_in_one_call(
+    num_suffix: int, has_extras: bool, has_output_rows: bool, kernels_of_a_type: NativeBackend
+) -> None:
+    kernels = kernels_of_a_type
     generator = torch.Generator().manual_seed(num_suffix)
 
     def draw(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).bfloat16()
+        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(kernels.dtype)
 
     def draw_linear(num_columns: int, depth: int) -> Linear:
         return draw(num_columns, depth), draw(num_columns) if has_extras else None
@@ -95,7 +106,7 @@ def test_layers_in_one_call(num_suffix: int, has_extras: bool, has_output_rows: 
 
     def caches() -> list[torch.Tensor]:
         shape = (int(work.slots.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
-        return [torch.zeros(shape, dtype=torch.bfloat16) for _ in layers]
+        return [torch.zeros(shape, dtype=kernels.dtype) for _ in layers]
 
     def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
         packed = kernels.pack(weight, bias)

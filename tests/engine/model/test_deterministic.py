@@ -1,4 +1,4 @@
-"""Bfloat16 with `deterministic`: answers that do not depend on what else is computed, to the last bit."""
+"""Bfloat16 and float32 with `deterministic`: answers that do not depend on what else is computed, to the last bit."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +17,9 @@ from engine.kernels.cpu.deterministic import DeterministicBackend
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.output_layer import columns_in_float64
 from engine.model.loading.checkpoint import cache_folder
+from engine.model.proof.tiny_model import make_tiny_model, shrink
 from tests.engine.model.any_batch import KV_BYTES, Answers, answer, answer_alone, check_any_batch, requests_of
+from tests.engine.model.families import make_config
 
 SHARED = [(7 * i * i + i) % 490 + 3 for i in range(420)]
 PROMPTS = [
@@ -27,6 +29,9 @@ PROMPTS = [
     *([4 + number] * (1 + 60 * number) for number in range(3)),
 ]
 """Shared beginnings that end within a block and within a chunk of attention, before and behind the first one."""
+
+
+LoadModel = Callable[..., Engine]
 
 
 def load(checkpoint: Path, **changes: Any) -> Engine:
@@ -47,35 +52,45 @@ def has_products() -> None:
         pytest.skip("this CPU does not multiply bf16")
 
 
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    if request.param == "bfloat16":
+        request.getfixturevalue("has_products")
+    return str(request.param)
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
-def checkpoint(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path], has_products: None) -> Path:
-    return tiny_checkpoint(request.param)
+def load_model(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path], dtype: str) -> LoadModel:
+    return partial(load, tiny_checkpoint(request.param), dtype=dtype)
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint: Path) -> Answers:
-    return answer_alone(load(checkpoint, max_num_batched_tokens=64), PROMPTS)
+def alone(load_model: LoadModel) -> Answers:
+    return answer_alone(load_model(max_num_batched_tokens=64), PROMPTS)
 
 
 def test_prompts_together_are_answered_as_alone(
-    checkpoint: Path, alone: Answers, num_threads: Callable[[int], None]
+    load_model: LoadModel, alone: Answers, num_threads: Callable[[int], None]
 ) -> None:
     for threads, max_num_batched_tokens in ((1, 2048), (2, 150)):
         num_threads(threads)
-        engine = load(checkpoint, max_num_batched_tokens=max_num_batched_tokens)
+        engine = load_model(max_num_batched_tokens=max_num_batched_tokens)
         assert answer(engine, requests_of(PROMPTS, [*range(len(PROMPTS))])) == alone
 
 
 @pytest.mark.slow
 @settings(max_examples=3)
 @given(data=st.data())
-def test_answers_do_not_depend_on_the_batch(data: st.DataObject, checkpoint: Path, alone: Answers) -> None:
+def test_answers_do_not_depend_on_the_batch(
+    data: st.DataObject, load_model: LoadModel, dtype: str, alone: Answers
+) -> None:
     """In steps of any size, guessed or not."""
     others = {
+        "kv_memory_bytes": st.sampled_from([KV_BYTES, 1 << 18 if dtype == "bfloat16" else 1 << 19]),
         "max_num_batched_tokens": st.sampled_from([33, 200, 2048]),
         "prompt_lookup": st.sampled_from(["never", "always"]),
     }
-    check_any_batch(data, partial(load, checkpoint), PROMPTS, alone, **others)
+    check_any_batch(data, load_model, PROMPTS, alone, **others)
 
 
 def test_a_column_of_labels_is_the_same_with_any_others(has_products: None) -> None:
@@ -97,7 +112,7 @@ def test_a_column_of_labels_is_the_same_with_any_others(has_products: None) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dtype": "float32"}, "deterministic goes with dtype 'auto' or 'bfloat16' or 'int8' or 'quantized', got"),
+        ({"dtype": "float16"}, "deterministic goes with dtype 'auto' or 'bfloat16' or 'float32' or 'int8' or"),
         ({"attention": "torch"}, "deterministic goes with attention 'auto' or 'native', got 'torch'"),
         ({"device": "cuda"}, "deterministic goes with device 'auto' or 'cpu', got 'cuda'"),
         ({"keep_prefixes_bytes": 1}, "deterministic goes with keep_prefixes_bytes 0, got 1"),
@@ -107,6 +122,12 @@ def test_a_column_of_labels_is_the_same_with_any_others(has_products: None) -> N
 def test_what_depends_on_the_batch_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(deterministic=True, **change)
+
+
+def test_branches_in_float32_are_refused() -> None:
+    model = make_tiny_model(shrink(make_config("granite")))
+    with pytest.raises(ModelError, match="and in float32 layers without branches"):
+        Engine.load(model, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=KV_BYTES, deterministic=True))
 
 
 def test_a_window_is_refused(tiny_llama: Path, has_products: None) -> None:

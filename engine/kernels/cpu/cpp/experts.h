@@ -88,7 +88,7 @@ inline void route_rows(const bf16* x, const Branches& b, bf16* sorted, int64_t n
 // As `PairOperands`, for `multiply`'s rows 32 b to 32 b + 31 those of block b, which meet their expert's panels.
 struct ExpertOperands {
   typedef float Sum;
-  static constexpr bool has_shared_panels = false;
+  static constexpr bool has_shared_panels = false, has_tiles = true;
   const bf16 *x, *panels;
   const ExpertBlock* blocks;
   int64_t num_columns, depth, row_bytes;

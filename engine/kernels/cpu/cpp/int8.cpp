@@ -9,23 +9,25 @@
 
 // Layers in int8. The residual stream is in the basis of `spread`, so norms have no weights: products have taken them.
 struct QuadFormat {
+  typedef bf16 Row;
+  typedef LayerStep<bf16> Step;
   typedef float Norm;
   typedef int8_t KV;
   typedef QuadWeights Weights;
   static constexpr bool has_branches = false;
 
-  static ByteRows rows(const LayerStep& s) { return {s.bytes, s.scales}; }
+  static ByteRows rows(const Step& s) { return {s.bytes, s.scales}; }
 
-  static void norm(const LayerStep& s, const bf16* x, const float* weight, int64_t num_rows, int64_t size, float epsilon) {
+  static void norm(const Step& s, const bf16* x, const float* weight, int64_t num_rows, int64_t size, float epsilon) {
     norm_to_bytes(x, weight, rows(s), num_rows, size, epsilon);
   }
 
-  static void project_normed(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+  static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
                              int64_t depth, bool is_gated) {
     project(rows(s), w, nullptr, out, num_rows, num_columns, depth, is_gated);
   }
 
-  static void project_rows(const LayerStep& s, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
+  static void project_rows(const Step& s, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
     spread_to_bytes(x, rows(s), num_rows, depth);
     project(rows(s), w, residual, out, num_rows, num_columns, depth, false);
@@ -34,7 +36,7 @@ struct QuadFormat {
 
 // Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
 extern "C" void compute_layers_int8(const LayerWeights<QuadFormat>* weights, int64_t num_layers, const int32_t* operations,
-                                    int64_t num_operations, const LayerStep* step, bf16* hidden, int8_t* const* keys,
+                                    int64_t num_operations, const LayerStep<bf16>* step, bf16* hidden, int8_t* const* keys,
                                     int8_t* const* values, const int64_t* output_rows, int64_t num_output_rows) {
   const int64_t size = weights->hidden_size, group = size & -size;
   spread_rows(hidden, step->num_rows, size, group);

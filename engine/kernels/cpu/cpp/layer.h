@@ -26,16 +26,17 @@ struct LayerWeights {
 // scratch for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size]; in int8 bytes of rows
 // that are multiplied, [rows, the largest padded depth], and their scales [rows]; of families with branches [rows,
 // hidden_size]; of those with experts [(slots + 1) rows, hidden_size] and [(slots + 1) rows, intermediate_size].
+template <typename Row>
 struct LayerStep {
   const float *cos, *sin;  // of each rotation [num_rows, dim]
   const int64_t *slots, *shared, *own;
   const int32_t *prefix_blocks, *own_blocks, *own_seen;
   float* state;
   int64_t num_rows, num_shared, num_own;
-  bf16 *normed, *qkv, *attended, *gated;
+  Row *normed, *qkv, *attended, *gated;
   uint8_t* bytes;
   float* scales;
-  bf16 *branch, *expert_rows, *expert_gated;
+  Row *branch, *expert_rows, *expert_gated;
 };
 
 // The operations of a layer; engine/kernels/cpu/native_layers.py has the same numbers. The caller passes their order.
@@ -47,21 +48,23 @@ enum class Operation : int32_t {
 
 namespace {
 
-void copy_rows(const bf16* from, const int64_t* rows, bf16* to, int64_t num_rows, int64_t size) {
+template <typename Row>
+void copy_rows(const Row* from, const int64_t* rows, Row* to, int64_t num_rows, int64_t size) {
   for (int64_t row = 0; row < num_rows; row++)
-    std::memcpy(static_cast<void*>(to + row * size), from + rows[row] * size, size_t(size) * sizeof(bf16));
+    std::memcpy(static_cast<void*>(to + row * size), from + rows[row] * size, size_t(size) * sizeof(Row));
 }
 
 // Where a layer under way finds what the output product reads: all rows, or copies of the output rows.
+template <typename Row>
 struct LayerRows {
-  const bf16 *attended, *residual;
+  const Row *attended, *residual;
   int64_t num_rows;
 };
 
 // The operations of families with branches (`engine.kernels.branched_layer` says what each does).
 template <typename Format>
-void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep& s, LayerRows& rows, bf16* hidden,
-                const int64_t* output_rows, int64_t num_output_rows) {
+void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep<bf16>& s, LayerRows<bf16>& rows,
+                bf16* hidden, const int64_t* output_rows, int64_t num_output_rows) {
   const int64_t q_size = int64_t(w.num_q_heads) * w.dim, kv_size = int64_t(w.num_kv_heads) * w.dim;
   const Branches& b = *w.branches;
   switch (operation) {
@@ -117,10 +120,10 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
 }
 
 // hidden: [num_rows, hidden_size], in and out. Without output_rows all rows leave the layer, else those, as its first ones.
-// Format: how rows, weights and KV are kept; `norm` leaves rows for `project_normed`, `project_rows` takes any.
+// Format: how rows, weights, norms and KV are kept; `norm` leaves rows for `project_normed`, `project_rows` takes any.
 template <typename Format>
-void run(Operation operation, const LayerWeights<Format>& w, const LayerStep& s, LayerRows& rows, bf16* hidden,
-         typename Format::KV* keys, typename Format::KV* values, const int64_t* output_rows, int64_t num_output_rows) {
+void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typename Format::Row>& s,
+         LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, typename Format::KV* keys, typename Format::KV* values, const int64_t* output_rows, int64_t num_output_rows) {
   const int64_t q_size = int64_t(w.num_q_heads) * w.dim, qkv_size = q_size + int64_t(2) * w.num_kv_heads * w.dim;
   switch (operation) {
     case Operation::attention_norm:
@@ -167,10 +170,11 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep& s,
 // step: the first of as many as there are block tables. Keys and values: one address a layer. With `output_rows`, only those rows leave the last layer.
 template <typename Format>
 void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
-                    int64_t num_operations, const LayerStep& step, bf16* hidden, typename Format::KV* const* keys,
+                    int64_t num_operations, const LayerStep<typename Format::Row>& step, typename Format::Row* hidden,
+                    typename Format::KV* const* keys,
                     typename Format::KV* const* values, const int64_t* output_rows, int64_t num_output_rows) {
   for (int64_t i = 0; i < num_layers; i++) {
-    LayerRows rows{};
+    LayerRows<typename Format::Row> rows{};
     for (int64_t j = 0; j < num_operations; j++)
       run(operations[j], weights[i], (&step)[weights[i].table], rows, hidden, keys[i], values[i], i == num_layers - 1 ? output_rows : nullptr,
           num_output_rows);

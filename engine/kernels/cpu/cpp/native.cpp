@@ -6,11 +6,14 @@
 #include "draw.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "float_product.h"
 #include "layer.h"
 #include "pair_product.h"
 
 // Layers in bf16.
 struct PairFormat {
+  typedef bf16 Row;
+  typedef LayerStep<bf16> Step;
   typedef bf16 Norm;
   typedef bf16 KV;
   static constexpr bool has_branches = true;
@@ -20,31 +23,31 @@ struct PairFormat {
   };
 
 #ifdef HAS_AVX512
-  static void norm(const LayerStep& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
+  static void norm(const Step& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
     rms_norm(x, weight, s.normed, num_rows, size, epsilon);
   }
 
-  static void project_normed(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+  static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
                              int64_t depth, bool is_gated) {
     project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, swiglu_if(is_gated));
   }
 
-  static void project_rows(const LayerStep&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
+  static void project_rows(const Step&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
     project(x, w.panels, w.bias, residual, out, num_rows, num_columns, depth, Gating{});
   }
 
-  static void project_activated(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+  static void project_activated(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
                                 int64_t depth, const Gating& gating) {
     project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, gating);
   }
 
-  static void route(const LayerStep& s, const Branches& b, int64_t num_rows, int64_t hidden_size) {
+  static void route(const Step& s, const Branches& b, int64_t num_rows, int64_t hidden_size) {
     route_rows(s.normed, b, s.expert_rows, num_rows, hidden_size);
   }
 
   // s.branch = the weighted sum of what the experts of each row make of it.
-  static void compute_experts(const LayerStep& s, const LayerWeights<PairFormat>& w, int64_t num_rows) {
+  static void compute_experts(const Step& s, const LayerWeights<PairFormat>& w, int64_t num_rows) {
     const int64_t hidden_size = w.hidden_size, size = w.intermediate_size;
     const Gating gating = w.branches->gating();
     project_experts(s.expert_rows, w.gate_up.panels, w.gate_up.bias, s.expert_gated, (1 + gating.is_gated) * size, hidden_size,
@@ -55,6 +58,34 @@ struct PairFormat {
 #endif
 };
 
+// Layers in float32; no family with branches.
+struct FloatFormat {
+  typedef float Row;
+  typedef LayerStep<float> Step;
+  typedef float Norm;
+  typedef float KV;
+  static constexpr bool has_branches = false;
+  // As float_product.h says.
+  struct Weights {
+    const float *panels, *bias;
+  };
+
+  static void norm(const Step& s, const float* x, const float* weight, int64_t num_rows, int64_t size, float epsilon) {
+    rms_norm(x, weight, s.normed, num_rows, size, epsilon);
+  }
+
+  static void project_normed(const Step& s, const Weights& w, float* out, int64_t num_rows, int64_t num_columns,
+                             int64_t depth, bool is_gated) {
+    project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, is_gated);
+  }
+
+  static void project_rows(const Step&, const float* x, const Weights& w, const float* residual, float* out,
+                           int64_t num_rows, int64_t num_columns, int64_t depth) {
+    project(x, w.panels, w.bias, residual, out, num_rows, num_columns, depth, false);
+  }
+};
+
+// Whether bf16 is multiplied here; float32 is on every processor.
 extern "C" bool has_products() { return units_here() != Units::plain; }
 
 // x: [num_rows, depth] in memory for rows rounded up to 32; packed as pair_product.h says; columns and depth are
@@ -82,7 +113,7 @@ extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf1
 
 // Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
 extern "C" void compute_layers_bf16(const LayerWeights<PairFormat>* weights, int64_t num_layers, const int32_t* operations,
-                                    int64_t num_operations, const LayerStep* step, bf16* hidden, bf16* const* keys,
+                                    int64_t num_operations, const LayerStep<bf16>* step, bf16* hidden, bf16* const* keys,
                                     bf16* const* values, const int64_t* output_rows, int64_t num_output_rows) {
 #ifdef HAS_AVX512
   compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
@@ -91,6 +122,25 @@ extern "C" void compute_layers_bf16(const LayerWeights<PairFormat>* weights, int
   (void)weights, (void)num_layers, (void)operations, (void)num_operations, (void)step, (void)hidden, (void)keys;
   (void)values, (void)output_rows, (void)num_output_rows;
 #endif
+}
+
+// The same for float32.
+extern "C" void project_float32(const float* x, const float* packed, const float* bias, const float* residual, float* out,
+                                int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
+  project(x, packed, bias, residual, out, num_rows, num_columns, depth, is_gated);
+}
+
+extern "C" void largest_column_float32(const float* x, const float* packed, const float* bias, const uint32_t* allowed,
+                                       int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
+  largest_column(x, packed, bias, allowed, out, num_rows, num_columns, depth);
+}
+
+extern "C" void compute_layers_float32(const LayerWeights<FloatFormat>* weights, int64_t num_layers,
+                                       const int32_t* operations, int64_t num_operations, const LayerStep<float>* step,
+                                       float* hidden, float* const* keys, float* const* values, const int64_t* output_rows,
+                                       int64_t num_output_rows) {
+  compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
+                 values, output_rows, num_output_rows);
 }
 
 // logits: [num_rows, size]; out: a token for each row.

@@ -78,7 +78,7 @@ struct ToLargest {
 // stream ahead of its use, and hardly two that alternate.
 struct PairOperands {
   typedef float Sum;
-  static constexpr bool has_shared_panels = true;
+  static constexpr bool has_shared_panels = true, has_tiles = true;
   const bf16 *x, *panels;
   int64_t depth, row_bytes;
 

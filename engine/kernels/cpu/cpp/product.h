@@ -210,37 +210,37 @@ struct ThreadProduct {
   void multiply_block(const RowBlock<BlockOperands>& rows, int64_t panel, int64_t piece, Sum* sums, int first_line,
                       int last_line) {
     const int64_t at = panel - panels_from;
+    Sum* const block = blocks[turn ^ 1];
+    bool is_done = false;
 #ifdef HAS_AMX
-    const int64_t units = operands.row_bytes / 64;
-    const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64, part_start(units, num_pieces, piece + 1) * 64,
-                                piece ? sums : nullptr, first_line, last_line};
-    if (piece < num_pieces - 1) return multiply_tiles(rows.operands, rows.first_row, at, depth, sums, before, finish);
+    if constexpr (Operands::has_tiles) {
+      const int64_t units = operands.row_bytes / 64;
+      const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64, part_start(units, num_pieces, piece + 1) * 64,
+                                  piece ? sums : nullptr, first_line, last_line};
+      if (piece < num_pieces - 1) return multiply_tiles(rows.operands, rows.first_row, at, depth, sums, before, finish);
+      if (use_tiles) multiply_tiles(rows.operands, rows.first_row, at, depth, block, before, finish), is_done = true;
+    }
 #endif
-    turn ^= 1;
-#ifdef HAS_AMX
-    if (use_tiles)
-      multiply_tiles(rows.operands, rows.first_row, at, depth, blocks[turn], before, finish);
-    else
-#endif
-    {
-      rows.operands.multiply_vectors(rows.first_row, at, blocks[turn], rows.count);
+    if (!is_done) {
+      rows.operands.multiply_vectors(rows.first_row, at, block, rows.count);
       finish_block(before, finish);
     }
-    before = {blocks[turn], rows.first_row, panel, rows.count};
+    turn ^= 1;
+    before = {block, rows.first_row, panel, rows.count};
   }
 };
 
 // finish(sums, row, panel) for every row of x times every panel of weights that it needs, on all threads.
-// Operands: the type Sum; has_shared_panels, by all rows; x, panels; row_bytes, of a row of x; begin_tiles(panel) and
-// multiply_tiles(), on the registers that the function of that name loads; multiply_vectors(first_row, panel, block, count).
+// Operands: the type Sum; has_shared_panels, by all rows; x, panels; row_bytes, of a row of x; multiply_vectors(first_row, panel,
+// block, count); where it has_tiles, begin_tiles(panel) and multiply_tiles(), on the registers that the function of that name loads.
 // row_unit: rows that threads do not divide.
 template <typename Operands, typename Finish>
 void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish,
-              int64_t row_unit = tiles_granted() ? 32 : 4) {
+              int64_t row_unit = Operands::has_tiles && tiles_granted() ? 32 : 4) {
   if (num_rows == 0) return;
   const int64_t num_threads = omp_get_max_threads();
   const int64_t num_panels = num_columns / PANEL;
-  const bool use_tiles = tiles_granted();
+  const bool use_tiles = Operands::has_tiles && tiles_granted();
   // Few rows wait for weights: all of them meet a panel while it is in the cache, and the next one is on its way.
   const bool is_few = num_rows < 256, by_panel = use_tiles && is_few && Operands::has_shared_panels;
   const int64_t num_pieces = use_tiles ? (operands.row_bytes + DEPTH_BYTES - 1) / DEPTH_BYTES : 1;

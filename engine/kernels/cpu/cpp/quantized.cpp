@@ -9,21 +9,23 @@
 #ifdef HAS_AVX512
 // Layers in bf16 whose weights are quantized.
 struct QuantizedFormat {
+  typedef bf16 Row;
+  typedef LayerStep<bf16> Step;
   typedef bf16 Norm;
   typedef bf16 KV;
   typedef QuantizedWeights Weights;
   static constexpr bool has_branches = false;
 
-  static void norm(const LayerStep& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
+  static void norm(const Step& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
     rms_norm(x, weight, s.normed, num_rows, size, epsilon);
   }
 
-  static void project_normed(const LayerStep& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+  static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
                              int64_t depth, bool is_gated) {
     project(s.normed, w, nullptr, out, num_rows, num_columns, depth, is_gated);
   }
 
-  static void project_rows(const LayerStep&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
+  static void project_rows(const Step&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
     project(x, w, residual, out, num_rows, num_columns, depth, false);
   }
@@ -31,7 +33,7 @@ struct QuantizedFormat {
 
 // Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
 extern "C" void compute_layers_quantized(const LayerWeights<QuantizedFormat>* weights, int64_t num_layers,
-                                         const int32_t* operations, int64_t num_operations, const LayerStep* step,
+                                         const int32_t* operations, int64_t num_operations, const LayerStep<bf16>* step,
                                          bf16* hidden, bf16* const* keys, bf16* const* values, const int64_t* output_rows,
                                          int64_t num_output_rows) {
   compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,

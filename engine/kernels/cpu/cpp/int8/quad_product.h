@@ -25,7 +25,7 @@ inline int64_t padded_depth(int64_t depth) { return round_up(depth, ALIGNED_DEPT
 
 struct QuadOperands {
   typedef int32_t Sum;
-  static constexpr bool has_shared_panels = true;
+  static constexpr bool has_shared_panels = true, has_tiles = true;
   const uint8_t* x;
   const int8_t* panels;
   const QuadWeights& weights;

@@ -1,4 +1,4 @@
-"""From hidden states to the most likely next token, or to label scores.
+"""From hidden states to label scores.
 
 The first tokens of all labels are scored from the prompt's last row, then the rest of each label in turn. First tokens
 need only their own columns of the output layer: what normalises a row is common to all labels.
@@ -12,30 +12,11 @@ import numpy as np
 import torch
 
 from engine.device.transfers import to_device
+from engine.kernels.output_layer import ROWS_AT_ONCE
 from engine.model.model import Model
 from engine.scheduling.sequence import Sequence
 
 Labels = tuple[tuple[int, ...], ...]
-
-ROWS_AT_ONCE = 256
-"""Rows that go through the output layer together: a bound on the memory of logits."""
-
-
-def most_likely(hidden: torch.Tensor, model: Model, allowed: torch.Tensor | None) -> torch.Tensor:
-    """The token of the largest logit in each row, chosen on the device that the rows are on.
-
-    Args:
-        hidden: ``[R, hidden]`` last hidden states.
-        model: whose output layer makes logits of them.
-        allowed: see `OutputLayer.most_likely`; of what is not allowed nothing is chosen. None: everything is.
-    Returns:
-        int64 ``[R]`` token ids.
-    """
-    chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
-    for first in range(0, len(hidden), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        chosen[rows] = model.most_likely(hidden[rows], None if allowed is None else allowed[rows])
-    return chosen
 
 
 class _Tail(NamedTuple):

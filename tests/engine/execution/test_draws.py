@@ -7,8 +7,8 @@ import torch
 from engine import Request
 from engine.execution.draws import DrawnRow, sample
 from engine.execution.random_stream import uniform_numbers
-from engine.execution.sampler import most_likely
 from engine.kernels.draw import draw_tokens
+from engine.kernels.torch_output_layer import largest_logits
 
 VOCAB = 12
 
@@ -43,7 +43,7 @@ def draws(logits: torch.Tensor, count: int, **parameters: float) -> torch.Tensor
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 3.0, 3.0, 1.0]])
-    assert most_likely(logits, Identity(), None).tolist() == [1, 0]
+    assert largest_logits(logits, torch.nn.Identity(), None).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -70,7 +70,7 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     requests = [request(seed=i, temperature=i % 4 * 0.7, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
     drawn = [DrawnRow(i, each, i % 9) for i, each in enumerate(requests) if each.temperature]
     together = sample(logits, Identity(), drawn)
-    alone = most_likely(logits, Identity(), None)
+    alone = largest_logits(logits, torch.nn.Identity(), None)
     for each in drawn:
         alone[each.row] = sample(logits[each.row : each.row + 1], Identity(), [each._replace(row=0)])
     assert together.tolist() == alone.tolist()

@@ -1,0 +1,131 @@
+// Linear layers in float32, on vectors as wide as the processor's, with what follows them: bias, residual stream, SwiGLU.
+#pragma once
+
+#include "pairs.h"
+#include "product.h"
+
+namespace {
+
+#if defined(__AVX512F__) && !defined(NO_VECTORS)
+constexpr int FLOATS = 16, FLOAT_ROWS = 12;  // 24 sums and their operands are what 32 registers hold
+#elif defined(__AVX__)
+constexpr int FLOATS = 8, FLOAT_ROWS = 4;
+#else
+constexpr int FLOATS = 4, FLOAT_ROWS = 4;
+#endif
+typedef float Floats __attribute__((vector_size(FLOATS * 4)));
+
+// Terms of a sum that are added up one by one, at most; such parts then to each other, which rounds less than one long sum.
+constexpr int64_t FLOAT_TERMS = 512;
+
+// Rows of x [rows, depth] and panels [depth][32 columns].
+struct FloatOperands {
+  typedef float Sum;
+  static constexpr bool has_shared_panels = true, has_tiles = false;
+  const float *x, *panels;
+  int64_t depth, row_bytes;
+
+  FloatOperands(const float* x, const float* panels, int64_t depth)
+      : x(x), panels(panels), depth(depth), row_bytes(depth * int64_t(sizeof(float))) {}
+
+  // As PairOperands has it.
+  void multiply_vectors(int64_t first_row, int64_t panel, float* block, int count) const {
+    const float *from = x + first_row * depth, *columns = panels + panel * PANEL * depth;
+    const int64_t num_parts = (depth + FLOAT_TERMS - 1) / FLOAT_TERMS;
+    std::fill(block, block + round_up(count, 4) * PANEL, 0.0f);
+    for (int64_t part = 0; part < num_parts; part++) {
+      const int64_t begin = part_start(depth, num_parts, part), end = part_start(depth, num_parts, part + 1);
+      by_rows<FLOAT_ROWS>(count, [=](auto rows, int first) {
+        add_terms<rows>(from + first * depth, columns, begin, end, block + first * PANEL);
+      });
+    }
+  }
+
+  // to[r][c] += the terms [begin, end) of R rows times one panel. Inlined it would take 1.1 times as long.
+  template <int R>
+  __attribute__((noinline)) void add_terms(const float* rows, const float* columns, int64_t begin, int64_t end, float* to) const {
+    const int64_t stride = depth;
+    for (int column = 0; column < PANEL; column += 2 * FLOATS) {
+      Floats sums[2][R] = {};
+      for (int64_t k = begin; k < end; k++) {
+        const float* at = columns + k * PANEL + column;
+        for (int line = 0; line < 2 * FLOATS; line += 16)
+          __builtin_prefetch(reinterpret_cast<const char*>(at + line) + AHEAD_BYTES, 0, 2);
+        Floats low, high;
+        std::memcpy(&low, at, sizeof low);
+        std::memcpy(&high, at + FLOATS, sizeof high);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) sums[0][r] += low * rows[r * stride + k], sums[1][r] += high * rows[r * stride + k];
+      }
+      for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) {
+          float* const at = to + r * PANEL + column + half * FLOATS;
+          Floats before;
+          std::memcpy(&before, at, sizeof before);
+          before += sums[half][r];
+          std::memcpy(at, &before, sizeof before);
+        }
+    }
+  }
+};
+
+// What becomes of a row of sums for one panel: bias, residual stream, or silu(gate) * up.
+struct ToFloats {
+  const float *bias, *residual;
+  float* out;
+  int64_t num_columns;  // of the output and of the residual
+  bool is_gated;
+
+  bool needs(int64_t, int, int64_t) const { return true; }
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    if (is_gated) {
+      float* to = out + row * num_columns + panel * (PANEL / 2);
+#pragma omp simd
+      for (int i = 0; i < PANEL / 2; i++) to[i] = silu(sums[i]) * sums[PANEL / 2 + i];
+      return;
+    }
+    const int64_t column = panel * PANEL, at = row * num_columns + column;
+    for (int i = 0; i < PANEL; i++)
+      out[at + i] = sums[i] + (bias ? bias[column + i] : 0.0f) + (residual ? residual[at + i] : 0.0f);
+  }
+};
+
+// As for bf16 in pair_product.h.
+struct ToLargestFloat {
+  const float* bias;
+  AllowedColumns allowed;
+  Largest* largest;
+  int64_t num_rows;
+
+  bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    const int64_t column = panel * PANEL;
+    const uint32_t columns = allowed.of(row, panel);
+    Largest& best = largest[omp_get_thread_num() * num_rows + row];
+    for (int half = 0; half < 2; half++) {
+      Lanes values = load_lanes(sums + 16 * half);
+      if (bias) values += load_lanes(bias + column + 16 * half);
+      best.add(values, int(column) + 16 * half, columns >> 16 * half);
+    }
+  }
+};
+
+// out = x times packed weights, + bias, + residual; gated ones have no bias.
+void project(const float* x, const float* packed, const float* bias, const float* residual, float* out, int64_t num_rows,
+             int64_t num_columns, int64_t depth, bool is_gated) {
+  multiply(FloatOperands(x, packed, depth), num_rows, num_columns,
+           ToFloats{bias, residual, out, is_gated ? num_columns / 2 : num_columns, is_gated});
+}
+
+// As for bf16 in pair_product.h.
+void largest_column(const float* x, const float* packed, const float* bias, const uint32_t* allowed, int64_t* out,
+                    int64_t num_rows, int64_t num_columns, int64_t depth) {
+  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
+  multiply(FloatOperands(x, packed, depth), num_rows, num_columns,
+           ToLargestFloat{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+  choose_largest(largest, out, num_rows);
+}
+
+}  // namespace
