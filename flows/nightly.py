@@ -111,6 +111,8 @@ def nightly(
                 check_gpus(config)
             check_kv_budget(config, source.checkpoint)
         jobs = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
+        if len({job.output.table.lower() for job in jobs}) < len(jobs):
+            raise ConfigError(f"each workload needs a table of its own, got {[job.output.table for job in jobs]}")
         for job in jobs:
             if job.kind.thinking:
                 from tasks.prompts.thinking import check_thinking  # few workloads say anything of it

@@ -56,8 +56,10 @@ def parse_options(
     try:
         return _check(flow, chosen) | {name: chosen[name] for name in flags if name in chosen}
     except ValidationError as error:
-        found = ((next(part for part in e["loc"] if part in options), e["msg"]) for e in error.errors())
-        raise ConfigError("; ".join(f"{_flag(str(name))}: {message}" for name, message in found)) from error
+        from flows.option_faults import describe_values
+
+        found = describe_values(error, {name: option.help for name, option in options.items()})
+        raise ConfigError("; ".join(f"{_flag(name)}: {message}" for name, message in found)) from error
 
 
 def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
@@ -93,14 +95,8 @@ def _parse(
             negative=(),
             allow_repeating=True,  # the last one counts
         )
-        keywords.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=option.default,
-                annotation=Annotated[kind, parameter],
-            )
-        )
+        kept = {"default": option.default, "annotation": Annotated[kind, parameter]}
+        keywords.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **kept))
     collect.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     collect.__annotations__ = {keyword.name: keyword.annotation for keyword in keywords}
     app = App(
@@ -112,11 +108,12 @@ def _parse(
     )
     app["--help"].group = Group("Parameters")
     app.default(collect)
-    spelled = [_spell(argument) for argument in arguments]
     try:
-        given: dict[str, Any] | None = app(spelled, exit_on_error=False, print_error=False)
+        given: dict[str, Any] | None = app(list(map(_spell, arguments)), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        from flows.option_faults import describe_usage
+
+        raise ConfigError(describe_usage(error)) from error
     return given
 
 

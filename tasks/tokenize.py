@@ -195,8 +195,6 @@ def _decode_column(column: pa.Array, name: str, errors: list[str | None]) -> lis
 
 def _why_impossible(num_tokens: int, max_model_len: int, num_answer_tokens: int) -> str | None:
     if num_tokens > (limit := max_model_len - num_answer_tokens):
-        return (
-            f"the prompt has {num_tokens} tokens, the limit is {limit}: "
-            f"{max_model_len} of the model less {num_answer_tokens} for the answer"
-        )
+        limits = f"the limit is {limit}: {max_model_len} of the model less {num_answer_tokens} for the answer"
+        return f"the prompt has {num_tokens} tokens, {limits}"
     return None if num_tokens else "the prompt has no tokens"

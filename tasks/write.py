@@ -101,7 +101,7 @@ def write_answers(
         **counts,
         num_already_done=run.num_already_done,
         **_sum_tokens(parts),
-        best_token_saving_ratio=run.best_token_saving_ratio,
+        best_token_saving_ratio=None if run.shared_with else run.best_token_saving_ratio,
         infer_seconds=run.seconds.get("infer", 0.0),
     )
 

@@ -19,8 +19,9 @@ select
     num_cached_tokens,
     num_output_tokens,
     num_computed_tokens,
-    token_saving_ratio,
-    best_token_saving_ratio,
+    to_json(runs) ->> 'shared_with' is not null as is_shared,  -- an older version had no such column
+    case when not is_shared then token_saving_ratio end as token_saving_ratio,
+    case when not is_shared then best_token_saving_ratio end as best_token_saving_ratio,
     tokens_per_second,
     read_seconds,
     tokenize_seconds,

@@ -41,9 +41,7 @@ class RunFacts:
     engines: Sequence[Row] = ()
     partitions: Sequence[Row] = ()  # report/steps/slowest_partitions
     slow_steps: Sequence[Row] = ()  # report/steps/slowest_steps
-    slow_groups: Sequence[
-        Row
-    ] = ()  # report/answers/slowest_groups; empty where the run did not note what an answer cost
+    slow_groups: Sequence[Row] = ()  # report/answers/slowest_groups; empty where the run noted no answer's cost
     lengths: Sequence[Row] = ()
     cached_shares: Sequence[Row] = ()
     share_degrees: Sequence[Row] = ()  # as the next, empty where the plan is no longer there

@@ -25,8 +25,8 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
     figures.append(("tokens per second", count(run.tokens_per_second), "prompt and output, of the infer stage"))
     if run.num_prompt_tokens:
         saved = percent(run.num_cached_tokens / run.num_prompt_tokens)
-        best = f"at best {percent(run.best_token_saving_ratio)}"
-        if totals.num_preempted_requests:
+        best = "planned with others" if run.is_shared else f"at best {percent(run.best_token_saving_ratio)}"
+        if totals.num_preempted_requests and not run.is_shared:
             computed = totals.num_suffix_tokens + totals.num_prefix_tokens
             best += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
         figures.append(("prompt tokens saved", saved, best))

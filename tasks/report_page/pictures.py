@@ -53,15 +53,16 @@ def find_stages(facts: RunFacts) -> list[Part]:
 
 
 def find_savings(facts: RunFacts) -> list[Part]:
-    """Prompt tokens computed, against the plan (Eq. 2 of BatchLLM) and against the optimum."""
-    run, totals, all_tokens = facts.run, facts.totals, facts.run.num_prompt_tokens
+    """Prompt tokens computed, against the plan (Eq. 2 of BatchLLM) and the optimum of a run planned alone."""
+    run, totals, most = facts.run, facts.totals, facts.run.num_prompt_tokens
+    computed = most - run.num_cached_tokens if run.is_shared else totals.num_suffix_tokens + totals.num_prefix_tokens
     levels = [
         ("without sharing", 0.0, "quiet"),
         ("planned (Eq. 2)", run.token_saving_ratio, "plain"),
-        ("computed", 1 - (totals.num_suffix_tokens + totals.num_prefix_tokens) / (all_tokens or 1), "suffix"),
+        ("computed", 1 - computed / (most or 1), "suffix"),
         ("the fewest possible", run.best_token_saving_ratio, "prefix"),
     ]
-    return [Part(name, all_tokens * (1 - saved), saved, kind) for name, saved, kind in levels if saved is not None]
+    return [Part(name, most * (1 - saved), saved, kind) for name, saved, kind in levels if saved is not None]
 
 
 def find_lengths(facts: RunFacts) -> dict[str, list[Row]]:

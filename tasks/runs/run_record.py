@@ -89,7 +89,7 @@ class RunSummary:
         num_already_done: rows that earlier runs had answered.
         num_prompt_tokens: of the rows that went through the model; so for cached and output tokens.
         num_cached_tokens: prompt tokens that were not computed, because another row had them computed.
-        best_token_saving_ratio: of the prompt tokens, what no sharing could exceed; None where nothing was planned.
+        best_token_saving_ratio: of the prompt tokens, what no sharing could exceed; None where none were planned alone.
         infer_seconds: of wall time, loading the model included.
     """
 
@@ -116,9 +116,10 @@ class RunSummary:
         if self.num_unanswered:
             parts.append(f"{self.num_unanswered:,} left for the next run")
         parts.append(f"{self.num_already_done:,} answered before")
-        if self.num_prompt_tokens and self.best_token_saving_ratio is not None:
+        if self.num_prompt_tokens:
+            best = "" if (ratio := self.best_token_saving_ratio) is None else f" (at best {ratio:.1%})"
             saved = f"{self.num_cached_tokens / self.num_prompt_tokens:.1%} of {self.num_prompt_tokens:,} prompt tokens"
-            parts.append(f"{saved} saved (at best {self.best_token_saving_ratio:.1%})")
+            parts.append(f"{saved} saved{best}")
         if self.num_prompt_tokens and self.infer_seconds:
             rate = (self.num_prompt_tokens + self.num_output_tokens) / self.infer_seconds
             parts.append(f"{rate:,.0f} tokens/s for {self.infer_seconds:,.0f} s")

@@ -119,13 +119,22 @@ def many_documents(nights: Any, count: int) -> None:
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
-        (("--kv-memory", "much"), "--kv-memory: String should match pattern"),
+        (("--kv-memory", "much"), "--kv-memory: 'much' is not what it takes: memory for KV, such as 512MiB or 4GB"),
+        (("--exchange", "s3://me:secret@here/x"), "--exchange: may hold neither password nor query"),
+        (
+            ("--workload", "snippets", "ranking"),
+            "ranking: belongs to no option (several values are given as --option A",
+        ),
+        (
+            ("--workload", "snippets", "--workload", "snippets"),
+            "each workload needs a table of its own, got ['snippets', 'snippets']",
+        ),
         (("--method", "best"), 'Invalid value "best" for --method. Choose from: "exact", "paper", "none".'),
     ],
 )
 @pytest.mark.usefixtures("prefect_server")
 def test_a_mistake_is_one_line(
-    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, str], message: str
+    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "text.duckdb").write_text("this is no database, whatever its name says\n" * 100)
     (tmp_path / "broken.toml").write_text("name = ")

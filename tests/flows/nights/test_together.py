@@ -156,7 +156,13 @@ def test_three_workloads_are_one_batch(nights: Any, write_night: Any) -> None:
             saved = plan(one).num_best_tokens + plan(two).num_best_tokens - plan([*one, *two]).num_best_tokens
             assert shared[name][names[other]] == shared[names[other]][name] == saved
             assert saved > sum(len(body) for (body,) in nights.sql("select body from documents")) / 10
-    assert len(list(nights.runs.glob("*/report.html"))) == 3
+    for summary in together:
+        page = (nights.runs / summary.run_id / "report.html").read_text()
+        share = f"{summary.num_cached_tokens / summary.num_prompt_tokens:.1%}"
+        assert f" {share} of {summary.num_prompt_tokens:,} prompt tokens saved, " in summary.text
+        assert "at best" not in summary.text + page, "it would be of the prompts of all"
+        assert page.count(share) >= 3, "the figure, the picture and its table"
+        assert "-" not in "".join(re.findall(r"(\S+)% saved", page)), "no more is computed than there is"
 
     alone = night(file=write_night(*names, after="each"), full=True)
     assert [summary.num_ok for summary in alone] == [12, 12, 12]

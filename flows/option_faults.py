@@ -1,0 +1,24 @@
+"""What is wrong with options of the command line, in a line."""
+
+from collections.abc import Iterator, Mapping
+
+from cyclopts import CycloptsError, UnusedCliTokensError
+from pydantic import ValidationError
+
+
+def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    """The name of each option whose value is refused, and why; `meanings` has the help of all options by name."""
+    for fault in error.errors():
+        name = next(str(part) for part in fault["loc"] if part in meanings)
+        if fault["type"] == "string_pattern_mismatch":
+            yield name, f"{fault['input']!r} is not what it takes: {meanings[name]}"
+        else:
+            yield name, fault["msg"].removeprefix("Value error, ")
+
+
+def describe_usage(error: CycloptsError) -> str:
+    """Why arguments are no options with values."""
+    if isinstance(error, UnusedCliTokensError):
+        tokens = ", ".join(error.unused_tokens or ())
+        return f"{tokens}: belongs to no option (several values are given as --option A --option B)"
+    return " ".join(str(error).split())
