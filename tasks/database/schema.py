@@ -28,13 +28,9 @@ class Relation:
 
 def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]:
     """What the database holds in its current schema, by name in lower case."""
-    columns: dict[tuple[str, bool], set[str]] = {}
-    for name, is_view, column in connection.execute(statement("schema/relation_columns")).fetchall():
-        columns.setdefault((name.lower(), is_view), set()).add(column.lower())
-    return {
-        name: Relation(name=name, is_view=is_view, columns=frozenset(found))
-        for (name, is_view), found in columns.items()
-    }
+    rows = connection.execute(statement("schema/relation_columns")).fetchall()
+    found = [(name.lower(), is_view, frozenset(map(str.lower, columns))) for name, is_view, columns in rows]
+    return {name: Relation(name=name, is_view=is_view, columns=columns) for name, is_view, columns in found}
 
 
 def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
