@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoTokenizer
 
 from engine.errors import DeviceError, FailureRateError
+from engine.model.layers import TiedEmbedding
 from flows.cli import main
 from flows.nightly import nightly
 from flows.settings import EngineSettings
@@ -39,7 +40,7 @@ class Spoiler:
         self._error = error
 
     def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        if isinstance(module, torch.nn.Embedding):
+        if isinstance(module, (torch.nn.Embedding, TiedEmbedding)):
             self.num_forwards += 1
             error = self._error(inputs[0])
             if error is not None:

@@ -11,7 +11,7 @@ POISON = int(os.environ["BATCHLOOM_TEST_POISON"])
 
 
 def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-    if isinstance(module, torch.nn.Embedding) and (inputs[0] == POISON).any():
+    if type(module).__name__ in ("Embedding", "TiedEmbedding") and (inputs[0] == POISON).any():
         os.kill(os.getpid(), signal.SIGKILL)
 
 

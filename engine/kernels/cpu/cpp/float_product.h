@@ -1,8 +1,8 @@
 // Linear layers in float32, on vectors as wide as the processor's, with what follows them: bias, residual stream, SwiGLU.
 #pragma once
 
-#include "pairs.h"
 #include "product.h"
+#include "rows.h"
 
 namespace {
 

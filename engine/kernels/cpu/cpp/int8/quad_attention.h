@@ -224,7 +224,7 @@ struct QuadAttend {
     const int8_t* q = w.q + first_row * dim;
     const int32_t* offset = w.offset + first_row;
     for (int half = 0; half < 2; half++) {
-      by_quad_rows(num_rows, [=](auto rows, int first) {
+      by_rows<QUAD_ROWS>(num_rows, [=](auto rows, int first) {
         QuadSums<rows, 1> sums;
         for (int r = 0; r < rows; r++) sums.sums[0][r] = Ints{} + offset[first + r];
         for (int d = 0; d < size; d += 4) {
@@ -430,7 +430,7 @@ struct QuadAttend {
     const int size = dim;
     for (int part = 0; part < 2; part++) {
       const uint8_t* weights = w.weights[part] + first_row * CHUNK;
-      by_quad_rows(num_rows, [=, &w, &to](auto rows, int first) {
+      by_rows<QUAD_ROWS>(num_rows, [=, &w, &to](auto rows, int first) {
         QuadSums<rows, 1> sums{};
         for (int token = begin; token < end; token += 4)
           sums.add(weights + first * CHUNK + token, CHUNK, w.values + token * size + d * 4, 0);

@@ -60,19 +60,36 @@ struct QuadOperands {
     for (int half = 0; half < 2; half += QUAD_HALVES) {
       const int8_t* columns = panel_columns + half * 64;
       const int32_t* offsets = panel_offsets + half * 16;
-      by_quad_rows(count, [=](auto rows, int first) {
-        QuadSums<rows, QUAD_HALVES> sums;
-        for (int h = 0; h < QUAD_HALVES; h++)
-          for (int r = 0; r < rows; r++) sums.sums[h][r] = load_ints(offsets + 16 * h);
-        for (int64_t k = 0; k < size; k += 4) {
-          const int8_t* quads = columns + k * PANEL;
-          __builtin_prefetch(quads + AHEAD_BYTES, 0, 2);
-          if (QUAD_HALVES == 2) __builtin_prefetch(quads + AHEAD_BYTES + 64, 0, 2);
-          sums.add(from + first * size + k, size, quads, 64);
-        }
-        sums.store(block + first * PANEL + half * 16, PANEL);
+      by_rows<QUAD_ROWS>(count, [=](auto rows, int first) {
+        const uint8_t* const at = from + first * size;
+        int32_t* const to = block + first * PANEL + half * 16;
+        if constexpr (rows == 8)
+          multiply_8_rows(at, columns, offsets, size, to);
+        else
+          multiply_rows<rows>(at, columns, offsets, size, to);
       });
     }
+  }
+
+  template <int R>
+  __attribute__((always_inline)) static void multiply_rows(const uint8_t* from, const int8_t* columns, const int32_t* offsets,
+                                                           int64_t size, int32_t* to) {
+    QuadSums<R, QUAD_HALVES> sums;
+    for (int h = 0; h < QUAD_HALVES; h++)
+      for (int r = 0; r < R; r++) sums.sums[h][r] = load_ints(offsets + 16 * h);
+    for (int64_t k = 0; k < size; k += 4) {
+      const int8_t* quads = columns + k * PANEL;
+      __builtin_prefetch(quads + AHEAD_BYTES, 0, 2);
+      if (QUAD_HALVES == 2) __builtin_prefetch(quads + AHEAD_BYTES + 64, 0, 2);
+      sums.add(from + k, size, quads, 64);
+    }
+    sums.store(to, PANEL);
+  }
+
+  // A function of its own, see PairOperands.
+  __attribute__((noinline)) static void multiply_8_rows(const uint8_t* from, const int8_t* columns, const int32_t* offsets,
+                                                        int64_t size, int32_t* to) {
+    multiply_rows<8>(from, columns, offsets, size, to);
   }
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../number.h"
+#include "../rows.h"
 
 #if !defined(NO_VECTORS) && defined(__AVX2__)
 #include <immintrin.h>
@@ -207,17 +208,6 @@ constexpr int QUAD_ROWS = 12, QUAD_HALVES = 2;
 #else
 constexpr int QUAD_ROWS = 4, QUAD_HALVES = 1;
 #endif
-
-// Calls f(rows, first) with constants for `rows`: QUAD_ROWS, then 4 or 8, so that `count` rounded up to a multiple of 4 are
-// done.
-template <typename F>
-__attribute__((always_inline)) inline void by_quad_rows(int count, F f) {
-  int first = 0;
-  for (; count - first > QUAD_ROWS - 4; first += QUAD_ROWS) f(std::integral_constant<int, QUAD_ROWS>(), first);
-  if constexpr (QUAD_ROWS > 8)
-    if (count - first > 4) return f(std::integral_constant<int, 8>(), first);
-  if (count > first) f(std::integral_constant<int, 4>(), first);
-}
 
 // The largest magnitude becomes 127: what a byte stands for, and what to multiply with.
 inline float byte_scale(float most) { return most / 127.0f; }
