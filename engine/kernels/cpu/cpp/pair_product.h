@@ -125,7 +125,7 @@ struct PairOperands {
     sums.store(block, PANEL);
   }
 
-  // A function of its own: written out beside them, it costs the other blocks registers, and a twentieth of their rate.
+  // A function of its own: written out beside them, it makes the other blocks a twentieth slower.
   __attribute__((noinline)) static void multiply_8_rows(const bf16* from, const bf16* columns, int64_t size, float* block) {
     multiply_rows<8>(from, columns, size, block);
   }
