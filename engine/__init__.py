@@ -45,7 +45,7 @@ _MODULES = {
 
 # Both are read when torch is imported. Threads that spin for milliseconds while they wait for each other slow a run
 # down several times where cores are shared with other programs; tens of microseconds keep the gain.
-os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 # Weights, KV and rows in pages of 2 MB: with those of 4 KB a product reads and writes in more pages than the processor
 # has at hand.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -27,7 +27,7 @@ os.environ.update(
     PREFECT_LOCAL_STORAGE_PATH=f"{_PRIVATE.name}/prefect/storage",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
     OMP_NUM_THREADS="1",  # cores are shared by more processes than there are
-    GOMP_SPINCOUNT="30000",
+    GOMP_SPINCOUNT="3000",
     PREFECT_CLI_PROMPT="false",
     DO_NOT_TRACK="1",
     HF_HUB_OFFLINE="1",
