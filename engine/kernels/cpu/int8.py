@@ -104,7 +104,7 @@ class Int8Backend(AttentionShape):
         return packed
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "Int8OutputLayer":
-        return Int8OutputLayer(self.library, PackedInt8(self.library, columns_in_pieces(weight), bias))
+        return Int8OutputLayer(self.library, PackedInt8(self.library, columns_in_pieces(self.library, weight), bias))
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
@@ -191,7 +191,7 @@ class Int8OutputLayer:
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """bfloat16 ``[..., hidden]``."""
         columns, scales = self._packed.columns(token_ids.flatten())
-        embeddings = spread((columns.float() * scales.unsqueeze(1)).T).T
+        embeddings = spread(self._library, (columns.float() * scales.unsqueeze(1)).T).T
         return embeddings.bfloat16().contiguous().view(*token_ids.shape, -1)
 
     def _quantize(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

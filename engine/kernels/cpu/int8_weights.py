@@ -41,7 +41,7 @@ class PackedInt8:
 
     Args:
         library: the kernels.
-        columns: float32 ``[depth, num_columns]`` in pieces of some columns each, one after the other.
+        columns: float32 ``[depth, num_columns]`` in contiguous pieces of some columns each, one after the other.
         bias: ``[num_columns]``.
         feedback: float32 ``[depth / size, size, size]``: what part of each weight's error (last dim) is added to those
             after it in its block; None: every weight is rounded to nearest.
@@ -62,8 +62,9 @@ class PackedInt8:
         for piece in columns:
             self.depth, num_columns = piece.shape
             self.num_columns += num_columns
-            found = torch.nn.functional.pad(piece, (0, -num_columns % PANEL)).contiguous()
-            scale = found.abs().amax(dim=0) / 127
+            is_whole = num_columns % PANEL == 0
+            found = piece if is_whole else torch.nn.functional.pad(piece, (0, -num_columns % PANEL))
+            scale = torch.linalg.vector_norm(found, math.inf, dim=0) / 127
             inverse = torch.where(scale > 0, 1 / scale, 0.0)
             num_quads = cdiv(self.depth, ALIGNED_DEPTH) * ALIGNED_DEPTH // 4
             panel = torch.zeros(len(scale) // PANEL, num_quads, PANEL, 4, dtype=torch.int8)
@@ -165,22 +166,26 @@ class LayerPacker:
         self, weight: torch.Tensor, norm: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor
     ) -> PackedInt8:
         """A product of the normed residual stream ``[columns, hidden]``, with the norm's weight in it."""
-        pieces = columns_in_pieces(weight, norm.float())
-        return PackedInt8(self._library, pieces, bias, error_feedback(energy, spread_group(len(energy))))
+        pieces = columns_in_pieces(self._library, weight, norm.float())
+        feedback = error_feedback(self._library, energy, spread_group(len(energy)))
+        return PackedInt8(self._library, pieces, bias, feedback)
 
     def _pack_output(self, weight: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor) -> PackedInt8:
         """A product that is added to the residual stream ``[hidden, depth]``; its input is spread on the way to it."""
         group = min(256, spread_group(len(energy)))
-        columns = spread(spread(weight.float()).T, group) / math.sqrt(group)
-        bias = None if bias is None else spread(bias.float())
-        return PackedInt8(self._library, [columns], bias, error_feedback(energy, group))
+        library = self._library
+        columns = spread(library, spread(library, weight).T, group) / math.sqrt(group)
+        bias = None if bias is None else spread(library, bias)
+        return PackedInt8(library, [columns], bias, error_feedback(library, energy, group))
 
 
-def columns_in_pieces(weight: torch.Tensor, factors: torch.Tensor | None = None) -> Iterable[torch.Tensor]:
+def columns_in_pieces(
+    library: ctypes.CDLL, weight: torch.Tensor, factors: torch.Tensor | None = None
+) -> Iterable[torch.Tensor]:
     """Of weights ``[columns, depth]``, after factors ``[depth]``: spread, float32 ``[depth, columns]``."""
     for first in range(0, len(weight), _COLUMNS_AT_ONCE):
-        columns = weight[first : first + _COLUMNS_AT_ONCE].float().T
-        yield spread(columns if factors is None else columns * factors.unsqueeze(1))
+        columns = weight[first : first + _COLUMNS_AT_ONCE].T
+        yield spread(library, columns if factors is None else columns.float() * factors.unsqueeze(1))
 
 
 def spread_group(size: int) -> int:
@@ -188,25 +193,27 @@ def spread_group(size: int) -> int:
     return size & -size
 
 
-def spread(x: torch.Tensor, group: int | None = None) -> torch.Tensor:
-    """Float32 ``[n, ...]``: `spread` of cpp/int8/quad_elementwise.h; by default over `spread_group` of n neighbours."""
-    group = group or spread_group(len(x))
-    x, width = x.contiguous(), 1
-    while width < group:
-        a, b = x.view(-1, 2, width, *x.shape[1:]).unbind(1)
-        x = torch.stack([a + b, a - b], dim=1).view(x.shape)
-        width *= 2
-    return x * (1 / math.sqrt(group))
+def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> torch.Tensor:
+    """``[n, ...]`` to float32 of that shape: `spread` of cpp/int8/quad_elementwise.h along the first dimension.
+
+    Args:
+        library: the kernels.
+        x: is not changed.
+        group: neighbours that are mixed; None: `spread_group` of n.
+    """
+    spread = torch.empty(x.shape).copy_(x)
+    library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or spread_group(len(x)))
+    return spread
 
 
-def error_feedback(energy: torch.Tensor, group: int) -> torch.Tensor:
+def error_feedback(library: ctypes.CDLL, energy: torch.Tensor, group: int) -> torch.Tensor:
     """For channels of such energies ``[depth]``, of which a product sees groups through a Hadamard matrix."""
     size = min(group, _FEEDBACK)
     # Larger matrices are made of such blocks, each of which meets the mean of the group's channels.
     energy = (
         energy.view(-1, group // size, size).mean(dim=1, keepdim=True).expand(-1, group // size, -1).reshape(-1, size)
     )
-    hadamard = spread(torch.eye(size)).double()
+    hadamard = spread(library, torch.eye(size)).double()
     lower = torch.linalg.cholesky(hadamard @ (hadamard / energy.unsqueeze(1)).mT)
     factors = -torch.tril(lower / lower.diagonal(dim1=1, dim2=2).unsqueeze(1), diagonal=-1)
     # Coarse enough that the order of sums in the decomposition does not show.

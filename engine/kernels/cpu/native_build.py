@@ -56,6 +56,7 @@ _SIGNATURES: dict[str, dict[str, list[Any]]] = {
         "rotate_and_store_int8": KERNELS["rotate_and_store"],
         "quantize_int8": [*[_POINTER] * 3, *[_I64] * 2],
         "round_columns_int8": [*[_POINTER] * 5, *[_I64] * 2, _INT],
+        "spread_columns_int8": [_POINTER, *[_I64] * 3],
         "project_int8": [*[_POINTER] * 4, *[_I64] * 3],
         "largest_column_int8": [*[_POINTER] * 5, *[_I64] * 3],
         "draw_tokens": _DRAW_TOKENS,

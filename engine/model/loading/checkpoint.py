@@ -163,6 +163,10 @@ def load_weights(
             )
     except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+    # A file stays mapped, with all that was read of it, while a tensor is used as it lies there; kernels copy others.
+    embedding = loaded.get_input_embeddings().weight
+    for parameter in (each for each in loaded.parameters() if each.ndim == 1 or each is embedding):
+        parameter.data = parameter.data.clone()
     head = loaded.get_output_embeddings()
     names = [name for name, module in loaded.named_modules() if module is head]
     lacking = set(info["missing_keys"])

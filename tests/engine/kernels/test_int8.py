@@ -1,5 +1,6 @@
 """Int8 kernels: right within what bytes keep, and the same bits on every unit, thread count and arrangement of KV."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer
-from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread
+from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread, spread_group
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.output_layer import mask_logits
 from tests.engine.kernels.ragged_batches import CPU_FLAGS, NATIVE_BATCHES, Layout
@@ -168,6 +169,26 @@ def test_the_output_layer(num_rows: int, vocab_size: int, depth: int, folders: d
         torch.set_num_threads(2)
 
 
+@pytest.mark.parametrize(("depth", "group"), [(576, 64), (1536, 256), (96, 1)])
+@pytest.mark.parametrize("num_columns", [1, 16, 43])
+def test_columns_are_spread_over_groups_of_neighbours(
+    depth: int, group: int, num_columns: int, folders: dict[str, Path], threads: None
+) -> None:
+    columns = torch.randn(depth, num_columns, generator=torch.Generator().manual_seed(group))
+    before = columns.clone()
+    hadamard = torch.ones(1, 1, dtype=torch.float64)
+    while len(hadamard) < group:
+        hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard) / math.sqrt(2)
+    expected = torch.einsum("ij,gjn->gin", hadamard, columns.double().view(-1, group, num_columns)).reshape(depth, -1)
+    found = []
+    for folder in folders.values():
+        torch.set_num_threads(1 + len(found) % 2)
+        found.append(spread(load_library(folder, "int8"), columns, group))
+    assert all(torch.equal(other, found[0]) for other in found)
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(columns, before)
+
+
 @pytest.mark.parametrize("depth", [576, 1536])
 def test_errors_of_weights_hardly_meet_large_channels(depth: int, folders: dict[str, Path], threads: None) -> None:
     num_columns = 80
@@ -177,15 +198,17 @@ def test_errors_of_weights_hardly_meet_large_channels(depth: int, folders: dict[
     energy[::150] = 256
     rows = torch.randn(200, depth, generator=generator) * energy.sqrt().float()
     errors = []
-    for feedback in (None, error_feedback(energy, depth & -depth)):
+    library = load_library(folders["best"], "int8")
+    for feedback in (None, error_feedback(library, energy, spread_group(depth))):
         found = []
         for folder in folders.values():
             torch.set_num_threads(1 + len(found) % 2)
-            packed = PackedInt8(load_library(folder, "int8"), [spread(weight.T)], None, feedback)
+            unit = load_library(folder, "int8")
+            packed = PackedInt8(unit, [spread(unit, weight.T)], None, feedback)
             found.append(packed.columns(torch.arange(num_columns)))
         assert all(torch.equal(columns, found[0][0]) for columns, _ in found)
         columns, scales = found[0]
-        kept = spread((columns * scales.unsqueeze(1)).T).T
+        kept = spread(library, (columns * scales.unsqueeze(1)).T).T
         assert (kept - weight).square().mean().sqrt() < 0.02
         errors.append((rows @ (kept - weight).T).square().mean())
     assert errors[1] < 0.6 * errors[0]

@@ -61,6 +61,10 @@ extern "C" void round_columns_int8(const float* columns, const float* inverse, c
   round_columns(columns, inverse, feedback, panels, offsets, num_columns, depth, size);
 }
 
+extern "C" void spread_columns_int8(float* columns, int64_t depth, int64_t num_columns, int64_t group) {
+  spread_columns(columns, depth, num_columns, group);
+}
+
 // out: float [num_rows, num_columns]; columns are a multiple of 32.
 extern "C" void project_int8(const uint8_t* bytes, float* row_scales, const QuadWeights* weights, float* out,
                              int64_t num_rows, int64_t num_columns, int64_t depth) {

@@ -1,0 +1,30 @@
+"""Weight files: no page of them stays in memory once the weights are packed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, EngineConfig
+
+
+def list_mapped(folder: Path) -> list[str]:
+    """The lines of this process's memory map that name a file of the folder."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_files_are_not_mapped_once_a_model_is_loaded(
+    family: str, dtype: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """With the output layer tied to the embedding, and with one of its own."""
+    import transformers
+
+    folder = tmp_path / "model"
+    stored = "float32" if dtype == "float32" else "bfloat16"  # what is converted is never mapped
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint(family), dtype=stored)
+    model.save_pretrained(folder)
+    engine = Engine.load(str(folder), EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 20))
+    assert list_mapped(folder) == []
+    assert engine.config.dtype == dtype
