@@ -40,8 +40,8 @@ def infer_partition(
         upload_file: gets each changed file that other processes need.
     """
     with job.stop.make_on_error():  # else the next partition would begin before the flow hears of it
-        run_folder = job.run_folder
-        work = JointWork(job, partition) if job.members else PartitionWork(run_folder, partition, upload_file)
+        given = (partition, job.workload, upload_file)
+        work = JointWork(job, partition) if job.members else PartitionWork(job.run_folder, *given)
         try:
             answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
         except StoppedError:

@@ -10,8 +10,7 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
-from tasks.partitions.joint import JointWork, ask_jointly
-from tasks.partitions.part import answer_batch
+from tasks.partitions.joint import ask_jointly
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
@@ -57,10 +56,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
     kept_at = time.monotonic()
 
     def keep() -> None:
-        if isinstance(work, JointWork):
-            work.keep_answers(completions, rows, model.codec, steps)
-        else:
-            work.keep(answer_batch(completions, rows, job.workload, model.codec), steps)
+        work.keep(completions, rows, model.codec, steps)
         completions.clear()
         steps.clear()
 

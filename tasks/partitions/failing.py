@@ -7,18 +7,15 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from tasks.answers.kind import AnswerKind
+from engine.request import Completion
 from tasks.partitions.attempt import ENDED, Failure, StoppedError, run_model, try_rows
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.partitions.joint import JointWork
 from tasks.partitions.out_of_memory import is_out_of_memory
-from tasks.partitions.part import part_schema
 from tasks.partitions.partition_work import AttemptLog, PartitionWork
 from tasks.partitions.pieces import Piece, Pieces, split
 from tasks.runs.infer_job import InferJob
@@ -102,10 +99,11 @@ class FailingRows:
         if len(prompts) > 1:
             return split(prompts, self._pieces.group_of_prompt)[::-1]
         rows = self._pieces.select(piece, self._work.answered)
-        if isinstance(self._work, JointWork):
-            self._work.keep_errors(rows, reason)
-        else:
-            self._work.keep(error_batch(rows, reason, self._job.workload.kind))
+        failed = [
+            Completion(request_id=str(row_id), finish_reason="error", num_prompt_tokens=len(prompt), error=reason)
+            for row_id, prompt in zip(rows.row_id.tolist(), rows.prompts, strict=True)
+        ]
+        self._work.keep(failed, rows, codec=None, steps=[])
         return []
 
 
@@ -144,28 +142,3 @@ def check_other_rows(job: InferJob) -> None:
             except Exception as error:
                 reasons.update([judge_failure(error).reason])
     job.failures.check(reasons, len(sample))
-
-
-def error_batch(rows: Plan, reason: str, kind: AnswerKind) -> pa.RecordBatch:
-    """Rows that were tried in vain, in the form of `part_schema`.
-
-    Args:
-        rows: the rows that were tried.
-        reason: what they failed with.
-        kind: of answer that they do not have.
-    """
-    errors = [
-        {
-            "row_id": row_id,
-            "finish_reason": "error",
-            "error": reason,
-            "num_prompt_tokens": len(prompt),
-            "num_cached_tokens": 0,
-            "num_output_tokens": 0,
-            "compute_ms": 0.0,
-            "prefix_group": group_id,
-        }
-        for row_id, prompt, group_id in zip(rows.row_id.tolist(), rows.prompts, rows.group_id.tolist(), strict=True)
-    ]
-    errors.sort(key=lambda error: error["row_id"])
-    return pa.RecordBatch.from_pylist(errors, schema=part_schema(kind))

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Completion, Request
-from tasks.partitions.part import answer_batch
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
@@ -71,40 +70,28 @@ class JointWork(PartitionWork):
 
     def __init__(self, job: InferJob, partition: int) -> None:
         self._job = job
-        self._works = [PartitionWork(member.run_folder, partition) for member in job.members]
+        self._works = [
+            PartitionWork(member.run_folder, partition, member.workload, upload_file=lambda path: None)
+            for member in job.members
+        ]
         for work, member in zip(self._works, job.members, strict=True):
             work.progress = _NoProgress(Path(member.run_folder), partition)
         self.progress = PartitionProgress(Path(job.run_folder), partition)
         self._add_up()
 
-    def keep_answers(
-        self, completions: Sequence[Completion], rows: Plan, codec: TextCodec, steps: Sequence[StepRecord]
+    def keep(
+        self, completions: Sequence[Completion], rows: Plan, codec: TextCodec | None, steps: Sequence[StepRecord]
     ) -> None:
-        """Write each answer to its run; durable when this returns.
-
-        Args:
-            completions: of `rows`, in any order.
-            rows: that were tried.
-            codec: decodes token ids.
-            steps: that they took.
-        """
+        """As `PartitionWork.keep`, each answer and each error in its run."""
         owners = find_members(np.array([int(one.request_id) for one in completions], np.int64), self._job).tolist()
-        for number, part in enumerate(split_rows(rows, self._job)):
-            member = self._job.members[number]
+        for number, (work, part) in enumerate(zip(self._works, split_rows(rows, self._job), strict=True)):
+            first_row_id = self._job.members[number].first_row_id
             own = [
-                replace(completion, request_id=str(int(completion.request_id) - member.first_row_id))
+                replace(completion, request_id=str(int(completion.request_id) - first_row_id))
                 for completion, owner in zip(completions, owners, strict=True)
                 if owner == number
             ]
-            self._works[number].keep(answer_batch(own, part, member.workload, codec), steps)
-        self._add_up()
-
-    def keep_errors(self, rows: Plan, reason: str) -> None:
-        """Write rows that were tried in vain to their runs."""
-        from tasks.partitions.failing import error_batch
-
-        for work, part, member in zip(self._works, split_rows(rows, self._job), self._job.members, strict=True):
-            work.keep(error_batch(part, reason, member.workload.kind))
+            work.keep(own, part, codec, steps)
         self._add_up()
 
     def _add_up(self) -> None:

@@ -48,24 +48,26 @@ STEPS_SCHEMA = pa.schema(
 """One row a step of the engine, in order; `worker` names the engine that did it among those of the run."""
 
 
-def answer_batch(completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec) -> pa.RecordBatch:
+def answer_batch(
+    completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec | None
+) -> pa.RecordBatch:
     """Completions of `rows`, in any order, in the form of `part_schema`.
 
     Args:
         rows: the rows that were tried; they give each row's group.
         workload: how an output becomes an answer.
-        codec: decodes token ids.
+        codec: decodes token ids; None where all of the completions are errors.
     """
     group_of = dict(zip(rows.row_id.tolist(), rows.group_id.tolist(), strict=True))
-    names = [field.name for field in COMPLETION_FIELDS]
     answers = []
     for completion in sorted(completions, key=lambda completion: int(completion.request_id)):
         row_id = int(completion.request_id)
-        answer = {name: getattr(completion, name) for name in names}
+        answer = {field.name: getattr(completion, field.name) for field in COMPLETION_FIELDS}
         answer |= {"row_id": row_id, "prefix_group": group_of[row_id]}
-        answers.append(
-            answer if completion.error is not None else {**answer, **workload.kind.read(completion, codec.decode)}
-        )
+        if completion.error is None:
+            assert codec is not None, "answers need a tokenizer"
+            answer |= workload.kind.read(completion, codec.decode)
+        answers.append(answer)
     return pa.RecordBatch.from_pylist(answers, schema=part_schema(workload.kind))
 
 

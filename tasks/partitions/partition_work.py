@@ -16,11 +16,15 @@ import pyarrow.parquet as pq
 
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
+from engine.planning.plan import Plan
+from engine.request import Completion
 from tasks.database.messages import describe_write_error
-from tasks.partitions.part import STEPS_SCHEMA, step_batch
+from tasks.partitions.part import STEPS_SCHEMA, answer_batch, step_batch
 from tasks.partitions.pieces import Piece
+from tasks.prompts.text_codec import TextCodec
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import list_whole, write_parquet
+from tasks.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,38 +100,39 @@ class PartitionWork:
         progress: where its counts are shown.
 
     Args:
+        workload: that asked for the answers.
         upload_file: called with each file that is written.
     """
 
     def __init__(
-        self, run_folder: str | Path, partition: int, upload_file: Callable[[Path], None] = lambda path: None
+        self, run_folder: str | Path, partition: int, workload: Workload, upload_file: Callable[[Path], None]
     ) -> None:
-        self._partition = partition
-        self._upload_file = upload_file
+        self._partition, self._workload, self._upload_file = partition, workload, upload_file
         self._places = (Path(run_folder) / "steps", Path(run_folder) / "parts")
-        self._num_files = 0
+        self._num_files = self.num_failed = 0
         while any((place / self._name(self._num_files)).exists() for place in self._places):
             self._num_files += 1
         names = [self._name(number) for number in range(self._num_files)]
         steps, self.parts = (list_whole(place / name for name in names) for place in self._places)
         self._num_steps = sum(ref.num_rows for ref in steps)
         self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self.num_failed = 0
         self.progress = PartitionProgress(Path(run_folder), partition)
         for part in self.parts:
             self._count(pq.read_table(part.path, columns=["row_id", "error"]))
-        if self.parts:
-            self._show()
 
-    def keep(self, answers: pa.RecordBatch, steps: Sequence[StepRecord] = ()) -> None:
-        """Write answers in the form of `part_schema` and the steps they took, if any; durable when this returns.
+    def keep(
+        self, completions: Sequence[Completion], rows: Plan, codec: TextCodec | None, steps: Sequence[StepRecord]
+    ) -> None:
+        """Write answers and errors, and the steps they took, if any; durable when this returns.
 
-        The last of the steps has just ended.
-
+        Args:
+            completions, rows, codec: see `answer_batch`.
+            steps: the last of them has just ended.
         Raises:
             ArtifactError: the run folder cannot be written.
         """
         ended_at = datetime.now(UTC)
+        answers = answer_batch(completions, rows, self._workload, codec)
         name = self._name(self._num_files)
         steps_path, part_path = (place / name for place in self._places)
         if steps:
@@ -141,13 +146,10 @@ class PartitionWork:
             self._count(answers)
             self._upload_file(part_path)
         self._num_files += bool(steps or answers.num_rows)
-        self._show()
 
     def _count(self, rows: pa.RecordBatch | pa.Table) -> None:
         self.answered = np.union1d(self.answered, rows.column("row_id").to_numpy())
         self.num_failed += pc.count(rows.column("error")).as_py()
-
-    def _show(self) -> None:
         self.progress.settle(len(self.answered), self.num_failed)
 
     def _name(self, number: int) -> str:

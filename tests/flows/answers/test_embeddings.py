@@ -124,11 +124,11 @@ def test_what_a_model_does_not_answer_is_an_error_before_any_work(nights: Any, t
 
 def test_a_night_that_was_stopped_goes_on(nights: Any, tmp_path: Path) -> None:
     """Stopped in its second partition, as Ctrl-C does; the rest is left for the next night."""
-    from tasks.partitions import attempt
+    from tasks.partitions import partition_work
 
     nights.model = save_modules(save_encoder("roberta", tmp_path / "m"), "pooling_mode_cls_token")
     path = write(tmp_path, "embeddings.toml")
-    keep, calls = attempt.answer_batch, []
+    keep, calls = partition_work.answer_batch, []
 
     def fail_later(*arguments: Any) -> Any:
         calls.append(1)
@@ -137,7 +137,7 @@ def test_a_night_that_was_stopped_goes_on(nights: Any, tmp_path: Path) -> None:
         return keep(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt, "answer_batch", fail_later)
+        patch.setattr(partition_work, "answer_batch", fail_later)
         with pytest.raises(KeyboardInterrupt):
             nights.run(path, partition_tokens=60)
     (summary,) = nights.run(path)
