@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ModelError
-from engine.model.loading.checkpoint import is_quantized
+from engine.model.loading.checkpoint import GGUF_TENSORS, is_quantized
 from engine.model.loading.config_sizes import kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
@@ -51,7 +51,8 @@ def check_weights(config: EngineConfig, checkpoint: Path) -> None:
     """Refuses weights in 8-bit formats that the engine does not compute, before any work."""
     if config.dtype == "fp8":
         find_dtype("fp8", resolve_device(config.device))
-    if config.dtype in ("auto", "quantized") and is_quantized(checkpoint):
+    can_unpack = config.dtype == "auto" and (checkpoint / GGUF_TENSORS).is_file()  # what cannot be computed as it is
+    if config.dtype in ("auto", "quantized") and not can_unpack and is_quantized(checkpoint):
         from engine.model.quantized.quantized_model import find_quantized  # few checkpoints are
 
         find_quantized(checkpoint, config, resolve_device(config.device))

@@ -1,11 +1,14 @@
-"""Weight files: no page of them stays in memory once the weights are packed."""
+"""Weight files: what is read of them before there is work, and that none of it stays once the weights are packed."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine import Engine, EngineConfig
+from engine.model.loading.checkpoint import resolve_checkpoint
 
 
 def list_mapped(folder: Path) -> list[str]:
@@ -28,3 +31,17 @@ def test_files_are_not_mapped_once_a_model_is_loaded(
     engine = Engine.load(str(folder), EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 20))
     assert list_mapped(folder) == []
     assert engine.config.dtype == dtype
+
+
+def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
+    """A night with nothing new to do ends before it would be imported."""
+    folder = resolve_checkpoint(smollm2_gguf)
+    check = (
+        "import sys; from pathlib import Path; from engine.config import EngineConfig;"
+        "from engine.limits import check_weights;"
+        f"check_weights(EngineConfig(), Path({str(folder)!r}));"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    root = Path(__file__).parents[4]
+    done = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
