@@ -33,13 +33,11 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Wor
         BatchloomError: a file, the database or the model cannot be used.
     """
     if not _is_night(options.workload):
+        workload = load_workload(options.workload)
         if options.database is None or options.model is None:
             raise ConfigError("a workload needs --database and --model; a night file names them itself")
         attach = find_attachments(tuple(options.attach))
-        yield (
-            _make_job(options.database, options.model, EngineConfig(), "exact", attach),
-            [load_workload(options.workload)],
-        )
+        yield _make_job(options.database, options.model, EngineConfig(), "exact", attach), [workload]
         return
     if options.database is not None or options.model is not None or options.attach:
         raise ConfigError("a night file names its database, models and attachments itself")
@@ -52,9 +50,10 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Wor
 
 def _is_night(name: str) -> bool:
     try:
-        return name.endswith(".toml") and "models" in tomllib.loads(Path(name).read_text(encoding="utf-8-sig"))
+        keys = tomllib.loads(Path(name).read_text(encoding="utf-8-sig")) if name.endswith(".toml") else {}
     except (OSError, ValueError):
         return False  # whoever reads the file as a workload says what is wrong with it
+    return not keys.keys().isdisjoint(("database", "models", "workload"))
 
 
 def _make_job(

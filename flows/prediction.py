@@ -47,7 +47,7 @@ def predict_night(
             own = {"num_fitting_rows": found["num_fitting_rows"] * share} if left is not None else {}
             run.note(config={**run.record.config, "prediction": found | own})
         if left is not None and night.deadline is not None:
-            rows = f"{found['num_fitting_rows']:,.0f} of {summary.num_rows:,} rows"
+            rows = f"{found['num_fitting_rows']:,.0f} of {summary.num_rows:,} prompts"
             partitions = f"{found['num_fitting_partitions']:,.0f} of {summary.num_partitions:,} partitions"
             loading = f" beside {load_seconds:.0f} s of loading the model" if load_seconds >= 1 else ""
             LOGGER.info("%s: %.0f s to the deadline%s: %s, %s, should fit", job.title, left, loading, rows, partitions)

@@ -53,4 +53,5 @@ class Output:
         Name,
         must(str.strip, "must not be empty"),
         must(lambda name: name.lower() not in RESERVED_TABLES, "may not be {!r}, a table of another use"),
+        must(lambda name: "." not in name, "must be a name in the database's own schema, without a dot, got {!r}"),
     ]

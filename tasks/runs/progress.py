@@ -35,7 +35,7 @@ class Counts(NamedTuple):
     """What is done so far."""
 
     num_rows: int = 0
-    """Rows answered, failed ones included."""
+    """Rows of the plan answered, failed ones included: as many as prompts, of which a row of a table may have several."""
     num_failed: int = 0
     num_tokens: int = 0
     """Tokens that went through the model."""
@@ -129,7 +129,7 @@ def read_counts(run_folder: str | Path) -> Counts:
 
 def start_progress(workload: str, num_rows: int) -> Callable[[int], None]:
     """Make a progress bar at 0%; gives what moves it to so many rows. A night goes on where Prefect takes none."""
-    key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} rows to answer"
+    key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} prompts to answer"
     try:
         artifact = cast("UUID", create_progress_artifact(0.0, key=key, description=description))
     except Exception as error:  # a server that is away for a moment
@@ -204,7 +204,7 @@ def _log(looks: Iterable[Look], title: str, work: PlannedWork, log_seconds: floa
         if seconds < (num_lines + 1) * log_seconds:
             continue
         num_lines = int(seconds / log_seconds)
-        rows = f"{counts.num_rows:,} of {work.num_rows:,} rows"
+        rows = f"{counts.num_rows:,} of {work.num_rows:,} prompts"
         failed = f" ({counts.num_failed:,} failed)" if counts.num_failed else ""
         tokens = f"{counts.num_tokens:,} tokens, {counts.num_tokens / seconds:.0f} tokens/s"
         rest = "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left"

@@ -19,10 +19,10 @@ def draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console)
         work: that the run has to do.
         console: a terminal.
     """
-    columns = (  # within 80 characters for a million rows
+    columns = (  # within 80 characters for a million prompts
         TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.fields[rows]}/{task.fields[num_rows]} rows"),
+        BarColumn(bar_width=7),
+        TextColumn("{task.fields[rows]}/{task.fields[num_rows]} prompts"),
         TextColumn("{task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
         TextColumn("{task.fields[left]} left"),
     )

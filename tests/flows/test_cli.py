@@ -311,7 +311,7 @@ def test_a_terminal_shows_a_bar(nights: Any, start: Start) -> None:
     os.close(controller)
     assert command.wait() == 0
     lines = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode().replace("\r", "\n").splitlines()
-    assert any(re.search(r"snippets .* 12/12 rows [1-9][\d,]* tokens [1-9][\d,]*/s .*left", line) for line in lines), (
+    assert any(re.search(r"snippets .* 12/12 prompts [1-9][\d,]* tokens [1-9][\d,]*/s .*left", line) for line in lines), (
         lines
     )
 

@@ -163,3 +163,21 @@ def test_advice_on_one_workload(nights: Any, write_night: Any, capsys: pytest.Ca
     assert "its layout is right as it is" in capsys.readouterr().out
     assert batchloom(["advise", str(nights.path.parent / "kind.toml")]) == 1
     assert "needs --database and --model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('database = "team.duckdb"\n[models.small\n', "line 2"),
+        ('database = "team.duckdb"\n[[workload]]\nfile = "snippets"\n', "models is missing"),
+    ],
+)
+def test_advice_on_a_broken_night_file_says_what_is_broken(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "night.toml"
+    file.write_text(text)
+    assert batchloom(["advise", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert str(file) in error
+    assert problem in error

@@ -283,7 +283,7 @@ def test_a_night_ends_at_its_deadline(
     assert 0 < summary.num_ok < summary.num_rows == 6 + 3000
     assert summary.num_unanswered == summary.num_rows - summary.num_ok
     assert "left at the deadline, for the next night: ranking, replies" in caplog.text
-    assert re.search(r"s to the deadline.*: [\d,]+ of 3,006 rows, [\d,]+ of \d+ partitions, should fit", caplog.text)
+    assert re.search(r"s to the deadline.*: [\d,]+ of 3,006 prompts, [\d,]+ of \d+ partitions, should fit", caplog.text)
     assert nights.sql("select status, error, num_unanswered from runs") == [
         ("deadline", f"{summary.num_unanswered:,} rows were not reached before the deadline", summary.num_unanswered)
     ]

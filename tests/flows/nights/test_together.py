@@ -209,7 +209,7 @@ def test_a_deadline_leaves_rows_of_one_batch(
     )
     assert num_done + num_left == 24
     assert min(num_done, num_left) > 0
-    assert re.search(r"urgent \+ summary: .* s to the deadline.*: [\d,]+ of 24 rows, .*should fit", caplog.text)
+    assert re.search(r"urgent \+ summary: .* s to the deadline.*: [\d,]+ of 24 prompts, .*should fit", caplog.text)
     newest = "select config, shared_with from runs where run_id in (select max(run_id) from runs group by workload)"
     for config, shared_with in nights.sql(newest):
         prediction = json.loads(config)["prediction"]

@@ -96,9 +96,9 @@ def test_without_a_terminal_there_are_log_lines(tmp_path: Path, caplog: pytest.L
         progress.settle(300, 40)
         time.sleep(0.15)
     lines = [record.message for record in caplog.records]
-    assert lines[0] == "snippets: 0 of 1,200 rows, 0 tokens, 0 tokens/s, time left not known yet"
-    assert any(line.startswith("snippets: 300 of 1,200 rows, 12,345 tokens, ") for line in lines)
-    assert lines[-1].startswith("snippets: 300 of 1,200 rows (40 failed), 12,345 tokens, ")
+    assert lines[0] == "snippets: 0 of 1,200 prompts, 0 tokens, 0 tokens/s, time left not known yet"
+    assert any(line.startswith("snippets: 300 of 1,200 prompts, 12,345 tokens, ") for line in lines)
+    assert lines[-1].startswith("snippets: 300 of 1,200 prompts (40 failed), 12,345 tokens, ")
     assert lines[-1].endswith(" s left")
 
 

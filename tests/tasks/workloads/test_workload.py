@@ -168,6 +168,7 @@ GENERATE_FAULTS = [
     ('stop = ["x"]', 'stop = ["x", 1]', "stop must be a list of non-empty strings"),
     ('table = "titles"', "", "[output]: table is missing"),
     ('table = "titles"', 'table = "Documents"', "table may not be 'Documents'"),
+    ('table = "titles"', 'table = "main.titles"', "without a dot, got 'main.titles'"),
     ('table = "titles"', f'table = "{"x" * 129}"', "at most 128 characters"),
     ('answer_column = "title"', "", "[output]: answer_column is missing"),
     ('answer_column = "title"', 'answer_column = "status"', "answer_column may not be 'status'"),
