@@ -35,7 +35,7 @@ class Counts(NamedTuple):
     """What is done so far."""
 
     num_rows: int = 0
-    """Rows of the plan answered, failed ones included: as many as prompts, of which a row of a table may have several."""
+    """Rows of the plan, which are prompts (a row of a table may have several): answered, failed ones included."""
     num_failed: int = 0
     num_tokens: int = 0
     """Tokens that went through the model."""
