@@ -22,5 +22,6 @@ def check_types(connection: duckdb.DuckDBPyConnection, workload: Workload, where
         expected = str(duckdb.sqltype(type_))
         if (is_there := types.get(column.lower(), expected)) != expected:
             raise DatabaseError(
-                f"{where}: column {column!r} is {is_there}, the workload has {expected}: give a new table"
+                f"{where}: column {column!r} is {is_there}, the workload has {expected}: "
+                "give it another name, or the workload another table"
             )

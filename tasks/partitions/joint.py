@@ -82,7 +82,7 @@ class JointWork(PartitionWork):
     def keep(
         self, completions: Sequence[Completion], rows: Plan, codec: TextCodec | None, steps: Sequence[StepRecord]
     ) -> None:
-        """As `PartitionWork.keep`, each answer and each error in its run."""
+        """See `PartitionWork.keep`; each answer and each error goes to its run."""
         owners = find_members(np.array([int(one.request_id) for one in completions], np.int64), self._job).tolist()
         for number, (work, part) in enumerate(zip(self._works, split_rows(rows, self._job), strict=True)):
             first_row_id = self._job.members[number].first_row_id

@@ -182,7 +182,13 @@ class LayerPacker:
 def columns_in_pieces(
     library: ctypes.CDLL, weight: torch.Tensor, factors: torch.Tensor | None = None
 ) -> Iterable[torch.Tensor]:
-    """Of weights ``[columns, depth]``, after factors ``[depth]``: spread, float32 ``[depth, columns]``."""
+    """Weights as products of bytes see them, `spread`: float32 ``[depth, columns]``.
+
+    Args:
+        library: the kernels.
+        weight: ``[columns, depth]``.
+        factors: ``[depth]``, of the channels, before they are spread; None: none.
+    """
     for first in range(0, len(weight), _COLUMNS_AT_ONCE):
         columns = weight[first : first + _COLUMNS_AT_ONCE].T
         yield spread(library, columns if factors is None else columns.float() * factors.unsqueeze(1))
@@ -207,7 +213,13 @@ def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> t
 
 
 def error_feedback(library: ctypes.CDLL, energy: torch.Tensor, group: int) -> torch.Tensor:
-    """For channels of such energies ``[depth]``, of which a product sees groups through a Hadamard matrix."""
+    """See `PackedInt8`, for channels of which a product sees groups through a Hadamard matrix.
+
+    Args:
+        library: the kernels.
+        energy: float64 ``[depth]``, of the channels.
+        group: channels that a matrix mixes.
+    """
     size = min(group, _FEEDBACK)
     # Larger matrices are made of such blocks, each of which meets the mean of the group's channels.
     energy = (

@@ -193,7 +193,10 @@ def test_a_question_that_is_changed_or_left_out(nights: Nights) -> None:
     assert nights.run(nights.load(changed, writes="wrote")).num_ok == NUM_ROWS, "another prompt asks all again"
     assert nights.num_asked[-1] == 3 * NUM_ROWS
     other = changed | {"tone": """{ type = "BOOLEAN", ask = "How friendly is it?" }"""}
-    with pytest.raises(DatabaseError, match="column 'tone' is DOUBLE, the workload has BOOLEAN: give a new table"):
+    with pytest.raises(
+        DatabaseError,
+        match="column 'tone' is DOUBLE, the workload has BOOLEAN: give it another name, or the workload another table",
+    ):
         nights.run(nights.load(other))
 
 
