@@ -85,7 +85,7 @@ def list_forecast(forecast: SampledForecast) -> Table:
         ends = ("-" if end is None else as_text(end) for end in (estimate.low, estimate.high))
         table.add_row(name, as_text(estimate.value), *ends)
 
-    add("rows to answer", Estimate(value=forecast.num_rows), _count)
+    add("prompts", Estimate(value=forecast.num_rows), _count)
     add("time of inference", forecast.seconds, _duration)
     add("prompt tokens to compute", Estimate(value=forecast.num_prompt_tokens), _count)
     add("output tokens", forecast.num_output_tokens, _count)
@@ -97,7 +97,9 @@ def list_forecast(forecast: SampledForecast) -> Table:
 
 
 def show_value(value: object) -> str:
-    """A value of the database in one line, without markup, cut where it is long."""
+    """A value of the database in one line, without markup, cut where it is long. A MAP is a list of pairs."""
+    if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
+        return ", ".join(f"{show_value(key)} {show_value(item)}" for key, item in value)
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
     return escape(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}")
 

@@ -11,6 +11,7 @@ import pytest
 
 from flows.cli import main
 from flows.nightly import nightly
+from flows.quality.sample_page import show_value
 from sql import statement
 from tasks.forecast.sampled import mean_of
 from tasks.storage.artifact import write_parquet
@@ -33,7 +34,7 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
     assert not nights.sql("select * from snippets")
     assert {path.name for path in nights.runs.iterdir()} <= {"cache", "lock"}
     facts = dict(line.strip().split("  ", 1) for line in printed.splitlines() if "  " in line.strip())
-    assert facts["rows to answer"].split()[0] == "12"
+    assert facts["prompts"].split()[0] == "12"
     for name in ("time of inference", "output tokens", "tokens of an answer"):
         value, low, high = (float(word.replace(",", "")) for word in facts[name].split() if word != "s")
         assert low <= value <= high, name
@@ -54,6 +55,21 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
     for wrong in (["--keep"], ["--sample", "5", "--publish", str(nights.path.with_name("copy.duckdb"))]):
         assert main(nightly, [*nights.inputs, *ENGINE, *wrong]) == 1
         assert "--keep belongs to --sample, and" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (0.123456, "0.1235"),
+        ("two\nlines [b]", "two lines \\[b]"),
+        ([("billing", 0.975059), ("other", 0.0023)], "billing 0.9751, other 0.0023"),
+        ([], "[]"),
+        ("x" * 400, f"{'x' * 300}\N{HORIZONTAL ELLIPSIS}"),
+    ],
+)
+def test_a_value_is_shown_in_a_line(value: object, text: str) -> None:
+    assert show_value(value) == text
 
 
 def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:
