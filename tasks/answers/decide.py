@@ -169,6 +169,11 @@ class Decisions(AnswerKind):
         return {**found, STATES_COLUMN: STATES_TYPE}
 
     @property
+    def column_labels(self) -> Mapping[str, tuple[str, ...]]:
+        found = {name: find_labels(question.type) for name, question in self.questions.items()}
+        return {name: labels for name, (kind, labels) in found.items() if kind == "enum"}
+
+    @property
     def part_fields(self) -> Sequence[pa.Field]:
         return [pa.field(name, ARROW_TYPES[type_]) for name, type_ in self.columns.items() if type_ in ARROW_TYPES]
 

@@ -91,6 +91,11 @@ class AnswerKind:
         return ()
 
     @property
+    def column_labels(self) -> Mapping[str, tuple[str, ...]]:
+        """Those of `columns` that hold one of few names, which are text, and the names."""
+        return {}
+
+    @property
     def part_fields(self) -> Sequence[pa.Field]:
         """Columns of a part that hold what `read` gives."""
         return PLAIN_FIELDS

@@ -130,6 +130,7 @@ def _compare(
         expected=expected,
         kind=_kind_of(answer_types[name], gold_type, is_chosen=bool(probability)),
         probability=probability,
+        labels=workload.kind.column_labels.get(name, ()),
         is_nullable=name in workload.kind.nullable_columns,
     )
 

@@ -317,6 +317,9 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
     assert found["urgent", "recall", "true"] == pytest.approx(4 / 6)
     assert found["topic", "ece", None] == pytest.approx(0)
     assert found["tone", "mean_absolute_error", None] == pytest.approx(sum(abs(i / 2 - 2) for i in range(8)) / 8)
+    sql(path, "create table misspelled as select id, 'Billing' as topic from gold")
+    with pytest.raises(DatabaseError, match="column 'topic': 'Billing' is not one of the labels 'billing', 'other'"):
+        evaluate_answers(path, workload, "misspelled")
     sql(path, "alter table gold add column note text")
     with pytest.raises(DatabaseError, match=r"it answers urgent, topic, tone$"):
         evaluate_answers(path, workload, "gold")
