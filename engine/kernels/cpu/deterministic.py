@@ -38,7 +38,7 @@ class DeterministicBackend(NativeBackend):
         """
         layers = super().make_layers(_without_windows(weights))
         if not isinstance(layers, PackedLayers):
-            raise ModelError("deterministic takes sizes of multiples of 32, and in float32 layers without branches")
+            raise ModelError("deterministic takes layers with sizes of multiples of 32")
         return layers
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedOutputLayer:

@@ -51,7 +51,7 @@ class NativeBackend(NativeOperations):
         for layer in remaining:
             found = _pack(self, layer)
             if found is None:
-                from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # most nights compute in bf16
+                from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # most layers are packed
                 from engine.kernels.layer_by_layer import LayerByLayer
 
                 assert not packed, "layers of different shapes"
@@ -136,9 +136,9 @@ class _LayerStep(ctypes.Structure):
 
 
 def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
-    is_branched = type(layer) is not LayerWeights
-    if not kernels.has_products or (is_branched and kernels.dtype != torch.bfloat16):
+    if not kernels.has_products:
         return None
+    is_branched = type(layer) is not LayerWeights
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
     if is_branched:
         from engine.kernels.cpu.branched_layers import complete, pack_gate_up  # few models have such layers

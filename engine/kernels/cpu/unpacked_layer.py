@@ -1,4 +1,4 @@
-"""A decoder layer on the CPU whose products are torch's, where the kernels have none for dtype or processor."""
+"""A decoder layer on the CPU whose products are torch's, where the kernels have none for its sizes or the processor."""
 
 import torch
 from torch.nn.functional import gelu, layer_norm, linear, silu

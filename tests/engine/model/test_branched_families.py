@@ -1,4 +1,4 @@
-"""Families beside Llama's in batchloom's own layers in bfloat16, against transformers in float32."""
+"""Families beside Llama's in batchloom's own layers, against transformers in float32."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_every_layout_is_tested() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_layers_are_as_near_as_rounding_allows(name: str) -> None:
-    """Layers in one call of C++, with shared prefixes and in chunks; transformers' own bfloat16 sets the bound."""
+    """With shared prefixes and in chunks; transformers' own bfloat16 sets the bound."""
     model = make_tiny_model(shrink(make_config(name))).bfloat16()
     wide = make_tiny_model(model.config).bfloat16().float()
     expected = [_logprobs(wide, prompt) for prompt in PROMPTS]
@@ -37,17 +37,38 @@ def test_packed_layers_are_as_near_as_rounding_allows(name: str) -> None:
         float((_logprobs(model, prompt) - logprobs).abs().max())
         for prompt, logprobs in zip(PROMPTS, expected, strict=True)
     )
-    config = EngineConfig(dtype="bfloat16", device="cpu", kv_memory_bytes=1 << 24, max_num_batched_tokens=64)
+    assert _largest_error(model, expected) < 1.5 * stock
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "not packed"])
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_in_float32_are_transformers(name: str, is_packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed, and with torch's products, as where sizes are no multiples of 32."""
+    if not is_packed:
+        monkeypatch.setattr(NativeBackend, "pack", lambda *weights: None)
+    model = make_tiny_model(shrink(make_config(name)))
+    expected = [_logprobs(model, prompt) for prompt in PROMPTS]
+    largest = max(float(logprobs.abs().max()) for logprobs in expected)
+    assert _largest_error(model, expected, is_packed) < 1e-6 * largest
+
+
+def _largest_error(model: transformers.PreTrainedModel, expected: list[torch.Tensor], is_packed: bool = True) -> float:
+    """Of the log probabilities that batchloom's layers give all tokens after each prompt.
+
+    Args:
+        expected: float64, a row for each prompt.
+        is_packed: whether they are computed in one call of C++ wherever the CPU has the products.
+    """
+    dtype = str(model.dtype).removeprefix("torch.")
+    config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 24, max_num_batched_tokens=64)
     engine = Engine.load(model, config)
     assert engine._model.has_replaced_layers
     backend = engine._runner.attention
     assert isinstance(backend, NativeBackend)
-    if backend.has_products:
-        assert isinstance(engine._model.base.layers[0]._layers, PackedLayers)
+    assert isinstance(engine._model.base.layers[0]._layers, PackedLayers) == (is_packed and backend.has_products)
     asked = [Request(request_id=str(i), token_ids=p, mode="score", labels=LABELS) for i, p in enumerate(PROMPTS)]
-    for completion, logprobs in zip(engine.score(asked), expected, strict=True):
-        error = torch.tensor(completion.label_logprobs, dtype=torch.float64) - logprobs
-        assert error.abs().max() < 1.5 * stock
+    found = torch.tensor([completion.label_logprobs for completion in engine.score(asked)], dtype=torch.float64)
+    return float((found - torch.stack(expected)).abs().max())
 
 
 @torch.inference_mode()

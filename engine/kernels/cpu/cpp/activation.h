@@ -68,4 +68,51 @@ inline __m512 gated_16(__m512 up, const Gating& gating) {
 }
 #endif
 
+// x's logistic function.
+inline float logistic(float x) {
+  const float e = exp2_negative(-std::fabs(x) * LOG2E);  // exp(-|x|)
+  return (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+// As gelu_tanh_16 and gelu_16, with the exponential of floats.
+inline float gelu_tanh(float x) { return x * logistic(2 * 0.79788456f * (x + 0.044715f * x * x * x)); }
+
+inline float gelu(float x) {
+  const float y = std::fabs(x) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * y);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const float rest = p * t * exp2_negative(-y * y * LOG2E);
+  return x * 0.5f * (x < 0 ? rest : 2.0f - rest);
+}
+
+// Activates `count` values in place.
+inline void activate(float* values, int count, const Gating& gating) {
+  const auto each = [=](auto function) {
+#pragma omp simd
+    for (int i = 0; i < count; i++) values[i] = function(values[i]);
+  };
+  const float alpha = gating.alpha, limit = gating.limit;
+  switch (gating.activation) {
+    case Activation::silu: return each([](float x) { return silu(x); });
+    case Activation::gelu_tanh: return each([](float x) { return gelu_tanh(x); });
+    case Activation::gelu: return each([](float x) { return gelu(x); });
+    case Activation::clamped: return each([=](float x) { return std::min(x, limit) * logistic(alpha * std::min(x, limit)); });
+    default: return;
+  }
+}
+
+// out = the activated gate times up, as it meets its gate, for `count` columns. gate: overwritten.
+inline void activate_gated(float* gate, const float* up, float* out, int count, const Gating& gating) {
+  activate(gate, count, gating);
+  if (gating.activation == Activation::clamped) {
+#pragma omp simd
+    for (int i = 0; i < count; i++) out[i] = gate[i] * (std::max(std::min(up[i], gating.limit), -gating.limit) + 1.0f);
+  } else {
+    for (int i = 0; i < count; i++) out[i] = gate[i] * up[i];
+  }
+}
+
 }  // namespace

@@ -9,10 +9,11 @@
 
 // What a layer of such a family has besides `LayerWeights`; engine/kernels/cpu/branched_layers.py has the same fields. Absent
 // tensors are null.
+template <typename T>
 struct Branches {
-  const bf16 *post_attention_norm, *post_mlp_norm, *apart_q_norm, *apart_k_norm, *attention_norm_bias, *mlp_norm_bias;
+  const T *post_attention_norm, *post_mlp_norm, *apart_q_norm, *apart_k_norm, *attention_norm_bias, *mlp_norm_bias;
   const float* sinks;              // [num_q_heads]
-  const bf16* router;              // panels, as products have them, of router_columns: one an expert, zeros up to a panel
+  const T* router;                 // panels, as products have them, of router_columns: one an expert, zeros up to a panel
   const float* router_bias;        // [num_experts]
   int32_t has_wide_norms;          // of heads: all heads together
   int32_t is_centered;             // LayerNorm, not RMSNorm
@@ -30,7 +31,8 @@ struct Branches {
 
 namespace {
 
-inline float norm_factor(const bf16* x, int64_t size, float epsilon, float mean = 0) {
+template <typename T>
+float norm_factor(const T* x, int64_t size, float epsilon, float mean = 0) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t i = 0; i < size; i++) squares += (load(x[i]) - mean) * (load(x[i]) - mean);
@@ -38,12 +40,13 @@ inline float norm_factor(const bf16* x, int64_t size, float epsilon, float mean 
 }
 
 // out = norm(x) * (weight + offset) + bias: LayerNorm where `is_centered`, else RMSNorm; without a weight a copy.
-inline void norm_rows(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t num_rows, int64_t size,
-                      float epsilon, const Branches& b) {
+template <typename T>
+void norm_rows(const T* x, const T* weight, const T* bias, T* out, int64_t num_rows, int64_t size,
+                      float epsilon, const Branches<T>& b) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
-    const bf16* from = x + row * size;
-    bf16* to = out + row * size;
+    const T* from = x + row * size;
+    T* to = out + row * size;
     if (!weight) {
       std::copy(from, from + size, to);
       continue;
@@ -66,12 +69,13 @@ inline void norm_rows(const bf16* x, const bf16* weight, const bf16* bias, bf16*
 }
 
 // Norms the first `size` columns of rows in place, `width` columns at a time: a head, or all of them. Nothing without a weight.
-inline void norm_heads(bf16* x, const bf16* weight, int64_t num_rows, int64_t stride, int64_t size, int64_t width,
+template <typename T>
+void norm_heads(T* x, const T* weight, int64_t num_rows, int64_t stride, int64_t size, int64_t width,
                        float epsilon, float offset) {
   if (!weight) return;
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
-    for (bf16* head = x + row * stride; head < x + row * stride + size; head += width) {
+    for (T* head = x + row * stride; head < x + row * stride + size; head += width) {
       const float factor = norm_factor(head, width, epsilon);
 #pragma omp simd
       for (int64_t i = 0; i < width; i++) store(head[i], load(head[i]) * factor * (load(weight[i]) + offset));
@@ -80,12 +84,13 @@ inline void norm_heads(bf16* x, const bf16* weight, int64_t num_rows, int64_t st
 }
 
 // out = residual + multiplier * RMSNorm(branch) * (weight + offset); without a weight, of the branch itself.
-inline void add_branch(const bf16* residual, const bf16* branch, const bf16* weight, bf16* out, int64_t num_rows,
+template <typename T>
+void add_branch(const T* residual, const T* branch, const T* weight, T* out, int64_t num_rows,
                        int64_t size, float epsilon, float offset, float multiplier) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
-    const bf16 *from = branch + row * size, *base = residual + row * size;
-    bf16* to = out + row * size;
+    const T *from = branch + row * size, *base = residual + row * size;
+    T* to = out + row * size;
     const float factor = multiplier * (weight ? norm_factor(from, size, epsilon) : 1.0f);
     if (weight) {
 #pragma omp simd

@@ -3,9 +3,8 @@
 #pragma once
 
 #include "branches.h"
-#include "pair_product.h"
+#include "product.h"
 
-#ifdef HAS_AVX512
 namespace {
 
 // Up to 32 sorted rows of one expert.
@@ -42,7 +41,8 @@ struct ToLogits {
 };
 
 // The experts of one row with the largest logits, and their weights by softmax: of the chosen, or of all. logits: overwritten.
-inline void choose_experts(float* logits, const Branches& b, int32_t* experts, float* weights) {
+template <typename T>
+void choose_experts(float* logits, const Branches<T>& b, int32_t* experts, float* weights) {
   if (b.router_bias)
     for (int i = 0; i < b.num_experts; i++) logits[i] += b.router_bias[i];
   const float largest = b.num_chosen ? *std::max_element(logits, logits + b.num_experts) : 0.0f;
@@ -62,12 +62,16 @@ inline void choose_experts(float* logits, const Branches& b, int32_t* experts, f
 }
 
 // Sorts rows of x by expert: sorted [num_rows * slots, size].
-inline void route_rows(const bf16* x, const Branches& b, bf16* sorted, int64_t num_rows, int64_t size) {
+template <typename T>
+void route_rows(const T* x, const Branches<T>& b, T* sorted, int64_t num_rows, int64_t size) {
   Routing& to = current_routing();
   const int64_t slots = b.num_slots(), num_sorted = num_rows * slots;
   to.logits.resize(num_rows * b.router_columns), to.weights.resize(num_sorted), to.experts.resize(num_sorted);
   to.places.resize(num_sorted), to.expert_of.resize(num_sorted), to.blocks.clear();
-  if (b.router) multiply(PairOperands(x, b.router, size), num_rows, b.router_columns, ToLogits{to.logits.data(), b.router_columns});
+  if (b.router) {
+    const typename PanelProduct<T>::Operands operands(x, b.router, size);
+    multiply(operands, num_rows, b.router_columns, ToLogits{to.logits.data(), b.router_columns});
+  }
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++)
     choose_experts(to.logits.data() + row * b.router_columns, b, to.experts.data() + row * slots, to.weights.data() + row * slots);
@@ -82,62 +86,67 @@ inline void route_rows(const bf16* x, const Branches& b, bf16* sorted, int64_t n
   for (int64_t i = 0; i < num_sorted; i++) to.places[i] = next[to.experts[i]]++;
 #pragma omp parallel for
   for (int64_t i = 0; i < num_sorted; i++)
-    std::memcpy(static_cast<void*>(sorted + to.places[i] * size), x + i / slots * size, size_t(size) * sizeof(bf16));
+    std::memcpy(static_cast<void*>(sorted + to.places[i] * size), x + i / slots * size, size_t(size) * sizeof(T));
 }
 
-// As `PairOperands`, for `multiply`'s rows 32 b to 32 b + 31 those of block b, which meet their expert's panels.
+// As Operands of `PanelProduct`, for `multiply`'s rows 32 b to 32 b + 31 those of block b, which meet their expert's panels.
+template <typename T>
 struct ExpertOperands {
+  typedef typename PanelProduct<T>::Operands Operands;
   typedef float Sum;
-  static constexpr bool has_shared_panels = false, has_tiles = true;
-  const bf16 *x, *panels;
+  static constexpr bool has_shared_panels = false, has_tiles = Operands::has_tiles;
+  const T *x, *panels;
   const ExpertBlock* blocks;
   int64_t num_columns, depth, row_bytes;
 };
 
-inline RowBlock<PairOperands> find_block(const ExpertOperands& all, int64_t first, int64_t) {
+template <typename T>
+RowBlock<typename PanelProduct<T>::Operands> find_block(const ExpertOperands<T>& all, int64_t first, int64_t) {
   const ExpertBlock& block = all.blocks[first / 32];
-  return {PairOperands(all.x, all.panels + block.expert * all.num_columns * all.depth, all.depth), block.first_row, block.count};
+  return {{all.x, all.panels + block.expert * all.num_columns * all.depth, all.depth}, block.first_row, block.count};
 }
 
+template <typename Finish>
 struct ExpertsToOutput {
-  ToOutput output;
+  Finish output;
   const int32_t* expert_of;
   int64_t num_columns;
 
   bool needs(int64_t, int, int64_t) const { return true; }
 
   void operator()(const float* sums, int64_t row, int64_t panel) const {
-    ToOutput to = output;
+    Finish to = output;
     if (to.bias) to.bias += expert_of[row] * num_columns;
     to(sums, row, panel);
   }
 };
 
 // out = sorted rows of x times their expert's packed weights, + bias, activated. x is in memory for 32 rows more.
-inline void project_experts(const bf16* x, const bf16* panels, const bf16* bias, bf16* out, int64_t num_columns, int64_t depth,
-                            const Gating& gating) {
+template <typename T>
+void project_experts(const T* x, const T* panels, const T* bias, T* out, int64_t num_columns, int64_t depth,
+                     const Gating& gating) {
+  typedef typename PanelProduct<T>::Finish Finish;
   const Routing& by = current_routing();
   const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
-  multiply(ExpertOperands{x, panels, by.blocks.data(), num_columns, depth, depth * int64_t(sizeof(bf16))},
+  multiply(ExpertOperands<T>{x, panels, by.blocks.data(), num_columns, depth, depth * int64_t(sizeof(T))},
            32 * int64_t(by.blocks.size()), num_columns,
-           ExpertsToOutput{{bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns}, 32);
+           ExpertsToOutput<Finish>{{bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns}, 32);
 }
 
 // out[row] = the sum over its slots of their weight times what their experts made of it.
-inline void combine_experts(const bf16* sorted, bf16* out, int64_t num_rows, int64_t size, int64_t slots) {
+template <typename T>
+void combine_experts(const T* sorted, T* out, int64_t num_rows, int64_t size, int64_t slots) {
   const Routing& by = current_routing();
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
     const int64_t* places = by.places.data() + row * slots;
     const float* weights = by.weights.data() + row * slots;
     for (int64_t i = 0; i < size; i += 16) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int64_t slot = 0; slot < slots; slot++)
-        sum = _mm512_fmadd_ps(_mm512_set1_ps(weights[slot]), load_16(sorted + places[slot] * size + i), sum);
-      store_16(out + row * size + i, sum);
+      Lanes sum = {};
+      for (int64_t slot = 0; slot < slots; slot++) sum += load_lanes(sorted + places[slot] * size + i) * weights[slot];
+      store_lanes(out + row * size + i, sum);
     }
   }
 }
 
 }  // namespace
-#endif

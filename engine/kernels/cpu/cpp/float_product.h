@@ -1,6 +1,7 @@
-// Linear layers in float32, on vectors as wide as the processor's, with what follows them: bias, residual stream, SwiGLU.
+// Linear layers in float32, on vectors as wide as the processor's, with what follows them: bias, activation, residual stream.
 #pragma once
 
+#include "activation.h"
 #include "product.h"
 #include "rows.h"
 
@@ -69,26 +70,32 @@ struct FloatOperands {
   }
 };
 
-// What becomes of a row of sums for one panel: bias, residual stream, or silu(gate) * up.
+// What becomes of a row of sums for one panel: bias, activation, residual stream.
 struct ToFloats {
   const float *bias, *residual;
   float* out;
   int64_t num_columns;  // of the output and of the residual
-  bool is_gated;
+  Gating gating;
 
   bool needs(int64_t, int, int64_t) const { return true; }
 
   void operator()(const float* sums, int64_t row, int64_t panel) const {
-    if (is_gated) {
-      float* to = out + row * num_columns + panel * (PANEL / 2);
-#pragma omp simd
-      for (int i = 0; i < PANEL / 2; i++) to[i] = silu(sums[i]) * sums[PANEL / 2 + i];
+    const int64_t column = panel * PANEL, at = row * num_columns + column;
+    float values[PANEL];
+    for (int i = 0; i < PANEL; i++) values[i] = sums[i] + (bias ? bias[column + i] : 0.0f);
+    if (gating.is_gated) {
+      activate_gated(values, values + PANEL / 2, out + row * num_columns + panel * (PANEL / 2), PANEL / 2, gating);
       return;
     }
-    const int64_t column = panel * PANEL, at = row * num_columns + column;
-    for (int i = 0; i < PANEL; i++)
-      out[at + i] = sums[i] + (bias ? bias[column + i] : 0.0f) + (residual ? residual[at + i] : 0.0f);
+    activate(values, PANEL, gating);
+    for (int i = 0; i < PANEL; i++) out[at + i] = values[i] + (residual ? residual[at + i] : 0.0f);
   }
+};
+
+template <>
+struct PanelProduct<float> {
+  typedef FloatOperands Operands;
+  typedef ToFloats Finish;
 };
 
 // As for bf16 in pair_product.h.
@@ -112,11 +119,11 @@ struct ToLargestFloat {
   }
 };
 
-// out = x times packed weights, + bias, + residual; gated ones have no bias.
+// out = x times packed weights, + bias, activated, + residual.
 void project(const float* x, const float* packed, const float* bias, const float* residual, float* out, int64_t num_rows,
-             int64_t num_columns, int64_t depth, bool is_gated) {
+             int64_t num_columns, int64_t depth, const Gating& gating) {
   multiply(FloatOperands(x, packed, depth), num_rows, num_columns,
-           ToFloats{bias, residual, out, is_gated ? num_columns / 2 : num_columns, is_gated});
+           ToFloats{bias, residual, out, gating.is_gated ? num_columns / 2 : num_columns, gating});
 }
 
 // As for bf16 in pair_product.h.

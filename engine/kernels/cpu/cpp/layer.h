@@ -19,7 +19,7 @@ struct LayerWeights {
   float epsilon, scale;
   int32_t rotation;  // which of the step's
   int32_t table;     // which of the steps has this layer's block table
-  const Branches* branches;
+  const Branches<typename Format::Row>* branches;
 };
 
 // What the layers of a step have in common; engine/kernels/cpu/native_layers.py has the same fields. From `normed` on it is
@@ -63,10 +63,11 @@ struct LayerRows {
 
 // The operations of families with branches (`engine.kernels.branched_layer` says what each does).
 template <typename Format>
-void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep<bf16>& s, LayerRows<bf16>& rows,
-                bf16* hidden, const int64_t* output_rows, int64_t num_output_rows) {
+void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep<typename Format::Row>& s,
+                LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, const int64_t* output_rows,
+                int64_t num_output_rows) {
   const int64_t q_size = int64_t(w.num_q_heads) * w.dim, kv_size = int64_t(w.num_kv_heads) * w.dim;
-  const Branches& b = *w.branches;
+  const auto& b = *w.branches;
   switch (operation) {
     case Operation::attention_input:
       norm_rows(hidden, w.attention_norm, b.attention_norm_bias, s.normed, s.num_rows, w.hidden_size, w.epsilon, b);
@@ -82,7 +83,7 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
       if (output_rows) {
         copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
         copy_rows(s.normed, output_rows, s.branch, num_output_rows, w.hidden_size);
-        std::memcpy(static_cast<void*>(s.normed), s.branch, size_t(num_output_rows * w.hidden_size) * sizeof(bf16));
+        std::memcpy(static_cast<void*>(s.normed), s.branch, size_t(num_output_rows * w.hidden_size) * sizeof(*hidden));
         copy_rows(hidden, output_rows, s.branch, num_output_rows, w.hidden_size);
         rows = {s.qkv, s.branch, num_output_rows};
       }

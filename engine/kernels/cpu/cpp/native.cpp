@@ -10,78 +10,50 @@
 #include "layer.h"
 #include "pair_product.h"
 
-// Layers in bf16.
-struct PairFormat {
-  typedef bf16 Row;
-  typedef LayerStep<bf16> Step;
-  typedef bf16 Norm;
-  typedef bf16 KV;
+// Layers in bf16 or float.
+template <typename T>
+struct PanelFormat {
+  typedef T Row;
+  typedef LayerStep<T> Step;
+  typedef T Norm;
+  typedef T KV;
   static constexpr bool has_branches = true;
-  // As pair_product.h says.
+  // As pair_product.h and float_product.h say.
   struct Weights {
-    const bf16 *panels, *bias;
+    const T *panels, *bias;
   };
 
-#ifdef HAS_AVX512
-  static void norm(const Step& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
+  static void norm(const Step& s, const T* x, const T* weight, int64_t num_rows, int64_t size, float epsilon) {
     rms_norm(x, weight, s.normed, num_rows, size, epsilon);
   }
 
-  static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
-                             int64_t depth, bool is_gated) {
+  static void project_normed(const Step& s, const Weights& w, T* out, int64_t num_rows, int64_t num_columns, int64_t depth,
+                             bool is_gated) {
     project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, swiglu_if(is_gated));
   }
 
-  static void project_rows(const Step&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
-                           int64_t num_rows, int64_t num_columns, int64_t depth) {
+  static void project_rows(const Step&, const T* x, const Weights& w, const T* residual, T* out, int64_t num_rows,
+                           int64_t num_columns, int64_t depth) {
     project(x, w.panels, w.bias, residual, out, num_rows, num_columns, depth, Gating{});
   }
 
-  static void project_activated(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+  static void project_activated(const Step& s, const Weights& w, T* out, int64_t num_rows, int64_t num_columns,
                                 int64_t depth, const Gating& gating) {
     project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, gating);
   }
 
-  static void route(const Step& s, const Branches& b, int64_t num_rows, int64_t hidden_size) {
+  static void route(const Step& s, const Branches<T>& b, int64_t num_rows, int64_t hidden_size) {
     route_rows(s.normed, b, s.expert_rows, num_rows, hidden_size);
   }
 
   // s.branch = the weighted sum of what the experts of each row make of it.
-  static void compute_experts(const Step& s, const LayerWeights<PairFormat>& w, int64_t num_rows) {
+  static void compute_experts(const Step& s, const LayerWeights<PanelFormat>& w, int64_t num_rows) {
     const int64_t hidden_size = w.hidden_size, size = w.intermediate_size;
     const Gating gating = w.branches->gating();
     project_experts(s.expert_rows, w.gate_up.panels, w.gate_up.bias, s.expert_gated, (1 + gating.is_gated) * size, hidden_size,
                     gating);
     project_experts(s.expert_gated, w.down.panels, w.down.bias, s.expert_rows, hidden_size, size, Gating{});
     combine_experts(s.expert_rows, s.branch, num_rows, hidden_size, w.branches->num_slots());
-  }
-#endif
-};
-
-// Layers in float32; no family with branches.
-struct FloatFormat {
-  typedef float Row;
-  typedef LayerStep<float> Step;
-  typedef float Norm;
-  typedef float KV;
-  static constexpr bool has_branches = false;
-  // As float_product.h says.
-  struct Weights {
-    const float *panels, *bias;
-  };
-
-  static void norm(const Step& s, const float* x, const float* weight, int64_t num_rows, int64_t size, float epsilon) {
-    rms_norm(x, weight, s.normed, num_rows, size, epsilon);
-  }
-
-  static void project_normed(const Step& s, const Weights& w, float* out, int64_t num_rows, int64_t num_columns,
-                             int64_t depth, bool is_gated) {
-    project(s.normed, w.panels, w.bias, nullptr, out, num_rows, num_columns, depth, is_gated);
-  }
-
-  static void project_rows(const Step&, const float* x, const Weights& w, const float* residual, float* out,
-                           int64_t num_rows, int64_t num_columns, int64_t depth) {
-    project(x, w.panels, w.bias, residual, out, num_rows, num_columns, depth, false);
   }
 };
 
@@ -112,7 +84,7 @@ extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf1
 }
 
 // Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
-extern "C" void compute_layers_bf16(const LayerWeights<PairFormat>* weights, int64_t num_layers, const int32_t* operations,
+extern "C" void compute_layers_bf16(const LayerWeights<PanelFormat<bf16>>* weights, int64_t num_layers, const int32_t* operations,
                                     int64_t num_operations, const LayerStep<bf16>* step, bf16* hidden, bf16* const* keys,
                                     bf16* const* values, const int64_t* output_rows, int64_t num_output_rows) {
 #ifdef HAS_AVX512
@@ -127,7 +99,7 @@ extern "C" void compute_layers_bf16(const LayerWeights<PairFormat>* weights, int
 // The same for float32.
 extern "C" void project_float32(const float* x, const float* packed, const float* bias, const float* residual, float* out,
                                 int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
-  project(x, packed, bias, residual, out, num_rows, num_columns, depth, is_gated);
+  project(x, packed, bias, residual, out, num_rows, num_columns, depth, swiglu_if(is_gated));
 }
 
 extern "C" void largest_column_float32(const float* x, const float* packed, const float* bias, const uint32_t* allowed,
@@ -135,7 +107,7 @@ extern "C" void largest_column_float32(const float* x, const float* packed, cons
   largest_column(x, packed, bias, allowed, out, num_rows, num_columns, depth);
 }
 
-extern "C" void compute_layers_float32(const LayerWeights<FloatFormat>* weights, int64_t num_layers,
+extern "C" void compute_layers_float32(const LayerWeights<PanelFormat<float>>* weights, int64_t num_layers,
                                        const int32_t* operations, int64_t num_operations, const LayerStep<float>* step,
                                        float* hidden, float* const* keys, float* const* values, const int64_t* output_rows,
                                        int64_t num_output_rows) {

@@ -53,6 +53,7 @@ inline float exp2_negative(float x) {
 
 // 16 floats: 8 pairs. In as many registers as that takes.
 typedef float Lanes __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
 
 inline Lanes load_lanes(const float* from) {
   Lanes lanes;
@@ -62,10 +63,23 @@ inline Lanes load_lanes(const float* from) {
 
 inline Lanes load_lanes(const bf16* from) {
   typedef uint16_t Halves __attribute__((vector_size(32)));
-  typedef uint32_t Words __attribute__((vector_size(64)));
   Halves halves;
   std::memcpy(&halves, from, sizeof halves);
-  return Lanes(__builtin_convertvector(halves, Words) << 16);
+  return Lanes(__builtin_convertvector(halves, Bits) << 16);
+}
+
+inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
+
+inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even; below 2^-126 to zero
+#ifdef HAS_AVX512
+  _mm256_storeu_si256((__m256i*)to, __m256i(_mm512_cvtneps_pbh(__m512(lanes))));
+#else
+  const Bits bits = Bits(lanes), is_normal = Bits((bits & 0x7f800000) != 0) | 0x80000000;
+  const Bits rounded = ((bits & is_normal) + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  typedef uint16_t Halves __attribute__((vector_size(32)));
+  const Halves halves = __builtin_convertvector(rounded, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+#endif
 }
 
 typedef uint64_t Pairs __attribute__((vector_size(64)));

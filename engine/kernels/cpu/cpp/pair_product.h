@@ -131,6 +131,12 @@ struct PairOperands {
   }
 };
 
+template <>
+struct PanelProduct<bf16> {
+  typedef PairOperands Operands;
+  typedef ToOutput Finish;
+};
+
 // out = x times packed weights, + bias, activated, + residual.
 void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out, int64_t num_rows,
              int64_t num_columns, int64_t depth, const Gating& gating) {

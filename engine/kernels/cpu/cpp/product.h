@@ -155,6 +155,10 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
 }
 #endif
 
+// The Operands of `multiply` for rows and weights of one element type, and the Finish that makes rows of their sums.
+template <typename T>
+struct PanelProduct;
+
 // Up to 32 rows that meet the panels of `operands`.
 template <typename Operands>
 struct RowBlock {

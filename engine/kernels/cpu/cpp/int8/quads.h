@@ -15,7 +15,6 @@
 namespace {
 
 typedef int32_t Ints __attribute__((vector_size(64)));     // 16 sums, or 16 quads of bytes
-typedef uint32_t Bits __attribute__((vector_size(64)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 constexpr int ALIGNED_DEPTH = 64;  // bytes of a row that a tile takes: rows of bytes are padded to a multiple
@@ -27,19 +26,6 @@ inline Ints load_ints(const void* from) {
 }
 
 inline void store_ints(void* to, Ints ints) { std::memcpy(to, &ints, sizeof ints); }
-inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
-
-inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even; below 2^-126 to zero
-#ifdef HAS_AVX512
-  _mm256_storeu_si256((__m256i*)to, __m256i(_mm512_cvtneps_pbh(__m512(lanes))));
-#else
-  const Bits bits = Bits(lanes), is_normal = Bits((bits & 0x7f800000) != 0) | 0x80000000;
-  const Bits rounded = ((bits & is_normal) + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  typedef uint16_t Halves __attribute__((vector_size(32)));
-  const Halves halves = __builtin_convertvector(rounded, Halves);
-  std::memcpy(to, &halves, sizeof halves);
-#endif
-}
 
 // The low byte of each.
 inline void store_bytes(void* to, Bits bits) {
