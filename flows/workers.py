@@ -1,5 +1,6 @@
 """Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -7,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import Task, unmapped
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -15,8 +17,9 @@ from flows.settings import WorkerSettings
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
-from tasks.runs.progress import PlannedWork, start_progress, watch_progress
+from tasks.runs.progress import PlannedWork, watch_progress
 from tasks.runs.run import Run
+from tasks.runs.run_record import artifact_key
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from flows.workload_run import Night
     from tasks.nights.pace import Pace
     from tasks.workers.worker_pool import WorkerPool
+
+LOGGER = logging.getLogger("batchloom")
 
 Futures = PrefectFutureList[Any]
 
@@ -78,7 +83,7 @@ class Workers:
         if not self.are_loaded and self._make_room is not None:
             self._make_room()
         self.are_loaded = True
-        show = start_progress(job.title, work.num_rows)
+        show = _start_bar(job.title, work.num_rows)
         exchange = None
         if job.exchange is not None:
             from tasks.runs.run_exchange import RunExchange
@@ -192,3 +197,21 @@ def measure_all(runs: Iterable[Run], stage: str) -> ExitStack:
     for run in runs:
         stack.enter_context(run.measure(stage))
     return stack
+
+
+def _start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
+    """Make a progress bar at 0%; gives what moves it to so many rows. A night goes on where Prefect takes none."""
+    key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} prompts to answer"
+    try:
+        artifact: Any = create_progress_artifact(0.0, key=key, description=description)
+    except Exception as error:  # a server that is away for a moment
+        LOGGER.warning("%s: no progress bar: %s", workload, error)
+        return lambda num_done: None
+
+    def show(num_done: int) -> None:
+        try:
+            update_progress_artifact(artifact, progress=100.0 * min(1.0, num_done / max(1, num_rows)))
+        except Exception as error:
+            LOGGER.warning("%s: the progress bar stays where it is: %s", workload, error)
+
+    return show

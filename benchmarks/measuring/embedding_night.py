@@ -18,7 +18,7 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.config import EngineConfig
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
-from tasks.infer import infer_partition
+from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.runs.earlier_runs import load_run

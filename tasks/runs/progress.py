@@ -11,16 +11,13 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple, cast
-from uuid import UUID
+from typing import IO, NamedTuple
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from rich.console import Console
 
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from tasks.database.messages import describe_write_error
-from tasks.runs.run_record import artifact_key
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -125,24 +122,6 @@ def read_counts(run_folder: str | Path) -> Counts:
     """The sum over all partitions that have begun."""
     counts = [json.loads(path.read_text()) for path in Path(run_folder).glob("progress/part-*.json")]
     return Counts(*map(sum, zip(*counts, strict=True)))
-
-
-def start_progress(workload: str, num_rows: int) -> Callable[[int], None]:
-    """Make a progress bar at 0%; gives what moves it to so many rows. A night goes on where Prefect takes none."""
-    key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} prompts to answer"
-    try:
-        artifact = cast("UUID", create_progress_artifact(0.0, key=key, description=description))
-    except Exception as error:  # a server that is away for a moment
-        LOGGER.warning("%s: no progress bar: %s", workload, error)
-        return lambda num_done: None
-
-    def show(num_done: int) -> None:
-        try:
-            update_progress_artifact(artifact, progress=100.0 * min(1.0, num_done / max(1, num_rows)))
-        except Exception as error:
-            LOGGER.warning("%s: the progress bar stays where it is: %s", workload, error)
-
-    return show
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import replace
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.infer import infer_partition
+from tasks.partitions.attempt import infer_partition
 from tasks.partitions.partition_work import AttemptLog
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run_exchange import run_at_hand

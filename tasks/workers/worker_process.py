@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from engine.child_process import end_with_parent
 from engine.errors import WorkerError
-from tasks.infer import infer_partition
+from tasks.partitions.attempt import infer_partition
 from tasks.runs.run_exchange import run_at_hand
 from tasks.runs.worker_copy import PROCESS_COPY
 

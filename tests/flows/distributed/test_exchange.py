@@ -20,7 +20,7 @@ from engine.model.loading.checkpoint import checkpoint_digest
 from flows.cli import main
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
-from tasks.infer import infer_partition
+from tasks.partitions.attempt import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read_requests

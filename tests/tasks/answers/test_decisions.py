@@ -12,8 +12,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ArtifactError, DatabaseError, WorkloadError
 from engine.request import Request
-from tasks.infer import infer_partition
 from tasks.partitions import attempt
+from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read_requests
