@@ -3,14 +3,15 @@
 -- inputs:  pairs
 -- parameters: $kind, $labels (empty where any will do)
 
-select given
+select request_key, given
 from pairs
+cross join lateral (select try_cast(pairs.given as double)) as parsed (number)
 where
     given is not null
     and case $kind
-        when 'number' then try_cast(given as double) is null
+        when 'number' then not coalesce(isfinite(number), false)
         when 'probability' then len($labels) = 0 and try_cast(given as boolean) is null
-        when 'rank' then len($labels) = 0 and coalesce(try_cast(given as double), -1) < 0
+        when 'rank' then len($labels) = 0 and not coalesce(isfinite(number) and number >= 0, false)
         when 'label' then expected is null or (len($labels) > 0 and not list_contains($labels, given))
         else expected is null
     end

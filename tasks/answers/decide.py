@@ -128,7 +128,6 @@ class Decisions(AnswerKind):
 
     mode: ClassVar[str] = "decide"
     has_labels: ClassVar[bool] = True
-    has_exact_types: ClassVar[bool] = True
 
     questions: Annotated[dict[Annotated[Name, Field(min_length=1)], Question], AfterValidator(_check_names)]
     question_template: Annotated[Text, must(lambda text: "{question}" in text, "must hold {{question}}, got {!r}")] = (

@@ -32,7 +32,6 @@ class Embedding(PooledKind):
 
     mode: ClassVar[str] = "embed"
     max_answer_tokens: ClassVar[int] = 1
-    has_exact_types: ClassVar[bool] = True
     score_labels: ClassVar[tuple[str, ...]] = ()
     rank_within: ClassVar[str] = ""
 

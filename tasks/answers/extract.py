@@ -89,7 +89,6 @@ class Extraction(SingleRequest):
 
     mode: ClassVar[str] = "extract"
     is_decoded: ClassVar[bool] = True
-    has_exact_types: ClassVar[bool] = True
     rank_within: ClassVar[str] = ""
 
     asked: Columns = Field(default_factory=dict, alias="columns")

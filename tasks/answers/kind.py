@@ -39,7 +39,6 @@ class AnswerKind:
         thinking: what a reasoning model does before it answers; empty for what its chat template has it do.
         has_chat: prompts are in the chat template unless the file says otherwise.
         output: the file's table of that name.
-        has_exact_types: a table that exists must have the columns with these very types.
     """
 
     __slots__ = ()
@@ -47,7 +46,6 @@ class AnswerKind:
     mode: ClassVar[str]
     is_decoded: ClassVar[bool] = False
     has_labels: ClassVar[bool] = False
-    has_exact_types: ClassVar[bool] = False
     is_pooled: ClassVar[bool] = False
     thinking: ClassVar[str] = ""
     has_chat: ClassVar[bool] = True

@@ -32,7 +32,7 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
 def list_own_relations(workload: Workload) -> dict[str, Relation]:
     """What `create_own_table` makes, by name; columns of the table only."""
     table = workload.output.table.lower()
-    views = (Relation(name=f"{kind}_{table}", is_view=True, columns=frozenset()) for kind in ("latest", "failed"))
+    views = (Relation(name=f"{kind}_{table}", is_view=True, columns={}) for kind in ("latest", "failed"))
     return {table: _list_table(table, _create_answers(workload)), **{view.name: view for view in views}}
 
 

@@ -19,18 +19,17 @@ RUN_RELATIONS = frozenset(("runs", "steps", "run_summary"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """A table or a view: its name and its columns in lower case, since DuckDB does not tell cases apart."""
+    """A table or a view: its name and its columns in lower case, as DuckDB tells no cases apart, with their types."""
 
     name: str
     is_view: bool
-    columns: frozenset[str]
+    columns: Mapping[str, str]
 
 
 def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]:
     """What the database holds in its current schema, by name in lower case."""
     rows = connection.execute(statement("schema/relation_columns")).fetchall()
-    found = [(name.lower(), is_view, frozenset(map(str.lower, columns))) for name, is_view, columns in rows]
-    return {name: Relation(name=name, is_view=is_view, columns=columns) for name, is_view, columns in found}
+    return {name: Relation(name=name, is_view=is_view, columns=columns) for name, is_view, columns in rows}
 
 
 def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
@@ -85,7 +84,7 @@ def create_schema(
     existing = list_relations(connection)
     for name, relation in _needed_relations(workload).items():
         found = existing.get(name)
-        if found and not found.is_view and (lacking := relation.columns - found.columns):
+        if found and not found.is_view and (lacking := relation.columns.keys() - found.columns):
             from tasks.database.older_tables import add_columns  # most tables are of this version
 
             add_columns(connection, workload, name, lacking)
@@ -112,12 +111,9 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
     existing = list_relations(connection)
     table = workload.output.table.lower()
     needed = _needed_relations(workload)
-    columns = frozenset(name.lower() for name in (*workload.key, *workload.kind.columns))
+    types = {**dict.fromkeys(workload.key, "text"), **workload.kind.columns}
+    columns = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in types.items()}
     _check_columns(workload, f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
-    if workload.kind.has_exact_types and table in existing:
-        from tasks.database.answer_types import check_types  # few kinds of answer have types of their own
-
-        check_types(connection, workload, f"{database}: table {table!r}")
     for name, relation in needed.items():
         found = existing.get(name)
         if found is None:
@@ -129,13 +125,17 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
             _check_columns(workload, f"{database}: table {name!r}", found, relation.columns)
 
 
-def _check_columns(workload: Workload, where: str, relation: Relation, expected: frozenset[str]) -> None:
-    if missing := expected - relation.columns:
+def _check_columns(workload: Workload, where: str, relation: Relation, expected: Mapping[str, str]) -> None:
+    if missing := expected.keys() - relation.columns:
         from tasks.database.older_tables import list_added  # most tables are of this version
 
         missing -= {column.lower() for column in list_added(workload, relation.name)}
     if missing:
         raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {', '.join(sorted(relation.columns))}")
+    for column, type_ in expected.items() if relation.name not in INPUT_TABLES else ():
+        if (found := relation.columns.get(column, type_)) != type_:
+            way_out = "alter its type, or name another column or table"
+            raise DatabaseError(f"{where}: column {column!r} is {found}, batchloom writes {type_}: {way_out}")
 
 
 def _needed_relations(workload: Workload | None) -> Mapping[str, Relation]:

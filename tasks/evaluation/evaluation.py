@@ -235,15 +235,17 @@ class Comparison:
 
     def _check_values(self, gold: str, column: ComparedColumn) -> None:
         parameters = {"kind": column.kind, "labels": list(column.labels)}
-        for (given,) in self.execute("gold/bad_values", parameters).fetchall():
+        for key, given in self.execute("gold/bad_values", parameters).fetchall():
             expected = {
                 "rank": "a grade of relevance, 0 or above",
                 "probability": "true or false",
+                "number": "a finite number",
                 "label": f"one of the labels {', '.join(map(repr, column.labels))}"
                 if column.labels
                 else "such a label",
             }.get(column.kind, f"a value of type {self._answer_types[column.name]}")
-            raise DatabaseError(f"gold table {gold!r}, column {column.expected!r}: {given[:80]!r} is not {expected}")
+            found = f"{given[:80]!r} is not {expected}, in the row with {self._name_key(key)}"
+            raise DatabaseError(f"gold table {gold!r}, column {column.expected!r}: {found}")
 
     def _name_key(self, key: Sequence[str | None]) -> str:
         parts = zip(self._workload.key, key, strict=True)

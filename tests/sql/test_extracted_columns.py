@@ -95,4 +95,4 @@ def test_a_table_with_other_types_is_refused_before_any_work(night: Any, path: P
     path.write_text(path.read_text().replace("DECIMAL(12,2)", "BIGINT"))
     with pytest.raises(DatabaseError) as caught:
         night.prepare(load_workload(path))
-    assert "table 'invoices': column 'total' is DECIMAL(12,2), the workload has BIGINT" in str(caught.value)
+    assert "table 'invoices': column 'total' is DECIMAL(12,2), batchloom writes BIGINT" in str(caught.value)

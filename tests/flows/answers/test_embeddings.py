@@ -67,7 +67,7 @@ def test_documents_by_meaning(nights: Any, tmp_path: Path) -> None:
     expected = model.encode([text for (text,) in texts], prompt_name="query")
     assert np.abs(read_embeddings(nights) - expected).max() < 2e-5
     shorter = write(tmp_path, "embeddings.toml", 'mode = "embed"', 'mode = "embed"\ndimensions = 8')
-    with pytest.raises(DatabaseError, match=re.escape(f"is FLOAT[{HIDDEN_SIZE}], the workload has FLOAT[8]")):
+    with pytest.raises(DatabaseError, match=re.escape(f"is FLOAT[{HIDDEN_SIZE}], batchloom writes FLOAT[8]")):
         nights.run(shorter)
 
 

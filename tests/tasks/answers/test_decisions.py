@@ -195,7 +195,7 @@ def test_a_question_that_is_changed_or_left_out(nights: Nights) -> None:
     other = changed | {"tone": """{ type = "BOOLEAN", ask = "How friendly is it?" }"""}
     with pytest.raises(
         DatabaseError,
-        match="column 'tone' is DOUBLE, the workload has BOOLEAN: give it another name, or the workload another table",
+        match="column 'tone' is DOUBLE, batchloom writes BOOLEAN: alter its type, or name another column or table",
     ):
         nights.run(nights.load(other))
 

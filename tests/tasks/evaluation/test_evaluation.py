@@ -231,7 +231,7 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
     sql(
         path,
         "create table gold as select 'd' || i as doc_id, 'q' as query_id, case when i < 9 then 'true' else 'no' end as"
-        " urgent, 'billing' as topic, i + 0.5 as total, '2026-01-02' as due, [i, 2] as items, 'EUR' as currency"
+        " urgent, 'billing' as topic, i + 0.5::double as total, '2026-01-02' as due, [i, 2] as items, 'EUR' as currency"
         " from range(10) as rows (i)",
     )
     found = values_of(evaluate_answers(path, SNIPPETS, "gold"))
@@ -243,7 +243,13 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
     assert found["items", "exact_match", None] == pytest.approx(0.1)
     assert found["currency", "accuracy", None] == pytest.approx(0.3)
     for bad, message in {
-        "update gold set due = 'soon' where doc_id = 'd1'": "column 'due': 'soon' is not a value of type DATE",
+        "update gold set total = 'nan' where doc_id = 'd3'": (
+            "column 'total': 'nan' is not a finite number, in the row with doc_id 'd3', query_id 'q'"
+        ),
+        "update gold set total = '-inf' where doc_id = 'd3'": "column 'total': '-inf' is not a finite number",
+        "update gold set total = 1, due = if(doc_id = 'd1', 'soon', due)": (
+            "column 'due': 'soon' is not a value of type DATE, in the row with doc_id 'd1', query_id 'q'"
+        ),
         "update gold set due = '2026-01-02', currency = 'CHF'": "column 'currency': 'CHF' is not such a label",
     }.items():
         sql(path, bad)
@@ -352,6 +358,10 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
         (
             "create table gold as select 'q0' as query_id, 'd0' as doc_id, -1 as relevance",
             "column 'relevance': '-1' is not a grade of relevance",
+        ),
+        (
+            "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'nan'::double as relevance",
+            "column 'relevance': 'nan' is not a grade of relevance, 0 or above, in the row with query_id 'q0'",
         ),
         (
             "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'maybe' as score",
