@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from engine.errors import ModelError, WorkloadError
+from tasks.prompts.tokenizer_copy import load_tokenizer
 
 if TYPE_CHECKING:
     from tasks.prompts.text_cuts import TextCuts
@@ -82,19 +83,8 @@ class TextCodec:
     @classmethod
     @lru_cache(maxsize=1)
     def _load_once(cls, folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> "TextCodec":
-        from transformers import AutoTokenizer  # seconds to import, and a night with nothing new needs none
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the loaders raise whatever a missing or damaged file leads them to
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ModelError(f"model {str(folder)!r}: its tokenizer cannot be read: {first_line}") from error
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if not isinstance(backend, Tokenizer):
-            raise ModelError(
-                f"model {str(folder)!r}: tokenizer {type(tokenizer).__name__} has no fast form (tokenizer.json)"
-            )
-        return cls(backend, tokenizer)
+        tokenizer = load_tokenizer(folder)
+        return cls(tokenizer.backend_tokenizer, tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
