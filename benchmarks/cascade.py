@@ -29,8 +29,9 @@ from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.random_model import SHAPES, write_checkpoint
-from engine.model.loading.checkpoint import TOKENIZER_FILES, read_config, resolve_checkpoint
+from engine.model.loading.checkpoint import TOKENIZER_FILES, resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
+from engine.model.loading.stock_weights import read_config
 from flows.cli import end_quietly
 from flows.demo import find_demo_model
 from flows.nights.night import night

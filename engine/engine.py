@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import transformers
-
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.execution.batch_calls import BatchCalls
@@ -28,6 +26,8 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered
 
 if TYPE_CHECKING:
+    import transformers
+
     from engine.disaggregation.disaggregated_run import PromptProcess
     from engine.model.shard import Shard
     from engine.pooling.pooler import Pooler
@@ -73,7 +73,7 @@ class Engine(BatchCalls):
     @classmethod
     def load(
         cls,
-        model: str | Path | transformers.PreTrainedModel,
+        model: "str | Path | transformers.PreTrainedModel",
         config: EngineConfig | None = None,
         *,
         adapter: Adapter | None = None,
@@ -94,7 +94,7 @@ class Engine(BatchCalls):
             CapacityError: the KV budget holds no block.
         """
         config = config or EngineConfig()
-        is_loaded, is_adapted = isinstance(model, transformers.PreTrainedModel), adapter is not None or keeps_base
+        is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
         if config.disaggregation != "none" or config.tensor_parallel_size > 1:
             from engine.several_processes import check_model
 

@@ -44,7 +44,7 @@ def prove_architecture(checkpoint: Path) -> None:
 
         if not is_encoder(checkpoint):
             from engine.engine import Engine
-            from engine.model.loading.checkpoint import read_config
+            from engine.model.loading.stock_weights import read_config
             from engine.model.proof.probe import prove
 
             prove(read_config(checkpoint), Engine)

@@ -22,7 +22,7 @@ from engine.encoding.families import ENCODERS, first_position
 from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
 from engine.model.adapters.adapter import Adapter
-from engine.model.loading.checkpoint import no_progress_bars
+from engine.model.loading.stock_weights import no_progress_bars
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool
 from engine.pooling.sentence_files import read_sentence_files

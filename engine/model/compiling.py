@@ -1,12 +1,15 @@
-"""transformers' own layers under torch.compile, where a run is long enough to pay for the compilation."""
+"""Layers of torch modules under torch.compile, where a run is long enough to pay for the compilation."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from engine.config import Compile
 from engine.kernels.cpu.native_build import find_compiler
 from engine.model.model import Model
+from engine.model.plain.plain_model import Layer
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -18,7 +21,7 @@ def compile_if_long(model: Model, setting: Compile, num_tokens: int) -> None:
     """Compiles the layers for a run that is long enough, or where the setting asks for it.
 
     Args:
-        model: with transformers' own layers.
+        model: whose layers are torch modules.
         setting: as `EngineConfig.compile` says.
         num_tokens: prompt tokens to compute.
     """
@@ -34,13 +37,24 @@ def compile_layers(model: Model) -> None:
     """
     if not model.is_compiled:
         for layer in model.base.layers:
+            if isinstance(layer, Layer):
+                layer.self_attn.attend = torch.compiler.disable(layer.self_attn.attend)  # type: ignore
             layer.compile(dynamic=True)
         model.is_compiled = True
 
 
-def decompile(model: Model, error: Exception) -> None:
-    """The opposite of `compile_layers`: a compiler that is installed but broken must not cost the night."""
-    LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
+def compute_compiled(model: Model, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Last hidden states as `model.base` gives them; without compiled layers from now on where the compiler fails.
+
+    A compiler that is installed but broken must not cost the night. What was written is written again.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # seconds to import
+
+    try:
+        return model.base(**inputs).last_hidden_state  # type: ignore[no-any-return]
+    except TorchDynamoException as error:
+        LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
     for layer in model.base.layers:
         layer._compiled_call_impl = None  # what Module.compile sets; it has no public opposite
     model.is_compiled = False
+    return model.base(**inputs).last_hidden_state  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A stock transformers causal LM with our attention underneath."""
+"""A causal LM with our attention underneath: of our own modules where it is plain, else a stock transformers one."""
 
 import copy
 import logging
@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 
 from engine.device.placement import give_back_freed_memory
 from engine.device.transfers import fill_in, to_device
@@ -22,11 +20,15 @@ from engine.kernels.output_layer import mask_logits
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionStep
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
-from engine.model.loading.checkpoint import find_eos_token_ids, is_plain, load_weights, read_config, resolve_checkpoint
-from engine.model.stock_attention import ATTENTION_NAME
+from engine.model.loading.checkpoint import find_eos_token_ids, is_plain, resolve_checkpoint
+from engine.model.plain.plain_config import read_plain_config
+from engine.model.plain.plain_model import Embedding, PlainModel
+from engine.model.plain.plain_weights import load_plain
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
+    import transformers
+
     from engine.model.adapters.adapter import Adapter
     from engine.model.proof.tiny_run import MakeEngine
     from engine.model.shard import Shard
@@ -38,7 +40,7 @@ class Model:
     """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
 
     Attributes:
-        base: transformers' model without the output layer; its layers may be one module in the place of its own.
+        base: the model without its output layer; its layers may be one module in the place of its own.
         adapter: in the weights; None: the base alone.
         shard: which rank's share of the model this is; None where it is whole.
         settings: of the text model, as config.json has them.
@@ -51,7 +53,7 @@ class Model:
 
     def __init__(
         self,
-        language_model: transformers.PreTrainedModel,
+        language_model: "transformers.PreTrainedModel | PlainModel",
         *,
         device: torch.device,
         owns_weights: bool,
@@ -87,12 +89,15 @@ class Model:
         self.has_output_layer = True
         self.has_replaced_layers = False
         self._owns_weights = owns_weights
-        language_model.set_attn_implementation(ATTENTION_NAME)
+        if not isinstance(language_model, PlainModel):
+            from engine.model.stock_attention import use_our_attention
+
+            use_our_attention(language_model)
 
     @classmethod
     def load(
         cls,
-        model: str | Path | transformers.PreTrainedModel,
+        model: "str | Path | transformers.PreTrainedModel",
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -109,15 +114,20 @@ class Model:
             ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
         """
         kv_dtype, dtype = dtype, torch.bfloat16 if dtype.itemsize == 1 else dtype
-        if isinstance(model, transformers.PreTrainedModel):
+        if not isinstance(model, (str, Path)):
             _prove(model.config, make_engine)
             model = model.to(device=device, dtype=dtype).eval()
             return cls(model, device=device, owns_weights=False, kv_dtype=kv_dtype)
         folder = resolve_checkpoint(model)
-        config = read_config(folder)
-        _prove(config, make_engine)
-        loaded, has_output_layer = load_weights(folder, config, dtype=dtype, device=device)
-        made = cls(loaded.eval(), device=device, owns_weights=True, kv_dtype=kv_dtype)
+        if (plain := read_plain_config(folder)) is not None:
+            loaded, has_output_layer = load_plain(folder, plain, dtype=dtype, device=device)
+        else:
+            from engine.model.loading.stock_weights import load_weights, read_config  # seconds to import
+
+            config = read_config(folder)
+            _prove(config, make_engine)
+            loaded, has_output_layer = load_weights(folder, config, dtype=dtype, device=device)
+        made = cls(loaded, device=device, owns_weights=True, kv_dtype=kv_dtype)
         made.has_output_layer = has_output_layer
         return made
 
@@ -152,7 +162,7 @@ class Model:
         self.has_replaced_layers = True
         if output_layer is not None:
             self._output_layer, embedding = output_layer, self.base.embed_tokens
-            if self._owns_weights and head.weight is embedding.weight and type(embedding) is nn.Embedding:
+            if self._owns_weights and head.weight is embedding.weight and type(embedding) in (nn.Embedding, Embedding):
                 self.base.embed_tokens = TiedEmbedding(output_layer)
         give_back_freed_memory()
         torch.cuda.empty_cache()  # of the weights that were copied; does nothing on the CPU
@@ -214,12 +224,11 @@ class Model:
             "use_cache": False,
             "attention_step": step,
         }
-        try:
-            hidden: torch.Tensor = self.base(**inputs).last_hidden_state
-        except TorchDynamoException as error:
-            from engine.model.compiling import decompile
+        if self.is_compiled:
+            from engine.model.compiling import compute_compiled
 
-            decompile(self, error)  # what was written is written again
+            hidden = compute_compiled(self, inputs)
+        else:
             hidden = self.base(**inputs).last_hidden_state
         if self.has_replaced_layers or step.output_rows is None:
             return hidden[0]
@@ -258,14 +267,14 @@ class Model:
         return (logits if self.finish_logits is None else self.finish_logits(logits)).float()
 
 
-def _prove(config: transformers.PretrainedConfig, make_engine: "MakeEngine") -> None:
+def _prove(config: "transformers.PretrainedConfig", make_engine: "MakeEngine") -> None:
     if not is_plain(config.to_dict()):
         from engine.model.proof.probe import prove  # most models need none
 
         prove(config, make_engine)
 
 
-def kv_shape_of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> KVShape:
+def kv_shape_of(config: Any, dtype: torch.dtype) -> KVShape:
     """What a text model of this config keeps per token."""
     windows: tuple[int, ...] = ()
     if getattr(config, "sliding_window", None):

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from engine.errors import ConfigError, ModelError
-from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_config, resolve_checkpoint
+from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, resolve_checkpoint
+from engine.model.loading.stock_weights import read_config
 from engine.model.model import Model
 from engine.model.shard import Shard
 

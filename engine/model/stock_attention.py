@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from engine.errors import ModelError
 from engine.model.attention import AttentionStep, window_of
@@ -95,6 +95,11 @@ def attend(
 AttentionInterface.register(ATTENTION_NAME, attend)
 # No mask function is registered under this name. So transformers makes no mask, and does not look for packed sequences
 # in the positions, which would make the host wait for the device in each step.
+
+
+def use_our_attention(model: PreTrainedModel) -> None:
+    """Has the layers of `model` call `attend`."""
+    model.set_attn_implementation(ATTENTION_NAME)
 
 
 def _refuse_unless_neutral(layer: int, name: str, found: object) -> None:

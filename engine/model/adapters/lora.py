@@ -14,7 +14,7 @@ from torch import nn
 
 from engine.errors import ModelError
 from engine.model.adapters.adapter import WEIGHTS_FILE, Adapter, read_adapter_config
-from engine.model.loading.checkpoint import read_config
+from engine.model.loading.stock_weights import read_config
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 

@@ -3,16 +3,11 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import ModelError
-
-if TYPE_CHECKING:  # take seconds to import
-    import torch
-    import transformers
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model"),
@@ -102,79 +97,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "batchloom"
 
 
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing bars of its own for the length of the block."""
-    from transformers.utils import logging
-
-    is_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            logging.enable_progress_bar()
-
-
-def read_config(folder: Path) -> "transformers.PretrainedConfig":
-    """A checkpoint's configuration.
-
-    Raises:
-        ModelError: it cannot be read, or transformers does not know the architecture.
-    """
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # classes check what they are given in ways of their own
-        raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
-
-
-def load_weights(
-    folder: Path, config: "transformers.PretrainedConfig", *, dtype: "torch.dtype", device: "torch.device"
-) -> "tuple[transformers.PreTrainedModel, bool]":
-    """Reads a checkpoint's weights straight onto a device.
-
-    Args:
-        folder: the checkpoint's.
-        config: from `read_config`.
-        dtype: of the weights.
-        device: where they go.
-    Raises:
-        ModelError: a file is damaged, or weights of the architecture are missing, which would else be random.
-    Returns:
-        the model, and whether its output layer was read: models that embed or classify need none.
-    """
-    from transformers import AutoModelForCausalLM
-
-    if (folder / GGUF_TENSORS).is_file():
-        from engine.model.loading.gguf import unpack_gguf
-
-        folder = unpack_gguf(folder)
-    try:
-        with no_progress_bars(), device:
-            loaded, info = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
-        raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
-    # A file stays mapped, with all that was read of it, while a tensor is used as it lies there; kernels copy others.
-    embedding = loaded.get_input_embeddings().weight
-    for parameter in (each for each in loaded.parameters() if each.ndim == 1 or each is embedding):
-        parameter.data = parameter.data.clone()
-    head = loaded.get_output_embeddings()
-    names = [name for name, module in loaded.named_modules() if module is head]
-    lacking = set(info["missing_keys"])
-    if missing := sorted(lacking - {f"{name}.{part}" for name in names for part in ("weight", "bias")}):
-        raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
-    return loaded, not lacking
-
-
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures that the backends' own layers compute; tests hold each to transformers' own `generate`."""
 
@@ -190,7 +112,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
     )
 
 
-def find_eos_token_ids(language_model: "transformers.PreTrainedModel") -> frozenset[int]:
+def find_eos_token_ids(language_model: Any) -> frozenset[int]:
     """Tokens that end an answer: of its generation config, else of its config."""
     eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
     if eos is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, no_progress_bars, weight_sample
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, weight_sample
 
 _CONVERTER_VERSION = 2
 
@@ -89,6 +89,8 @@ def _write_folder(file: Path, folder: Path) -> None:
 
     write_tensor_table(file, folder)
     source: dict[str, Any] = {"gguf_file": file.name}
+    from engine.model.loading.stock_weights import no_progress_bars
+
     with no_progress_bars():
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
         transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
@@ -105,6 +107,8 @@ def _write_unpacked(file: Path, folder: Path) -> None:
         {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     )
     # GGUF holds weights of 4 to 8 bits with scales; float32 keeps each product of the two exactly enough for parity.
+    from engine.model.loading.stock_weights import no_progress_bars
+
     with no_progress_bars():
         model = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32, **unpack

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from torch import nn
 
 from engine.config import EngineConfig
@@ -25,8 +24,10 @@ from engine.kernels.cpu.quantized import (
 )
 from engine.model.layer_windows import find_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, is_plain, read_config, resolve_checkpoint
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, is_plain, resolve_checkpoint
 from engine.model.model import Model
+from engine.model.plain.plain_config import read_plain_config
+from engine.model.plain.plain_weights import empty_model
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
 
@@ -51,7 +52,7 @@ def load_quantized(model: str | Path, config: EngineConfig, device: torch.device
         return None
     unpacking = "; dtype bfloat16 would unpack them" if isinstance(weights, GgufWeights) else ""
     LOGGER.info("weights stay as %s has them%s", weights.file.name, unpacking)
-    return QuantizedModel(_skeleton(read_config(folder)), weights, device)
+    return QuantizedModel(_skeleton(folder), weights, device)
 
 
 def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> QuantizedWeights | None:
@@ -62,7 +63,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     Raises:
         ModelError: see `load_quantized`.
     """
-    values = read_config(folder)
+    values = _read_config(folder)
     is_gguf = (folder / GGUF_TENSORS).is_file()
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
     reason = _why_not(values, weights, config, device)
@@ -74,9 +75,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     return None
 
 
-def _why_not(
-    values: transformers.PretrainedConfig, weights: QuantizedWeights, config: EngineConfig, device: torch.device
-) -> str | None:
+def _why_not(values: Any, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
     if device.type != "cpu" or config.attention not in ("auto", "native"):
         return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
     if not is_plain(values.to_dict()):
@@ -107,8 +106,21 @@ def _why_not(
     return None
 
 
-def _skeleton(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+def _read_config(folder: Path) -> Any:
+    if (plain := read_plain_config(folder)) is not None:
+        return plain
+    from engine.model.loading.stock_weights import read_config  # seconds to import
+
+    return read_config(folder)
+
+
+def _skeleton(folder: Path) -> Any:
     """The model without weights, but with what turns positions into angles."""
+    if (plain := read_plain_config(folder)) is not None:
+        return empty_model(plain, folder, torch.bfloat16)
+    import transformers
+
+    config = _read_config(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
@@ -122,12 +134,12 @@ class QuantizedModel(Model):
     """A `Model` on the CPU whose layers, output layer and embeddings read quantized weights.
 
     Args:
-        skeleton: transformers' model on the device "meta".
+        skeleton: the model on the device "meta".
         weights: of the same model.
         device: the CPU.
     """
 
-    def __init__(self, skeleton: transformers.PreTrainedModel, weights: QuantizedWeights, device: torch.device) -> None:
+    def __init__(self, skeleton: Any, weights: QuantizedWeights, device: torch.device) -> None:
         super().__init__(skeleton, device=device, owns_weights=True)
         self._weights = weights
 
@@ -160,7 +172,7 @@ def _read_layer(
 
     Args:
         library: of the kernels.
-        layer: transformers', on the device "meta".
+        layer: on the device "meta".
         index: of the layer.
         is_permuted: whether the file has the rows of query and key heads in another order.
     """

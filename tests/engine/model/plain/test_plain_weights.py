@@ -1,0 +1,122 @@
+"""Weights of plain models: those of the files, each of them, or the reason why not."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from engine import Engine, EngineConfig
+from engine.errors import ModelError
+from engine.model.plain.plain_config import read_plain_config
+from engine.model.plain.plain_weights import load_plain
+
+ROOT = Path(__file__).parents[4]
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, bool]:
+    config = read_plain_config(folder)
+    assert config is not None
+    return load_plain(folder, config, dtype=dtype, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def copied(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    def copy(family: str) -> Path:
+        return Path(shutil.copytree(tiny_checkpoint(family), tmp_path / family))
+
+    return copy
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_weight_is_the_file_s(family: str, dtype: torch.dtype, tiny_checkpoint: Callable[[str], Path]) -> None:
+    found, has_output_layer = load(tiny_checkpoint(family), dtype)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint(family), dtype=dtype)
+    assert has_output_layer
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+
+
+def test_a_checkpoint_in_several_files(copied: Callable[[str], Path]) -> None:
+    folder = copied("qwen3")
+    expected = load(folder)[0].state_dict()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="40KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    found = load(folder)[0].state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("is_base", [False, True])
+def test_a_checkpoint_without_an_output_layer(is_base: bool, copied: Callable[[str], Path]) -> None:
+    folder = copied("mistral")
+    expected = load(folder)[0].state_dict()
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["lm_head.weight"]
+        for name in [*tensors] if is_base else ():
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    rewrite(folder, change)
+    found, has_output_layer = load(folder)
+    assert not has_output_layer
+    assert all(
+        torch.equal(found.state_dict()[name], tensor) for name, tensor in expected.items() if "lm_head" not in name
+    )
+
+
+def test_what_files_lack_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    rewrite(folder, lambda tensors: [tensors.pop(f"model.layers.1.mlp.{name}_proj.weight") for name in ("up", "down")])  # type: ignore[arg-type,return-value]
+    with pytest.raises(ModelError, match=r"its files lack 2 weights, model\.layers\.1\.mlp\.down_proj\.weight first$"):
+        load(folder)
+
+
+def test_a_weight_of_another_shape_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"intermediate_size": 170}))
+    message = r"model\.layers\.0\.mlp\.gate_proj\.weight has the shape \[160, 96\], expected \[170, 96\]"
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+def test_a_damaged_file_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    (file,) = folder.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="the weights cannot be read"):
+        load(folder)
+
+
+@pytest.mark.parametrize("attention", ["native", "torch"])
+def test_an_engine_is_loaded_and_answers_without_transformers(attention: str, tiny_llama: Path) -> None:
+    program = (
+        "import sys; from engine import Engine, EngineConfig, Request;"
+        f"config = EngineConfig(dtype='float32', device='cpu', kv_memory_bytes=1 << 20, attention={attention!r});"
+        f"engine = Engine.load({str(tiny_llama)!r}, config);"
+        "(done,) = engine.generate([Request(request_id=0, token_ids=[5, 6, 7], max_new_tokens=4)]);"
+        "print(done.token_ids, [name for name in ('transformers', 'torch._dynamo') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama)
+    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)[0, 3:].tolist()
+    assert done.stdout.strip() == f"{tuple(expected)} []"
+    assert Engine.load(tiny_llama, EngineConfig(device="cpu", kv_memory_bytes=1 << 20)).eos_token_ids == {2}
