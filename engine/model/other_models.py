@@ -4,19 +4,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype
 from engine.model.model import Model
 
 if TYPE_CHECKING:
+    import transformers
+
     from engine.model.adapters.adapter import Adapter
     from engine.model.shard import Shard
 
 
 def load_other(
-    model: str | Path | transformers.PreTrainedModel,
+    model: "str | Path | transformers.PreTrainedModel",
     config: EngineConfig,
     device: torch.device,
     *,

@@ -1,21 +1,23 @@
 """A checkpoint of which this process reads the share of one rank."""
 
 import copy
-from contextlib import ExitStack
+import json
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from safetensors import safe_open
-from torch import nn
 from torch.nn.functional import linear
 
 from engine.errors import ConfigError, ModelError
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, resolve_checkpoint
-from engine.model.loading.stock_weights import read_config
 from engine.model.model import Model
+from engine.model.plain.plain_model import Linear
+from engine.model.plain.plain_weights import fill_in, make_skeleton
 from engine.model.shard import Shard
+
+if TYPE_CHECKING:
+    import transformers
 
 _SHARED_OUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Sizes of a config of which each rank has its share."""
@@ -27,7 +29,7 @@ class ShardedModel(Model):
     @classmethod
     def load_share(
         cls,
-        model: str | Path | transformers.PreTrainedModel,
+        model: "str | Path | transformers.PreTrainedModel",
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -44,31 +46,26 @@ class ShardedModel(Model):
             ConfigError: the model does not divide into so many shares.
             ModelError: not readable, or an architecture other than those of the own layers.
         """
-        assert not isinstance(model, transformers.PreTrainedModel), "a loaded model is refused before"
+        assert isinstance(model, (str, Path)), "a loaded model is refused before"
         folder = resolve_checkpoint(model)
-        config = read_config(folder)
-        if not is_plain(config.to_dict()):
+        values = json.loads((folder / "config.json").read_bytes())
+        if not is_plain(values):
             raise ModelError(
                 f"model {str(folder)!r}: tensor_parallel_size {shard.size} is for plain models of the types "
-                f"{', '.join(PLAIN_MODEL_TYPES)}, this one is {config.model_type!r}"
+                f"{', '.join(PLAIN_MODEL_TYPES)}, this one is {values.get('model_type')!r}"
             )
-        share = divide_config(config, shard.size)
-        with torch.device("meta"):
-            language_model = transformers.AutoModelForCausalLM.from_config(share, dtype=dtype)
-        base = language_model.get_decoder()
-        for layer in base.layers:
+        language_model = make_skeleton(folder, dtype, lambda config: divide_config(config, shard.size))
+        for layer in language_model.get_decoder().layers:
             for part, name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
                 setattr(part, name, RowShardedLinear(getattr(part, name), shard))
-        _read_share(language_model, folder, shard, device)
-        base.rotary_emb = type(base.rotary_emb)(config=share).to(device)  # computed, in no file
-        if (folder / "generation_config.json").is_file():
-            language_model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-        made = cls(language_model.eval().requires_grad_(False), device=device, owns_weights=True)
+        if missing := fill_in(language_model, folder, device, partial(_cut, shard)):
+            raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
+        made = cls(language_model, device=device, owns_weights=True)
         made.shard = shard
         return made
 
 
-class RowShardedLinear(nn.Linear):
+class RowShardedLinear(Linear):
     """A linear layer of which this rank has some input columns; results are added up over the ranks.
 
     Args:
@@ -76,7 +73,7 @@ class RowShardedLinear(nn.Linear):
         shard: this rank.
     """
 
-    def __init__(self, whole: nn.Linear, shard: Shard) -> None:
+    def __init__(self, whole: torch.nn.Linear, shard: Shard) -> None:
         has_bias = whole.bias is not None and shard.rank == 0
         super().__init__(
             whole.in_features, whole.out_features, has_bias, device=whole.weight.device, dtype=whole.weight.dtype
@@ -89,7 +86,7 @@ class RowShardedLinear(nn.Linear):
         return partial_sum
 
 
-def divide_config(config: transformers.PretrainedConfig, size: int) -> Any:
+def divide_config(config: Any, size: int) -> Any:
     """The configuration of one rank's share: as that of a smaller model with the same residual stream.
 
     Raises:
@@ -105,38 +102,12 @@ def divide_config(config: transformers.PretrainedConfig, size: int) -> Any:
     return share
 
 
-def _read_share(model: nn.Module, folder: Path, shard: Shard, device: torch.device) -> None:
-    """Puts this rank's part of each tensor in the place of the model's parameters on the meta device."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
-    is_tied = bool(model.config.tie_word_embeddings)  # type: ignore[union-attr]
-    with ExitStack() as opened:
-        places: dict[str, Any] = {}
-        try:
-            for path in sorted(folder.glob("*.safetensors")):
-                file = opened.enter_context(safe_open(path, framework="pt", device="cpu"))
-                places |= dict.fromkeys(file.keys(), file)
-            for name, parameter in [*model.named_parameters()]:
-                owner_name, _, leaf = name.rpartition(".")
-                owner = model.get_submodule(owner_name)
-                if owner is head and is_tied:
-                    continue
-                if name not in places:
-                    raise ModelError(f"model {str(folder)!r}: its files lack the weight {name}")
-                tensor = _cut(places[name].get_slice(name), parameter.shape, shard)
-                setattr(owner, leaf, nn.Parameter(tensor.to(device, parameter.dtype), requires_grad=False))
-        except ModelError:
-            raise
-        except Exception as error:  # safetensors raises its own kinds for a damaged file
-            raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
-    if is_tied:
-        head.weight = embedding.weight
-
-
-def _cut(whole: Any, shape: torch.Size, shard: Shard) -> torch.Tensor:
+def _cut(shard: Shard, file: Any, name: str, shape: torch.Size) -> torch.Tensor:
     """The rank's part of a tensor in a file: along the dimension, if any, in which its share is smaller."""
+    whole = file.get_slice(name)
     sizes = whole.get_shape()
     if any(size not in (part, part * shard.size) for size, part in zip(sizes, shape, strict=True)):
-        raise ModelError(f"a weight of shape {sizes}, expected {shard.size} times {list(shape)}")
+        raise ModelError(f"the weight {name} has the shape {sizes}, expected {shard.size} times {list(shape)}")
     ranges = (
         slice(0, part) if size == part else slice(shard.rank * part, (shard.rank + 1) * part)
         for size, part in zip(sizes, shape, strict=True)

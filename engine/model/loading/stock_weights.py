@@ -37,6 +37,27 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
 
 
+def empty_stock_model(
+    config: transformers.PretrainedConfig, folder: Path, dtype: torch.dtype
+) -> transformers.PreTrainedModel:
+    """A checkpoint's model without memory for its weights, but with what turns positions into angles.
+
+    Args:
+        config: of it, or of a share of it.
+        folder: of the checkpoint, whose generation_config.json is read.
+        dtype: of the weights.
+    """
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    base = model.get_decoder()
+    base.rotary_emb = type(base.rotary_emb)(base.config)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return model.eval().requires_grad_(False)
+
+
 def load_weights(
     folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[transformers.PreTrainedModel, bool]:

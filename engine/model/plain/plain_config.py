@@ -70,14 +70,13 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
     # Where a file has none of these, each class has its own idea of it.
     if config.rope_parameters is None or (not config.head_dim and (kind == "qwen3" or "head_dim" in values)):
         return None
-    if kind == "mistral" and ("sliding_window" not in values or values.keys() & _OF_QWEN or config.attention_bias):
+    if kind == "mistral" and ("sliding_window" not in values or values.keys() & _OF_QWEN):
         return None
-    if kind == "llama" and config.sliding_window:
+    if (kind == "llama" and config.sliding_window) or (kind in ("mistral", "qwen2") and config.attention_bias):
         return None
     if values.get("use_sliding_window") or {*(values.get("layer_types") or ())} - {"full_attention"}:
         return None
     config.sliding_window = config.sliding_window if kind == "mistral" else None
-    config.attention_bias = config.attention_bias and kind != "qwen2"
     config.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     return config
 

@@ -27,7 +27,7 @@ from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, is_plain, resolve_checkpoint
 from engine.model.model import Model
 from engine.model.plain.plain_config import read_plain_config
-from engine.model.plain.plain_weights import empty_model
+from engine.model.plain.plain_weights import make_skeleton
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
 
@@ -52,7 +52,7 @@ def load_quantized(model: str | Path, config: EngineConfig, device: torch.device
         return None
     unpacking = "; dtype bfloat16 would unpack them" if isinstance(weights, GgufWeights) else ""
     LOGGER.info("weights stay as %s has them%s", weights.file.name, unpacking)
-    return QuantizedModel(_skeleton(folder), weights, device)
+    return QuantizedModel(make_skeleton(folder, torch.bfloat16), weights, device)
 
 
 def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> QuantizedWeights | None:
@@ -112,22 +112,6 @@ def _read_config(folder: Path) -> Any:
     from engine.model.loading.stock_weights import read_config  # seconds to import
 
     return read_config(folder)
-
-
-def _skeleton(folder: Path) -> Any:
-    """The model without weights, but with what turns positions into angles."""
-    if (plain := read_plain_config(folder)) is not None:
-        return empty_model(plain, folder, torch.bfloat16)
-    import transformers
-
-    config = _read_config(folder)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    base = model.get_decoder()
-    base.rotary_emb = type(base.rotary_emb)(base.config)
-    return model.eval()
 
 
 class QuantizedModel(Model):
