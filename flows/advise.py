@@ -14,7 +14,7 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
-from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.planner import PlanMethod
 from flows.cli import EXIT_FAILED
 from flows.nights.night_file import load_night
 from flows.settings import find_attachments

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from engine.config import EngineConfig
-from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.planner import PlanMethod
 from tasks.runs.object_store import check_url
 from tasks.storage.artifact import runs_folder
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
-from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.planner import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers, compute

@@ -11,9 +11,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.config import EngineConfig
-from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan
-from engine.planning.planner import plan_prompts
+from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.simulation.simulation import SimulationSummary, find_oversized
 from tasks.forecast.advice import advise, advise_keeping, try_settings

@@ -16,10 +16,9 @@ import pyarrow as pa
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan, SharingStats, whole_blocks
 from engine.planning.plan_partitions import PartitionTokens, group_costs, place_groups, split_groups
-from engine.planning.planner import RANGE_TOKENS, plan_ranges
+from engine.planning.planner import RANGE_TOKENS, PlanMethod, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.batches import cut_by, sort_batches, spool
 from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, plan_batches, schema_with
@@ -27,7 +26,7 @@ from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
 
 CODE = (
     __name__,
-    *("engine.planning.choose_prefixes", "engine.planning.choose_by_paper"),
+    *("engine.planning.choose_by_paper", "engine.planning.choose_exactly"),
     *("engine.planning.plan", "engine.planning.plan_partitions"),
     *("engine.planning.planner", "engine.planning.prefix_tree", "engine.planning.range_cuts"),
     *(

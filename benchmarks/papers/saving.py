@@ -7,8 +7,7 @@ from benchmarks.papers.case_workload import CASE_1
 from benchmarks.papers.configurations import SERVER, Settings, describe, simulated_config
 from benchmarks.papers.simulated import A100
 from benchmarks.papers.table import Cell, Plot, Table
-from engine.planning.choose_prefixes import PlanMethod
-from engine.planning.planner import plan_prompts
+from engine.planning.planner import PlanMethod, plan_prompts
 from engine.request import Request
 
 RUNS: Sequence[tuple[str, Settings, bool, str]] = (

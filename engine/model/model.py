@@ -21,9 +21,8 @@ from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention import AttentionStep
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.loading.checkpoint import find_eos_token_ids, is_plain, resolve_checkpoint
-from engine.model.plain.plain_config import read_plain_config
+from engine.model.plain.plain_checkpoint import load_plain, read_plain_config
 from engine.model.plain.plain_model import Embedding, PlainModel
-from engine.model.plain.plain_weights import load_plain
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:

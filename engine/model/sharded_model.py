@@ -12,8 +12,8 @@ from torch.nn.functional import linear
 from engine.errors import ConfigError, ModelError
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, resolve_checkpoint
 from engine.model.model import Model
+from engine.model.plain.plain_checkpoint import fill_in, make_skeleton
 from engine.model.plain.plain_model import Linear
-from engine.model.plain.plain_weights import fill_in, make_skeleton
 from engine.model.shard import Shard
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import RequestError
-from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import PrefixGroup
-from engine.planning.planner import plan_prompts
+from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import TokenArray
 
 Prompt = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -23,7 +22,7 @@ def plan_prefix_groups(
 
     Args:
         sequences: token ids; prefixes and suffixes are views of those that are int32 arrays.
-        method: "exact" or "paper"; see `engine.planning.choose_prefixes`.
+        method: "exact" or "paper"; see `engine.planning.planner.PlanMethod`.
         block_size: tokens in the KV blocks that groups share (`EngineConfig.shared_block_size`); None: they share
             nothing.
     Returns:

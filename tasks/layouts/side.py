@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.planning.choose_prefixes import PlanMethod
+from engine.planning.planner import PlanMethod
 from tasks.layouts.choose import find_most_frequent
 from tasks.layouts.estimate import PartTexts, RowOrders, read_part_texts
 from tasks.layouts.kept import Kept, lay_out, read_kept

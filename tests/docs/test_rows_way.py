@@ -17,8 +17,8 @@ PAGE = ROOT / "docs" / "rows_way.md"
 
 pytestmark = pytest.mark.slow
 
-MOST_MODULES = 69
-MOST_LINES = 9_940
+MOST_MODULES = 70
+MOST_LINES = 10_340
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,20 @@ from torch import nn
 from torch.nn import functional
 
 from engine.model.attention import AttentionStep, window_of
-from engine.model.plain.plain_config import PlainConfig
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, ``[1, T, head_dim]`` each."""
+
+
+class PlainConfig(SimpleNamespace):
+    """The values that a model is made of, by transformers' names; `plain_checkpoint` reads them."""
+
+    def get_text_config(self, decoder: bool = True) -> "PlainConfig":
+        """Itself; as transformers' configs, of which some have several parts."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
 
 
 class PlainModel(nn.Module):
@@ -105,6 +115,7 @@ class Layer(nn.Module):
     def forward(
         self, hidden: torch.Tensor, *, position_embeddings: Angles, attention_step: AttentionStep
     ) -> torch.Tensor:
+        """See `PlainDecoder.forward`."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), position_embeddings, attention_step)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
@@ -132,6 +143,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, hidden: torch.Tensor, angles: Angles, step: AttentionStep) -> torch.Tensor:
+        """See `PlainDecoder.forward`."""
         q, k, v = (
             product(hidden[0]).unflatten(-1, (-1, self.head_dim)) for product in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -141,7 +153,7 @@ class Attention(nn.Module):
         return self.o_proj(attended.flatten(1)).unsqueeze(0)  # type: ignore[no-any-return]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """``[T, heads, head_dim]`` each; writes the KV of the step's rows."""
+        """See `engine.kernels.attention_backend.AttentionBackend.attend`; writes the KV of the step's rows, too."""
         cache, index = step.cache, self.layer_idx
         k_cache, v_cache, work = cache.keys[index], cache.values[index], step.works[cache.tables[index]]
         step.backend.write_kv(k, v, k_cache, v_cache, work)

@@ -26,8 +26,7 @@ from engine.model.layer_windows import find_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, is_plain, resolve_checkpoint
 from engine.model.model import Model
-from engine.model.plain.plain_config import read_plain_config
-from engine.model.plain.plain_weights import make_skeleton
+from engine.model.plain.plain_checkpoint import make_skeleton, read_plain_config
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import PrefixGroup
-from engine.planning.planner import plan_prompts
+from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Request
 from engine.scheduling.policies.sharing import schedule_groups

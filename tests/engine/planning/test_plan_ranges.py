@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Plan
 from engine.planning.plan_partitions import group_costs, place_groups, split_groups
-from engine.planning.planner import ROW_TOKENS, plan_prompts, plan_ranges
+from engine.planning.planner import ROW_TOKENS, PlanMethod, plan_prompts, plan_ranges
 
 stretches = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=4)
 PROMPTS = st.lists(stretches.map(lambda parts: [token for token, length in parts for _ in range(length)]), max_size=30)

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import PrefixGroup, Request, plan_prefix_groups
-from engine.planning.choose_prefixes import PlanMethod
 from engine.planning.plan import Member
-from engine.planning.planner import plan_prompts
+from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode

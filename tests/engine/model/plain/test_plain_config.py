@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, find_eos_token_ids
 from engine.model.model import kv_shape_of
-from engine.model.plain.plain_config import PlainConfig, read_plain_config
-from engine.model.plain.plain_model import Rotation
-from engine.model.plain.plain_weights import empty_model
+from engine.model.plain.plain_checkpoint import empty_model, read_plain_config
+from engine.model.plain.plain_model import PlainConfig, Rotation
 
 SIZES = {
     "vocab_size": 40,

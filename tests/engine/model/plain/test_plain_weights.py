@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import Engine, EngineConfig
 from engine.errors import ModelError
-from engine.model.plain.plain_config import read_plain_config
-from engine.model.plain.plain_weights import load_plain
+from engine.model.plain.plain_checkpoint import load_plain, read_plain_config
 
 ROOT = Path(__file__).parents[4]
 

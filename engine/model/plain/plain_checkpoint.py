@@ -1,7 +1,10 @@
-"""Plain models, made without weights; and weights, read from safetensors files that are mapped into memory."""
+"""Checkpoints of Llama, Mistral and Qwen models: config.json, read as their transformers classes read it, and weights.
+
+What is not sure is left to those classes, and a test holds all that is read here to theirs.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,75 @@ from safetensors import safe_open
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS
-from engine.model.plain.plain_config import PlainConfig, read_plain_config
-from engine.model.plain.plain_model import PlainModel
+from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain
+from engine.model.plain.plain_model import PlainConfig, PlainModel
+
+_NEEDED = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "eos_token_id"),
+)
+"""Classes differ in what they take for these where a file has none."""
+
+_OPTIONAL = {"tie_word_embeddings": False, "attention_bias": False, "sliding_window": None, "head_dim": None}
+
+_OF_QWEN = frozenset(["layer_types", "max_window_layers", "use_sliding_window"])
+_READ_BELOW = _OF_QWEN | {"hidden_act", "mlp_bias", "rope_parameters", "rope_theta", "rope_scaling"}
+
+_WITHOUT_EFFECT = frozenset(
+    [
+        *("architectures", "attention_dropout", "dtype", "torch_dtype", "initializer_range"),
+        *("pretraining_tp", "transformers_version", "transformers.js_config", "use_cache", "id2label", "label2id"),
+        *("is_llama_config", "rope_interleaved", "use_mrope"),
+    ]
+)
+"""On the answers; so have the ids of other special tokens, and keys that begin with an underscore."""
+
+_ROPE = {
+    "default": {"rope_type", "rope_theta"},
+    "llama3": {
+        *("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    },
+}
+"""The parameters of each way to turn positions into angles that `Rotation` computes."""
+
+
+def read_plain_config(folder: Path) -> PlainConfig | None:
+    """The config of a checkpoint folder; None where anything in it is not covered, or not there."""
+    try:
+        values = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):  # the other reader says what is wrong
+        return None
+    if not isinstance(values, dict) or not is_plain(values) or any(name not in values for name in _NEEDED):
+        return None
+    known = {*_NEEDED, *_OPTIONAL, *_READ_BELOW, *_WITHOUT_EFFECT}
+    if any(key not in known and not key.endswith("_token_id") and key[0] != "_" for key in values):
+        return None
+    kind = values["model_type"]
+    config = PlainConfig(**{name: values[name] for name in _NEEDED})
+    vars(config).update({name: values.get(name, default) for name, default in _OPTIONAL.items()})
+    config.rope_parameters = _read_rope(values)
+    # Where a file has none of these, each class has its own idea of it.
+    if config.rope_parameters is None or (not config.head_dim and (kind == "qwen3" or "head_dim" in values)):
+        return None
+    if kind == "mistral" and ("sliding_window" not in values or values.keys() & _OF_QWEN):
+        return None
+    if (kind == "llama" and config.sliding_window) or (kind in ("mistral", "qwen2") and config.attention_bias):
+        return None
+    if values.get("use_sliding_window") or {*(values.get("layer_types") or ())} - {"full_attention"}:
+        return None
+    config.sliding_window = config.sliding_window if kind == "mistral" else None
+    config.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    return config
+
+
+def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """In the form of version 5: one object, where version 4 had rope_theta beside rope_scaling."""
+    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    if "rope_theta" in values:
+        rope.setdefault("rope_theta", values["rope_theta"])
+    return rope if rope.keys() == _ROPE.get(rope["rope_type"]) else None
 
 
 def make_skeleton(folder: Path, dtype: torch.dtype, change: Callable[[Any], Any] = lambda config: config) -> Any:
@@ -34,7 +103,7 @@ def make_skeleton(folder: Path, dtype: torch.dtype, change: Callable[[Any], Any]
 
 
 def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainModel:
-    """As `make_skeleton`, of a config that `read_plain_config` has read."""
+    """See `make_skeleton`; of a config that `read_plain_config` has read."""
     with torch.device("meta"):
         model = PlainModel(config)
         for parameter in model.parameters():
@@ -48,7 +117,7 @@ def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainM
 def load_plain(
     folder: Path, config: PlainConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[PlainModel, bool]:
-    """As `engine.model.loading.stock_weights.load_weights`, of a config that `read_plain_config` has read."""
+    """See `engine.model.loading.stock_weights.load_weights`; of a config that `read_plain_config` has read."""
     model = empty_model(config, folder, dtype)
     if (folder / GGUF_TENSORS).is_file():
         from engine.model.loading.gguf import unpack_gguf

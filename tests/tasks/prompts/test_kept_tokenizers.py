@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import transformers
 
-from tasks.prompts import tokenizer_copy
-from tasks.prompts.text_codec import TextCodec
-from tasks.prompts.tokenizer_copy import load_tokenizer
+from tasks.prompts import text_codec
+from tasks.prompts.text_codec import TextCodec, load_tokenizer
 
 MESSAGES = [{"role": "user", "content": "the fox?"}]
 TEXTS = ["The night watchman", "  <|im_end|> le veilleur\n", "夜警は 0 1 2"]
@@ -60,8 +59,8 @@ def test_another_chat_template_is_another_tokenizer(tiny_llama: Path, cache: Pat
 
 
 def test_what_a_copy_would_lose_is_not_kept(tiny_llama: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = tokenizer_copy._build
-    monkeypatch.setattr(tokenizer_copy, "_build", lambda parts: build(parts | {"chat_template": "lost"}))
+    build = text_codec._build
+    monkeypatch.setattr(text_codec, "_build", lambda parts: build(parts | {"chat_template": "lost"}))
     read(tiny_llama)
     assert not cache.exists()
 
