@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import duckdb
 import pyarrow as pa
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from engine.request import Completion
 from tasks.answers.kind import AnswerKind, EncodeLabels
-from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Text, must, refuse_if
+from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Output, Text, must, refuse_if
 
 STATES_COLUMN = "question_states"
 """Column of the output table: what became of each question of the row, and the digest of the question."""
@@ -58,6 +58,8 @@ def _check_type(type_: str) -> str:
 def _check_names(questions: dict[str, "Question"]) -> dict[str, "Question"]:
     columns = [column.lower() for name, question in questions.items() for column in question.columns(name)]
     refuse_if(not questions, "must hold at least one question")
+    bad = [name for name in questions if not (name.strip() and name.isprintable() and len(name) <= 128)]
+    refuse_if(bad, f"must have printable names of at most 128 characters, got {bad[0]!r}" if bad else "")
     twice = sorted({column for column in columns if columns.count(column) > 1})
     refuse_if(twice, f"give the column {twice[0]!r} twice" if twice else "")
     reserved = sorted({*columns}.intersection(RESERVED_COLUMNS))
@@ -129,7 +131,7 @@ class Decisions(AnswerKind):
     mode: ClassVar[str] = "decide"
     has_labels: ClassVar[bool] = True
 
-    questions: Annotated[dict[Annotated[Name, Field(min_length=1)], Question], AfterValidator(_check_names)]
+    questions: Annotated[dict[str, Question], AfterValidator(_check_names)]
     question_template: Annotated[Text, must(lambda text: "{question}" in text, "must hold {{question}}, got {!r}")] = (
         "\n\n{question}\nAnswer with one of: {options}."
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 import pyarrow as pa
-from pydantic import Field, StrictBool, StrictInt
+from pydantic import StrictBool, StrictInt
 from pydantic.dataclasses import dataclass
 
 from engine.encoding.families import is_encoder
@@ -15,7 +15,7 @@ from engine.pooling.sentence_files import check_causal_pooling, read_sentence_fi
 from engine.request import Completion
 from tasks.answers.kind import EncodeLabels
 from tasks.answers.pooled import PooledKind, TooLong
-from tasks.answers.toml_value import CONFIG, Output
+from tasks.answers.toml_value import CONFIG, Output, must
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -35,7 +35,7 @@ class Embedding(PooledKind):
     score_labels: ClassVar[tuple[str, ...]] = ()
     rank_within: ClassVar[str] = ""
 
-    dimensions: Annotated[StrictInt, Field(ge=1)] | None = None
+    dimensions: Annotated[StrictInt, must(lambda number: number >= 1, "must be at least 1, got {!r}")] | None = None
     normalize: StrictBool | None = None
     prompt_name: str | None = None
     too_long: TooLong = "truncate"

@@ -9,6 +9,9 @@ RESERVE_SHARE = 0.02
 """Of the night, before its deadline: for writing the last answers and their report."""
 LEAST_RESERVE_SECONDS = 1.0
 
+LONGEST_SECONDS = 1e9
+"""Of a budget: some thirty years, so that its end is a date."""
+
 _UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0}
 
 
@@ -17,7 +20,7 @@ def find_deadline(until: str, budget: str, now: datetime) -> datetime | None:
 
     Args:
         until: a time of day as "06:00", of today or tomorrow, whichever comes next; or a date and a time. Without a
-            zone, it is local time. Empty for none.
+            zone, it is this machine's local time, as its clock will show it then. Empty for none.
         budget: a length as "90min", "1h 30min" or "45s". Empty for none.
         now: when the night begins, with its zone.
     Raises:
@@ -39,26 +42,30 @@ def parse_until(text: str, now: datetime) -> datetime:
     """The next moment after `now` that the text names; see `find_deadline`."""
     if match := re.fullmatch(r"(\d{1,2}):(\d\d)(?::(\d\d))?", text.strip()):
         hour, minute, second = (int(part or 0) for part in match.groups())
+        today = now.astimezone().replace(tzinfo=None)
         try:
-            found = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+            named = today.replace(hour=hour, minute=minute, second=second, microsecond=0)
         except ValueError as error:
             raise ConfigError(f"until must be a time of day as 06:00, got {text!r}") from error
-        return found if found > now else found + timedelta(days=1)
+        days = (named, named + timedelta(days=1))
+        # A clock that is set back shows a time twice: fold 0, then fold 1.
+        times = (day.replace(fold=fold).astimezone() for day in days for fold in (0, 1))
+        return next(time for time in times if time > now)
     try:
         found = datetime.fromisoformat(text)
-    except ValueError as error:
+        found = found if found.tzinfo else found.astimezone()
+    except (ValueError, OverflowError) as error:
         raise ConfigError(f"until must be a time of day as 06:00, or a date and a time, got {text!r}") from error
-    found = found if found.tzinfo else found.replace(tzinfo=now.tzinfo)
     if found <= now:
         raise ConfigError(f"until {text} is over")
     return found
 
 
 def parse_budget(text: str) -> float:
-    """Seconds of a length as "1h 30min"; raises `ConfigError` for any other text, and for none at all."""
+    """Seconds of a length as "1h 30min"; raises `ConfigError` for any other text, none, or more than thirty years."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(h|min|s)(?![a-z])", text)
     rest = re.sub(r"\d+(?:\.\d+)?\s*(?:h|min|s)(?![a-z])", "", text).strip()
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if rest or not seconds:
+    if rest or not 0 < seconds < LONGEST_SECONDS:
         raise ConfigError(f"budget must be a length of time as 90min or 1h 30min, got {text!r}")
     return seconds

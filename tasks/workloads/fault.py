@@ -14,6 +14,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "dataclass_type": "a table",
+    "dict_type": "a table",
 }
 _MISSING = {"key": "a list of strings", "labels": "a list of strings", "prompt": "a table", "output": "a table"}
 

@@ -312,6 +312,8 @@ def test_a_bad_question_is_named(nights: Nights, question: str, message: str) ->
     ("questions", "changes", "message"),
     [
         ({}, {}, "[questions]: must hold at least one question"),
+        ({'""': QUESTIONS["tone"]}, {}, "[questions]: must have printable names of at most 128 characters, got ''"),
+        ({r'"a\nb"': QUESTIONS["tone"]}, {}, r"of at most 128 characters, got 'a\nb'"),
         (QUESTIONS | {"Tone": QUESTIONS["tone"]}, {}, "[questions]: give the column 'tone' twice"),
         (QUESTIONS | {"urgent_probability": QUESTIONS["tone"]}, {}, "give the column 'urgent_probability' twice"),
         (QUESTIONS | {"status": QUESTIONS["tone"]}, {}, "[questions]: may not give the column 'status'"),

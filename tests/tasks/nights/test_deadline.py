@@ -1,5 +1,7 @@
 """When a night ends, and which partitions fit before."""
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
 
@@ -15,7 +17,18 @@ from tasks.forecast.prediction import find_fitting
 from tasks.nights.deadline import find_deadline, parse_budget, parse_until
 from tasks.runs.infer_job import StopRequest
 
+LEFT = st.floats(0, 40, allow_subnormal=False)  # a share of a subnormal number may be 0
 EVENING = datetime(2026, 3, 1, 22, 30, tzinfo=timezone(timedelta(hours=2)))
+
+
+@pytest.fixture(autouse=True)
+def in_athens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's clock: two hours before UTC, three from 03:00 on 29 March 2026 to 04:00 on 25 October."""
+    monkeypatch.setenv("TZ", "EET-2EEST,M3.5.0/3,M10.5.0/4")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.parametrize(
@@ -28,13 +41,25 @@ def test_until_is_the_next_such_time(text: str, hours: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "now", "end"),
+    [("06:00", "2026-03-28T20:00Z", "2026-03-29T03:00Z"), ("06:00", "2026-10-24T20:00Z", "2026-10-25T04:00Z"),
+     ("03:30", "2026-10-24T20:00Z", "2026-10-25T00:30Z"), ("03:30", "2026-10-25T00:40Z", "2026-10-25T01:30Z"),
+     ("2026-07-01 06:00", "2026-03-01T20:00Z", "2026-07-01T03:00Z")],
+)  # fmt: skip
+def test_a_time_is_what_the_clock_will_show_after_it_was_set(text: str, now: str, end: str) -> None:
+    assert parse_until(text, datetime.fromisoformat(now)) == datetime.fromisoformat(end)
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"), [("90min", 5400), ("1h 30min", 5400), ("1h30min", 5400), ("45s", 45), ("1.5 h", 5400)]
 )
 def test_a_budget_is_a_length(text: str, seconds: float) -> None:
     assert parse_budget(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "90", "min", "1h and a bit", "0min", "3 minutes", "-1h", "90mins"])
+@pytest.mark.parametrize(
+    "text", ["", "90", "min", "1h and a bit", "0min", "3 minutes", "-1h", "90mins", "9" * 9 + "h", "9" * 400 + "h"]
+)
 def test_what_is_no_budget(text: str) -> None:
     with pytest.raises(ConfigError, match="budget must be a length of time"):
         parse_budget(text)
@@ -61,7 +86,9 @@ def test_a_deadline_is_a_stop_request(tmp_path: object) -> None:
     assert not StopRequest(str(tmp_path)).is_overdue
 
 
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=12), st.integers(1, 3), st.floats(0, 40))
+@given(
+    st.lists(st.floats(0.1, 10), min_size=1, max_size=12), st.integers(1, 3), st.floats(0, 40, allow_subnormal=False)
+)
 def test_what_fits_is_what_engines_end_in_time(seconds: list[float], num_engines: int, left: float) -> None:
     """Against a night over a fake clock: each engine takes the next partition when it is free."""
     clocks, in_time, begun = [0.0] * num_engines, [], []
