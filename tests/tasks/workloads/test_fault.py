@@ -60,7 +60,6 @@ FAULTS = [
     (EXTRACT, '"VARCHAR"', '"VARCHARS"', "[columns]: [vendor]: type 'VARCHARS' is not a type of DuckDB"),
     (EXTRACT, '"VARCHAR"', '"ENUM()"', "ENUM type requires at least one argument"),
     (GENERATE, 'mode = "generate"', 'columns = 3\nmode = "extract"', "columns must be a table, got 3"),
-    (GENERATE, 'mode = "generate"', 'dimensions = 0\nmode = "embed"', "dimensions must be at least 1, got 0"),
     (EXTRACT, "total = {", "Vendor = {", "[columns]: Vendor: an earlier column has this name"),
     (EXTRACT, "total = {", "vendor = {", "cannot be read as TOML: Cannot overwrite a value (at line 15"),
     (EXTRACT, "total = {", "status = {", "[columns]: status: batchloom writes a column of this name itself"),
