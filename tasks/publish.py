@@ -47,9 +47,10 @@ def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> 
 
     Args:
         target: where the copy goes.
-        is_lenient: the night has failed already; log an error instead of raising it.
+        is_lenient: the night has failed already; try once, and log an error instead of raising it.
     """
-    state = publish(str(database), str(target), return_state=True)
+    task_of_night = publish.with_options(retries=0) if is_lenient else publish
+    state = task_of_night(str(database), str(target), return_state=True)
     if state.is_completed() or not is_lenient:
         LOGGER.info("published: %s, %s bytes", target, f"{state.result():,}")
     else:

@@ -108,6 +108,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
         config.get("model_type") in PLAIN_MODEL_TYPES
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("mlp_bias")
+        and isinstance(rope, Mapping)
         and (rope.get("rope_type") or rope.get("type")) not in ("dynamic", "longrope")
     )
 

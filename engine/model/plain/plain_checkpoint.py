@@ -17,10 +17,11 @@ from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain
 from engine.model.plain.plain_model import PlainConfig, PlainModel
 
-_NEEDED = (
-    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "eos_token_id"),
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings"),
 )
+_NEEDED = (*_SIZES, "model_type", "rms_norm_eps", "eos_token_id")
 """Classes differ in what they take for these where a file has none."""
 
 _OPTIONAL = {"tie_word_embeddings": False, "attention_bias": False, "sliding_window": None, "head_dim": None}
@@ -58,6 +59,8 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
     known = {*_NEEDED, *_OPTIONAL, *_READ_BELOW, *_WITHOUT_EFFECT}
     if any(key not in known and not key.endswith("_token_id") and key[0] != "_" for key in values):
         return None
+    if not all(isinstance(values[name], int) for name in _SIZES) or not isinstance(values["rms_norm_eps"], float):
+        return None
     kind = values["model_type"]
     config = PlainConfig(**{name: values[name] for name in _NEEDED})
     vars(config).update({name: values.get(name, default) for name, default in _OPTIONAL.items()})
@@ -78,11 +81,14 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
 
 def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """In the form of version 5: one object, where version 4 had rope_theta beside rope_scaling."""
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    rope.setdefault("rope_type", rope.pop("type", "default"))
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        return None
+    rope = {"rope_type": rope.get("type", "default"), **{key: rope[key] for key in rope if key != "type"}}
     if "rope_theta" in values:
         rope.setdefault("rope_theta", values["rope_theta"])
-    return rope if rope.keys() == _ROPE.get(rope["rope_type"]) else None
+    is_numeric = all(isinstance(rope[key], (int, float)) for key in rope if key != "rope_type")
+    return rope if is_numeric and rope.keys() == _ROPE.get(str(rope["rope_type"])) else None
 
 
 def make_skeleton(folder: Path, dtype: torch.dtype, change: Callable[[Any], Any] = lambda config: config) -> Any:
@@ -109,7 +115,10 @@ def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainM
         for parameter in model.parameters():
             parameter.data = torch.empty(parameter.shape, dtype=dtype)
     if (file := folder / "generation_config.json").is_file():
-        eos = json.loads(file.read_bytes()).get("eos_token_id")
+        try:
+            eos = json.loads(file.read_bytes()).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise ModelError(f"model {str(folder)!r}: {file.name} cannot be read: {error}") from error
         model.generation_config.eos_token_id = config.eos_token_id if eos is None else eos
     return model.eval().requires_grad_(False)
 
@@ -156,10 +165,11 @@ def fill_in(
     try:
         with ExitStack() as opened:
             files: dict[str, Any] = {}
-            for path in sorted(folder.glob("*.safetensors")):
+            for path in sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors")):
                 file = opened.enter_context(safe_open(path, framework="pt", device="cpu"))
                 files |= dict.fromkeys(file.keys(), file)
-            is_base = "norm.weight" in files  # of a model that was saved without an output layer
+            # Saved without an output layer.
+            is_base = "norm.weight" in files and "model.norm.weight" not in files
             for name, parameter in [*model.named_parameters()]:
                 owner_name, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(owner_name)

@@ -136,6 +136,11 @@ def test_published_files_are_covered(kind: str, tmp_path: Path) -> None:
         {"use_sliding_window": True, "sliding_window": 16},
         {"layer_types": ["full_attention", "sliding_attention"]},
         {"model_type": "gemma2"},
+        {"hidden_size": "32"},
+        {"rms_norm_eps": None},
+        {"rope_parameters": ["default"]},
+        {"rope_parameters": {"rope_type": ["default"], "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": "1e4"}},
     ],
     ids=str,
 )

@@ -62,6 +62,23 @@ def test_a_checkpoint_in_several_files(copied: Callable[[str], Path]) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+def test_files_in_another_form_beside_it_are_not_read(copied: Callable[[str], Path]) -> None:
+    """As Mistral's are published: all weights a second time, by other names."""
+    folder = copied("mistral")
+    expected = load(folder)[0].state_dict()
+    names = ("norm.weight", "tok_embeddings.weight", "model.norm.weight")
+    save_file({name: torch.zeros(4) for name in names}, folder / "consolidated.safetensors")
+    found = load(folder)[0].state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_damaged_generation_config_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"generation_config\.json cannot be read: "):
+        load(folder)
+
+
 @pytest.mark.parametrize("is_base", [False, True])
 def test_a_checkpoint_without_an_output_layer(is_base: bool, copied: Callable[[str], Path]) -> None:
     folder = copied("mistral")
