@@ -2,14 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.device.placement import check_device
 from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
-from engine.model.adapters.adapter import check_adapter
 from engine.model.loading.hub import resolve_head
 from flows.cli import EXIT_FAILED
 from flows.nights.night_file import NightPlan, load_night
@@ -27,28 +26,35 @@ def find_problems(plan: NightPlan) -> list[str]:
     Looked at: models and their settings, prompts and labels against each model's tokenizer, queries, their columns and
     types, tables of answers.
     """
-    problems = []
+    problems: list[str] = []
+    workloads = dict(plan.workloads)
     for name, (model, settings) in plan.models.items():
-        answered = [plan.workloads[step.name] for step in plan.steps if step.model == name]
+        answered = {step.name: plan.workloads[step.name] for step in plan.steps if step.model == name}
         try:
-            problems += check_model(model, settings.to_config(), answered, is_local=plan.machines.runner == "local")
+            found, bound = check_model(model, settings.to_config(), answered, is_local=plan.machines.runner == "local")
+            problems += found
+            workloads |= bound
         except (BatchloomError, OSError) as error:
             problems.append(f"[models.{name}]: {' '.join(str(error).split())}")
     try:
-        problems += find_query_problems(plan.database, plan.steps, plan.workloads, plan.attach)
+        problems += find_query_problems(plan.database, plan.steps, workloads, plan.attach)
     except BatchloomError as error:
         problems.append(str(error))
     return problems
 
 
-def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload], *, is_local: bool) -> list[str]:
-    """Raise what keeps the model from being used at all; return what keeps it from answering a workload.
+def check_model(
+    model: str, config: EngineConfig, workloads: Mapping[str, Workload], *, is_local: bool
+) -> tuple[list[str], dict[str, Workload]]:
+    """Raise what keeps the model from being used at all.
 
     Args:
         model: checkpoint folder, GGUF file or hub id.
         config: of its engine.
-        workloads: that it answers.
+        workloads: that it answers, by the names of their steps.
         is_local: whether it computes on this host.
+    Returns:
+        what keeps it from answering a workload, a line each, and the other workloads bound to it.
     Raises:
         BatchloomError: the model or a setting cannot be used.
     """
@@ -59,17 +65,17 @@ def check_model(model: str, config: EngineConfig, workloads: Sequence[Workload],
         check_device(config.device)
         check_kv_budget(config, checkpoint)
     codec = TextCodec.load(checkpoint)
-    problems = []
-    for workload in workloads:
+    problems, bound = [], {}
+    for step, unbound in workloads.items():
         try:
-            if workload.adapter is not None:
-                check_adapter(workload.adapter, checkpoint)
+            workload = unbound.bind(checkpoint)
             workload_format(workload.prompt, workload.kind.thinking, codec)
             RequestForm.of(workload, codec, None)
             check_room(workload, max_model_len)
+            bound[step] = workload
         except BatchloomError as error:
-            problems.append(f"workload {workload.name!r} with model {model}: {error}")
-    return problems
+            problems.append(f"workload {unbound.name!r} with model {model}: {error}")
+    return problems, bound
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

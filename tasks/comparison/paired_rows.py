@@ -54,8 +54,11 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
         first, second: with the same key.
         checkpoint: the model's folder.
     Raises:
-        WorkloadError: their keys or adapters differ.
+        WorkloadError: their keys or adapters differ, or one gives embeddings.
     """
+    for each in (first, second):
+        if each.kind.mode == "embed":
+            raise WorkloadError(f"{each.name!r} gives embeddings, which are not compared: nobody reads them")
     if [name.lower() for name in first.key] != [name.lower() for name in second.key]:
         raise WorkloadError(
             f"{first.name!r} and {second.name!r} answer different rows: "

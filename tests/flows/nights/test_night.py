@@ -241,6 +241,15 @@ def test_check_is_content_with_a_good_night(nights: Any, write_night: Any, capsy
     assert not nights.runs.exists()
 
 
+def test_a_night_of_embeddings_can_be_had_again(nights: Any, write_night: Any, prefect_server: str) -> None:
+    """The length of their column is the model's: the check has to know it."""
+    nights.sql("create or replace table documents as select 'd1' as doc_id, 'House' as title, 'A house.' as body")
+    text = NIGHT[: NIGHT.index("[[workload]]")] + '[[workload]]\nfile = "embeddings"\n'
+    (first,) = night(file=write_night(night=text))
+    (second,) = night(file=write_night(night=text))
+    assert (first.num_ok, second.num_ok, second.num_already_done) == (1, 0, 1)
+
+
 def test_paths_are_relative_to_the_file(
     nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
