@@ -28,12 +28,15 @@ def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
     """The columns, with their types, that a table of an earlier version or of an earlier workload file may lack.
 
     Args:
-        workload: new questions of its file are columns that its table lacks.
+        workload: new questions of its file, and thoughts that are kept now, are columns that its table lacks.
         table: in lower case.
     """
     if workload is None or table != workload.output.table.lower():
         return ADDED.get(table, {})
-    return {**ADDED_TO_ANSWERS, **(workload.kind.columns if workload.kind.question_digests else {})}
+    columns = workload.kind.columns
+    if workload.kind.question_digests:
+        return {**ADDED_TO_ANSWERS, **columns}
+    return ADDED_TO_ANSWERS | ({"thinking": columns["thinking"]} if workload.kind.thinking == "keep" else {})
 
 
 def add_columns(

@@ -57,3 +57,9 @@ def test_a_night_thinks_before_it_answers(
     ):
         assert more_tokens > num_tokens + 2
         assert silent != plain
+    dropped = paths[list(WORKLOADS).index("dropped")]
+    dropped.write_text(dropped.read_text().replace('"drop"', '"keep"'))
+    (again,) = nights.run(str(dropped))
+    assert (again.num_ok, again.num_already_done) == (4, 0)
+    later = nights.sql("select thinking, kind, house from latest_dropped order by doc_id")
+    assert later == kept, "the table got the column"
