@@ -85,12 +85,17 @@ class Lora:
             if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
                 shapes = {kind: tuple(factor.shape) for kind, factor in sorted(pair.items())}
                 raise ModelError(f"adapter {adapter.folder!r}: {name}: factors of one rank are missing, got {shapes}")
-            rank = int(_value_for(name, config, "rank_pattern", "r"))
+            try:
+                rank = int(_value_for(name, config, "rank_pattern", "r"))
+                alpha = _value_for(name, config, "alpha_pattern", "lora_alpha")
+            except (AttributeError, TypeError, ValueError, re.error) as error:
+                raise ModelError(
+                    f"adapter {adapter.folder!r}: {name}: adapter_config.json gives no rank or no alpha: {error}"
+                ) from error
             if rank != pair["A"].shape[0]:
                 raise ModelError(
                     f"adapter {adapter.folder!r}: {name}: rank {pair['A'].shape[0]}, adapter_config.json says {rank}"
                 )
-            alpha = _value_for(name, config, "alpha_pattern", "lora_alpha")
             updates[name] = Update(
                 pair["A"], pair["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
             )

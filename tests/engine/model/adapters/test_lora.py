@@ -193,6 +193,16 @@ def test_targets_that_do_not_fit_are_named_before_any_work(
         check_adapter(Adapter.find(tmp_path), tiny_llama)
 
 
+@pytest.mark.parametrize("changes", [{"lora_alpha": "x"}, {"alpha_pattern": ["x"]}, {"rank_pattern": {"(": 4}}])
+def test_a_rank_or_alpha_that_cannot_be_read_is_refused(
+    changes: dict[str, Any], tiny_llama: Path, tmp_path: Path
+) -> None:
+    config = save_adapter(tiny_llama, tmp_path) / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(ModelError, match=rf"adapter '{tmp_path}': model\..*: adapter_config.json gives no rank or no"):
+        check_adapter(Adapter.find(tmp_path), tiny_llama)
+
+
 def test_embeddings_and_the_output_layer_are_refused(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("qwen2")
     save_adapter(checkpoint, tmp_path / "a", target_modules=["embed_tokens"])
