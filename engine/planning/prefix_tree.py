@@ -85,7 +85,7 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
 
     Memory: one copy of the tokens while they are sorted.
     """
-    rows = _sort_rows(prompts)
+    rows = sort_rows(prompts)
     common_lens = _neighbour_common_lens(prompts, rows)
     lens = np.fromiter((len(prompts[row]) for row in rows), dtype=np.int64, count=len(rows))
 
@@ -105,7 +105,7 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
     )
 
 
-def _sort_rows(prompts: Sequence[TokenArray]) -> list[int]:
+def sort_rows(prompts: Sequence[TokenArray]) -> list[int]:
     """Rows in byte order of their tokens, which puts a prompt after its own prefixes; stable for identical prompts."""
     keys = [prompt.tobytes() for prompt in prompts]
     return sorted(range(len(prompts)), key=keys.__getitem__)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from engine.planning.prefix_tree import sort_rows
 from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.plan_file import token_arrays
 
@@ -40,8 +41,7 @@ def sort_prompts(
     for bucket in buckets:
         row_ids, priorities = (bucket.column(name).to_pylist() for name in ("row_id", "priority"))
         prompts = token_arrays(bucket.column("token_ids"))
-        keys = [prompt.tobytes() for prompt in prompts]
-        for row in sorted(range(len(keys)), key=keys.__getitem__):
+        for row in sort_rows(prompts):
             yield row_ids[row], priorities[row], prompts[row]
 
 

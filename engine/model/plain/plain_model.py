@@ -91,7 +91,7 @@ class PlainDecoder(nn.Module):
 
 
 class Linear(nn.Linear):
-    """Weights are read, so that none are drawn."""
+    """Draws no weights, as all are read; on the meta device, too, drawing takes a second to import what it needs."""
 
     def reset_parameters(self) -> None:
         pass
