@@ -33,23 +33,6 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("batchloom")
 
 
-def prove_architecture(checkpoint: Path) -> None:
-    """Refuse a model that is not computed as transformers does; once a few seconds, nothing for the plain families.
-
-    Raises:
-        ModelError: with the reason.
-    """
-    if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
-        from engine.encoding.families import is_encoder
-
-        if not is_encoder(checkpoint):
-            from engine.engine import Engine
-            from engine.model.loading.stock_weights import read_config
-            from engine.model.proof.probe import prove
-
-            prove(read_config(checkpoint), Engine)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run.
@@ -88,7 +71,10 @@ class Source:
         """
         checkpoint = resolve_checkpoint(model)
         max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
-        prove_architecture(checkpoint)
+        if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
+            from flows.proof import prove_architecture  # seconds to import
+
+            prove_architecture(checkpoint)
         check_weights(engine, checkpoint)
         return cls(
             database=database,

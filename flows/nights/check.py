@@ -1,6 +1,7 @@
 """What is wrong with a night, found in seconds, without loading a model: ``batchloom check night.toml``."""
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,10 @@ from engine.config import EngineConfig
 from engine.device.placement import check_device
 from engine.errors import BatchloomError
 from engine.limits import check_kv_budget
+from engine.model.loading.checkpoint import is_plain
 from engine.model.loading.hub import resolve_head
 from flows.cli import EXIT_FAILED
 from flows.nights.night_file import NightPlan, load_night
-from flows.workload_run import prove_architecture
 from tasks.nights.check_steps import find_query_problems
 from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
@@ -60,7 +61,10 @@ def check_model(
     """
     checkpoint = resolve_head(model)
     max_model_len = read_max_model_len(checkpoint, config.max_model_len)
-    prove_architecture(checkpoint)
+    if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
+        from flows.proof import prove_architecture  # seconds to import
+
+        prove_architecture(checkpoint)
     if is_local:
         check_device(config.device)
         check_kv_budget(config, checkpoint)
