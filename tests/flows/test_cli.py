@@ -239,9 +239,9 @@ def _children_cpu_seconds() -> float:
 def test_a_night_with_nothing_new_is_short_and_does_not_import_what_computes(nights: Any, prefect_server: str) -> None:
     nights.run()
     check = (
-        "import sys, time; from pathlib import Path; from flows.nightly import nightly; started = time.monotonic();"
+        "import sys, time; from pathlib import Path; from flows.nightly import nightly; started = time.process_time();"
         f"summaries = nightly(Path({str(nights.path)!r}), {str(nights.model)!r}, engine={{'dtype': 'float32'}});"
-        "assert time.monotonic() - started < 5;"
+        "assert time.process_time() - started < 2;"
         "assert [summary.num_rows for summary in summaries] == [0, 0];"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
