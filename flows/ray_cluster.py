@@ -60,7 +60,7 @@ class RayCluster:
         return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
 
     @contextmanager
-    def compute(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[PrefectFutureList[Any]]:
+    def submit(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[PrefectFutureList[Any]]:
         """Partitions by whatever workers the cluster has room for."""
         from prefect_ray.context import remote_options
 

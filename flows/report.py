@@ -14,7 +14,7 @@ from tasks.storage.artifact import ArtifactRef
 LOGGER = logging.getLogger("batchloom")
 
 
-def report_run(database: Path, run_id: str, plan: ArtifactRef | None) -> None:
+def report_run(database: str | Path, run_id: str, plan: ArtifactRef | None) -> None:
     """Write the page of a run that is in the database, and link it from the flow run that calls this.
 
     A page that cannot be made is a failed task and a warning, never the end of a night: the answers are in the tables.

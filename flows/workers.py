@@ -91,11 +91,11 @@ class Workers:
             exchange = RunExchange(job.run_folder, job.exchange.url)
             exchange.offer(job.plan)
         cluster = self._cluster
-        computed = cluster.compute(job, dispatch_order) if cluster else self._compute(job, dispatch_order, pace)
+        submitted = cluster.submit(job, dispatch_order) if cluster else self._submit(job, dispatch_order, pace)
         with (
             watch_progress(job.run_folder, job.title, work, show=show),
             exchange.taking() if exchange is not None else nullcontext(),
-            computed as futures,
+            submitted as futures,
         ):
             found = futures.result()
             if None in found:
@@ -129,7 +129,7 @@ class Workers:
         PROCESS_HOST.release()
 
     @contextmanager
-    def _compute(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
+    def _submit(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
         """Partitions by the engine of this process, in their order, or by one process for each engine."""
         team = self.count(job.engine)
         has_pool = self._is_isolated or job.exchange is not None or team.num_engines > 1
@@ -156,7 +156,7 @@ class Workers:
                 yield threads.map(task, {"partition": order, **same})
 
 
-def compute(
+def infer_plan(
     night: "Night", job: InferJob, summary: PlanSummary, shares: Mapping[Run, float], num_answer_tokens: float
 ) -> list[ArtifactRef] | None:
     """All partitions of a plan, forecast where they take long; None where there is no time to load the model.

@@ -4,12 +4,11 @@ import tempfile
 from pathlib import Path
 
 from flows.layouts import settle
-from flows.workload_run import Night, begin_record, read_and_plan
+from flows.workload_run import Night, begin_run, read_and_plan
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.nights.allotment import Portion, list_portions
 from tasks.read import read_answer_length
-from tasks.runs.run import Run
 from tasks.storage.plan_file import read_plan_summary
 from tasks.workloads.workload import Workload
 
@@ -27,7 +26,7 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         return []
     with tempfile.TemporaryDirectory(prefix="batchloom-foresight-") as folder:
         (workload,) = settle(source, [workload.bind(source.checkpoint)], is_kept=False)
-        run = Run.create(source.database, begin_record(night, workload), Path(folder))
+        run = begin_run(night, workload, Path(folder))
         _, plan = read_and_plan(source, workload, run)
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:
             return []

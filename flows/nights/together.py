@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from engine.errors import FailureRateError
 from flows.layouts import settle
-from flows.workers import compute, measure_all
+from flows.workers import infer_plan, measure_all
 from flows.workload_run import (
     Night,
-    begin_record,
+    begin_run,
     check_failures,
-    infer,
-    plan_requests,
+    infer_rows,
+    plan_rows,
     read_rows,
     tokenize_rows,
-    write_and_report,
+    write_rows,
 )
 from tasks.nights.joint_tokens import count_shared, join_tokens, name_shared
 from tasks.plan_prefix import plan_prefix
@@ -52,7 +52,7 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
     workloads = settle(night.source, workloads)
     try:
         for workload in workloads:
-            jobs.append((workload, Run.create(night.source.database, begin_record(night, workload))))
+            jobs.append((workload, begin_run(night, workload)))
         ends = _answer_jobs(night, jobs)
     except BaseException as error:
         for workload, run in jobs:
@@ -65,7 +65,7 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
             stop_run(run, workload, end)
             results[workload.name] = end
         else:
-            results[workload.name] = write_and_report(night, workload, run, end)
+            results[workload.name] = write_rows(workload, run, end)
     return results
 
 
@@ -77,13 +77,13 @@ def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, int | Exception
         found = read_rows(source, workload, run)
         if found.num_selected:
             busy.append((workload, run, found.requests))
-    if len(busy) == 1:
-        workload, run, requests = busy[0]
-        return {workload.name: infer(night, workload, run, plan_requests(source, workload, run, requests))}
     if not busy:
         return {}
     tokens = [tokenize_rows(source, workload, run, requests) for workload, run, requests in busy]
     jobs = [(workload, run) for workload, run, _ in busy]
+    if len(jobs) == 1:
+        workload, run = jobs[0]
+        return {workload.name: infer_rows(night, workload, run, plan_rows(source, workload, run, tokens[0]))}
     return _infer_together(night, jobs, tokens, _plan_together(night, jobs, tokens))
 
 
@@ -128,7 +128,7 @@ def _infer_together(
     LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
     shares = {run: ref.num_rows / summary.num_rows for (_, run), ref in zip(jobs, tokens, strict=True)}
-    if compute(night, job, summary, shares, num_answer_tokens) is None:
+    if infer_plan(night, job, summary, shares, num_answer_tokens) is None:
         return {workload.name: ref.num_rows for (workload, _), ref in zip(jobs, tokens, strict=True)}
     ends: dict[str, int | Exception] = {}
     for (workload, run), ref in zip(jobs, tokens, strict=True):

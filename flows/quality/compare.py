@@ -17,7 +17,7 @@ from engine.limits import check_kv_budget
 from flows.quality.comparison_page import publish_comparison, render_comparison
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, Source, infer, read_and_plan
+from flows.workload_run import Night, Source, infer_rows, read_and_plan
 from tasks.answers.pair import PairedAnswers
 from tasks.comparison.comparison import PromptDiff, count_computed
 from tasks.comparison.difference import compare_with_gold, measure_agreement
@@ -125,7 +125,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         limit = source.max_model_len
         tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
         plans = {side: _plan(night, both, of_side, folder / f"{side}.parquet") for side, of_side in tokens.items()}
-        infer(night, both, run, plans["both"])
+        infer_rows(night, both, run, plans["both"])
         rows = read_pairs(second, both.kind, chosen, tokens["both"], run.list_parts())
         differences = [] if gold is None else compare_with_gold(source.database, gold, (first, second), rows)
         lengths = [[row.num_output_tokens[side] for row in rows if row.errors[side] is None] for side in (0, 1)]

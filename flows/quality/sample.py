@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows.layouts import settle
 from flows.quality.sample_page import publish_sample, render_sample
-from flows.workload_run import Night, begin_record, infer, plan_requests, read_and_plan, write_and_report
+from flows.workload_run import Night, begin_run, infer_rows, plan_rows, read_and_plan, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
 from tasks.runs.run import Run
@@ -44,24 +44,25 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
     source = night.source
     (workload,) = settle(source, [workload], is_kept=keep)
     with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder:
-        whole = Run.create(source.database, begin_record(night, workload), Path(folder))
+        whole = begin_run(night, workload, Path(folder))
         found, plan = read_and_plan(source, workload, whole)
         if plan is None:
             LOGGER.info("%s: nothing new to do", workload.name)
             return None
-        run = Run.create(source.database, begin_record(night, workload), None if keep else Path(folder))
+        run = begin_run(night, workload, None if keep else Path(folder))
         try:
-            tokens = whole.artifacts["tokens"]
-            sample = choose_rows(found.requests, tokens, plan, run.folder, num_rows, SEED, workload)
+            all_tokens = whole.artifacts["tokens"]
+            sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, SEED, workload)
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
-            sample_plan = plan_requests(source, workload, run, sample.requests)
-            num_left = infer(night, workload, run, sample_plan)
+            tokens = tokenize_rows(source, workload, run, sample.requests)
+            sample_plan = plan_rows(source, workload, run, tokens)
+            num_left = infer_rows(night, workload, run, sample_plan)
         except BaseException as error:
             if keep:
                 stop_run(run, workload, error)
             raise
         _show(night, workload, run, sample, plan, sample_plan)
-        return write_and_report(night, workload, run, num_left) if keep else None
+        return write_rows(workload, run, num_left) if keep else None
 
 
 def _show(
