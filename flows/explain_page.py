@@ -1,4 +1,4 @@
-"""A forecast as a page for people, on a terminal or as an artifact of its flow run."""
+"""A forecast as text for a terminal or for an artifact of its flow run."""
 
 import io
 import json
@@ -18,7 +18,7 @@ ARTIFACT_COLUMNS = 120
 
 
 def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
-    """Prints forecasts on standard output, as JSON or for people."""
+    """Print forecasts on standard output, as JSON or as tables."""
     if is_json:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1))
         return
@@ -27,7 +27,7 @@ def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
 
 
 def show_forecast(forecast: Forecast, console: Console) -> None:
-    """Prints everything that is known of one workload."""
+    """Print the forecast of one workload."""
     console.rule(f"{forecast.workload}: {forecast.label}, no model was loaded", align="left", style="none")
     if forecast.shape is None:
         console.print(f"Nothing new to do; {forecast.num_already_done:,} rows were answered before.\n")
@@ -46,7 +46,7 @@ def show_forecast(forecast: Forecast, console: Console) -> None:
 
 
 def publish_forecast(forecast: Forecast) -> None:
-    """Keeps the page as the artifact ``forecast-<workload>`` of the flow run that calls this."""
+    """Store the page as the artifact ``forecast-<workload>`` of the calling flow run."""
     page = io.StringIO()
     show_forecast(forecast, Console(width=ARTIFACT_COLUMNS, file=page, color_system=None))
     create_markdown_artifact(

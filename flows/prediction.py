@@ -1,4 +1,4 @@
-"""What a workload's run is expected to take, before its model is loaded."""
+"""Predicts the time of a workload's run before its model is loaded."""
 
 import logging
 import time
@@ -24,16 +24,17 @@ def predict_night(
     num_answer_tokens: int,
     load_seconds: float = 0.0,
 ) -> Pace | None:
-    """Note what a plan is expected to take, for its report. One that cannot be predicted goes on without.
+    """Note the prediction of a plan in its runs, for their reports. If it fails, only a warning is logged.
 
-    Returns what corrects the forecast while the plan is computed, where it has a deadline.
+    Returns the `Pace` that corrects the forecast while the plan is computed, if the night has a deadline.
 
     Args:
-        runs: each gets the prediction as a note; and the share of the plan's rows that are the run's.
+        night: the engines and the deadline.
+        runs: each run with rows in the plan, and its share of these rows.
         job: what is computed.
-        summary: of its plan.
-        num_answer_tokens: that an answer is taken to have.
-        load_seconds: until the first step, where there is a deadline.
+        summary: of the job's plan.
+        num_answer_tokens: expected length of an answer.
+        load_seconds: time until the first step, if there is a deadline.
     """
     team = night.workers.count(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)

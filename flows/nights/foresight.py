@@ -1,4 +1,4 @@
-"""Rows of steps, planned and forecast before the night, to choose what fits before its deadline."""
+"""Plans and predicts a step before the night, to choose the rows that fit before the deadline."""
 
 import tempfile
 from pathlib import Path
@@ -14,12 +14,12 @@ from tasks.workloads.workload import Workload
 
 
 def foresee(night: Night, workload: Workload) -> list[Portion]:
-    """The partitions of a step, as if it were answered alone; none where its prompts are not grouped.
+    """The partitions of a step that is answered alone, with their predicted times; none if prompts are not grouped.
 
-    Tokens stay in the database's cache, so that the step does not make them again.
+    Tokens stay in the database's cache, so the step does not make them again.
 
     Raises:
-        what keeps rows from being read or their cost from being known.
+        the error of the stage or of the prediction that failed.
     """
     source = night.source
     if source.plan_method(workload) == "none":

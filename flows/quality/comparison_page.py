@@ -1,4 +1,4 @@
-"""A prompt diff as a page for people, on a terminal or as an artifact of its flow run."""
+"""A comparison of two prompts as text for a terminal or for an artifact of its flow run."""
 
 import io
 import shutil
@@ -21,7 +21,7 @@ MOST_ROWS = 50
 
 
 def render_comparison(found: PromptDiff, columns: int = 0) -> str:
-    """What changed, what is right, what all rows would take; `columns` of 0 is the terminal's width."""
+    """Changed answers, agreement, metrics with gold rows, forecast; `columns` of 0 is the terminal's width."""
     page = io.StringIO()
     console = Console(width=columns or shutil.get_terminal_size((120, 0)).columns, file=page, color_system=None)
     first, second = found.names
@@ -47,7 +47,7 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
 
 
 def publish_comparison(found: PromptDiff) -> None:
-    """Keeps the page as the artifact ``comparison-<second workload>`` of the flow run that calls this."""
+    """Store the page as the artifact ``comparison-<second workload>`` of the calling flow run."""
     create_markdown_artifact(
         markdown=f"```\n{render_comparison(found, ARTIFACT_COLUMNS)}\n```",
         key=artifact_key("comparison", found.names[1]),
@@ -60,18 +60,18 @@ def _list_changes(found: PromptDiff, changed: list[PairedRow]) -> Table:
     for name in (*changed[0].key, *found.names):
         table.add_column(escape(name), overflow="fold")
     for row in changed:
-        table.add_row(*map(show_value, row.key.values()), _say(row, 0), _say(row, 1))
+        table.add_row(*map(show_value, row.key.values()), _show_answer(row, 0), _show_answer(row, 1))
     return table
 
 
-def _say(row: PairedRow, side: int) -> str:
+def _show_answer(row: PairedRow, side: int) -> str:
     if row.errors[side] is not None:
         return f"error: {show_value(row.errors[side])}"
     hidden = ("_logprobs", "_probabilities")
-    said = {name: value for name, value in row.answers[side].items() if not name.endswith(hidden)}
-    if len(said) == 1:
-        return show_value(next(iter(said.values())))
-    return escape(", ".join(f"{name} {show_value(value)}" for name, value in said.items()))
+    shown = {name: value for name, value in row.answers[side].items() if not name.endswith(hidden)}
+    if len(shown) == 1:
+        return show_value(next(iter(shown.values())))
+    return escape(", ".join(f"{name} {show_value(value)}" for name, value in shown.items()))
 
 
 def _list_agreements(found: PromptDiff) -> Table:

@@ -1,4 +1,4 @@
-"""An evaluation as a page for people, on a terminal or as an artifact of its flow run."""
+"""An evaluation as text for a terminal or for an artifact of its flow run."""
 
 import io
 
@@ -15,7 +15,7 @@ COLUMNS = 100
 
 
 def render_evaluation(evaluation: Evaluation) -> str:
-    """What was compared, and a table of all metrics."""
+    """What was compared, and the table of metrics."""
     page = io.StringIO()
     console = Console(width=COLUMNS, file=page, color_system=None)
     whose = "newest answers" if evaluation.answers == "newest" else f"answers of run {evaluation.answers}"
@@ -41,17 +41,17 @@ def render_evaluation(evaluation: Evaluation) -> str:
 
 
 def show_value(each: Metric) -> str:
-    """The value with four digits."""
+    """The value with three decimals, or four digits from 10 on."""
     return f"{each.value:.3f}" if abs(each.value) < 10 else f"{each.value:.4g}"
 
 
 def show_interval(each: Metric) -> str:
-    """``0.812 to 0.934``; a dash where it is not known."""
+    """``0.812 to 0.934``, or ``-`` if it is not known."""
     return "-" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}"
 
 
 def publish_evaluation(evaluation: Evaluation) -> None:
-    """Keeps the page as the artifact ``evaluation-<workload>`` of the flow run that calls this."""
+    """Store the page as the artifact ``evaluation-<workload>`` of the calling flow run."""
     create_markdown_artifact(
         markdown=f"```\n{render_evaluation(evaluation)}\n```",
         key=artifact_key("evaluation", evaluation.workload),

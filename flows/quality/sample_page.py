@@ -1,4 +1,4 @@
-"""A sample's answers and the forecast for all rows as a page for people, on a terminal or as an artifact."""
+"""A sample's answers and the forecast for all rows as text for a terminal or for an artifact of its flow run."""
 
 import io
 import shutil
@@ -16,7 +16,7 @@ from tasks.runs.run_record import artifact_key
 from tasks.sample import SampledRow
 
 MOST_CHARACTERS = 300
-"""Of a value that is shown."""
+"""Characters after which a shown value is cut."""
 
 ARTIFACT_COLUMNS = 140
 
@@ -24,13 +24,13 @@ ARTIFACT_COLUMNS = 140
 def render_sample(
     workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None, columns: int = 0
 ) -> str:
-    """A table of the answers, and what all rows will take.
+    """The answers and the forecast as tables.
 
     Args:
         workload: its name.
-        rows: of the sample.
-        num_all: rows that it was chosen from.
-        forecast: None where there is none.
+        rows: the sample.
+        num_all: number of rows that the sample was chosen from.
+        forecast: for all rows; None if there is none.
         columns: width; 0 is the terminal's.
     """
     page = io.StringIO()
@@ -47,7 +47,7 @@ def render_sample(
 
 
 def publish_sample(workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None) -> None:
-    """Keeps the page as the artifact ``sample-<workload>`` of the flow run that calls this. See `render_sample`."""
+    """Store the page as the artifact ``sample-<workload>`` of the calling flow run. See `render_sample`."""
     page = render_sample(workload, rows, num_all, forecast, ARTIFACT_COLUMNS)
     create_markdown_artifact(
         markdown=f"```\n{page}\n```",
@@ -74,7 +74,7 @@ def _list_answers(rows: Sequence[SampledRow]) -> Table:
 
 
 def list_forecast(forecast: SampledForecast) -> Table:
-    """What all rows will take, with error bars."""
+    """The forecast for all rows, with 95% intervals."""
     table = Table(title="All rows, with 95% intervals", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("", "forecast"):
         table.add_column(name)
@@ -97,7 +97,7 @@ def list_forecast(forecast: SampledForecast) -> Table:
 
 
 def show_value(value: object) -> str:
-    """A value of the database in one line, without markup, cut where it is long. A MAP is a list of pairs."""
+    """A value of the database in one line, markup escaped, long ones cut. A MAP is given as a list of pairs."""
     if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
         return ", ".join(f"{show_value(key)} {show_value(item)}" for key, item in value)
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())

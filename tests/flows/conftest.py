@@ -11,7 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
 from flows.nightly import nightly
-from flows.prefect_server import quiet_prefect
+from flows.prefect_server import reachable_server
 from flows.settings import EngineSettings, PlanSettings
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
@@ -77,7 +77,7 @@ def prefect_server(prefect_database: Path, tmp_path_factory: pytest.TempPathFact
     database = tmp_path_factory.mktemp("prefect") / "prefect.db"
     shutil.copyfile(prefect_database, database)
     own = {PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{database}"}
-    with temporary_settings(own), quiet_prefect():
+    with temporary_settings(own), reachable_server():
         yield str(PREFECT_API_URL.value())
 
 
