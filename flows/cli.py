@@ -36,9 +36,6 @@ COMMANDS = {
     "report": "Write the report of a run: one HTML file that needs no other file.",
     "demo": "Run the nightly flow on a demo database and show its results.",
 }
-FLOWS = ("nightly", "explain", "evaluate", "compare", "calibrate")
-"""The commands that are flows."""
-
 FLAGS = {"explain": {"json": "print JSON instead of a page"}}
 """By command, options that are no parameters of its flow, with their help texts."""
 
@@ -61,7 +58,8 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
             if name == "compare" and arguments[:1] != [] and not arguments[0].startswith("-"):
                 arguments = ["--workload", *arguments]
             module = import_module(MODULES.get(name, f"flows.{name}"))
-            return main(getattr(module, name), arguments) if name in FLOWS else int(module.main(arguments))
+            flow = getattr(module, name, None)
+            return main(flow, arguments) if isinstance(flow, Flow) else int(module.main(arguments))
     if name == "--version":
         print(f"batchloom {version('batchloom')}")
     elif name in HELP_FLAGS:
@@ -74,7 +72,7 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
 
 
 def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
-    """Run a flow of `FLOWS` with the options in `arguments` (the process's own if None); returns the exit code."""
+    """Run a flow with the options in `arguments` (the process's own if None); returns the exit code."""
     name, is_explain = flow.name, flow.name == "explain"
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

@@ -19,8 +19,9 @@ from engine.errors import ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.explain_page import publish_forecast
 from flows.layouts import settle
+from flows.prediction import read_and_plan
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
-from flows.workload_run import Source, read_and_plan
+from flows.workload_run import Source
 from tasks.database.connection import connect
 from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan

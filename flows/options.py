@@ -34,7 +34,7 @@ class _Option(NamedTuple):
 def parse_options(
     flow: Flow[..., Any], arguments: Sequence[str], about: str, flags: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """The checked parameters of the flow that `arguments` give; None after printing help.
+    """The parameters of the flow that `arguments` give, checked; None after printing help.
 
     Args:
         flow: whose parameters are the options.
@@ -55,13 +55,16 @@ def parse_options(
     for name, value in given.items():
         owner = options[name].settings
         (chosen.setdefault(owner, {}) if owner else chosen)[name] = value
+    parameters = inspect.signature(flow.fn).parameters.values()
+    fields: dict[str, Any] = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
     try:
-        return _check(flow, chosen) | {name: chosen[name] for name in flags if name in chosen}
+        create_model("Parameters", **fields).model_validate(chosen)
     except ValidationError as error:
         from flows.option_faults import describe_values
 
         found = describe_values(error, {name: option.help for name, option in options.items()})
         raise ConfigError("; ".join(f"{_flag(name)}: {message}" for name, message in found)) from error
+    return chosen
 
 
 def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
@@ -87,7 +90,7 @@ def _parse(
     shows_all = "--help-all" in arguments
     collect.__annotations__ = {name: option.annotation for name, option in options.items()}
     keywords = []
-    for name, kind in get_type_hints(collect).items():  # drops the bounds of values, which `_check` checks
+    for name, kind in get_type_hints(collect).items():  # without bounds of values, which are checked later
         option = options[name]
         parameter = Parameter(
             name=_flag(name),
@@ -117,14 +120,6 @@ def _parse(
 
         raise ConfigError(describe_usage(error)) from error
     return given
-
-
-def _check(flow: Flow[..., Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The chosen parameters, converted to the flow's types; raises pydantic's `ValidationError`."""
-    parameters = inspect.signature(flow.fn).parameters.values()
-    fields: dict[str, Any] = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
-    checked = create_model("Parameters", **fields).model_validate(chosen)
-    return {name: getattr(checked, name) for name in chosen if name in fields}
 
 
 def _flag(name: str) -> str:

@@ -1,19 +1,36 @@
-"""Predicts the time of a workload's run before its model is loaded."""
+"""Plans a workload, and predicts the time of its run, before its model is loaded."""
 
 import logging
 import time
 from collections.abc import Mapping
 
-from flows.workload_run import Night
+from flows.workload_run import Night, Source, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.nights.pace import Pace
+from tasks.read import ReadResult
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
+from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.storage.plan_samples import count_partition_rows
+from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
+
+
+def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
+    """The stages before `infer`: what was read, and its plan; None if no row needs an answer.
+
+    Args:
+        source: the database and the model's files.
+        workload: what to answer.
+        run: gets the artifacts and the seconds of each stage.
+    """
+    found = read_rows(source, workload, run)
+    if not found.num_selected:
+        return found, None
+    return found, plan_rows(source, workload, run, tokenize_rows(source, workload, run, found.requests))
 
 
 def predict_night(

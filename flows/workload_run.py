@@ -232,20 +232,6 @@ def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef)
     return plan
 
 
-def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
-    """The first three stages, for forecasts: what was read, and its plan; None if no row needs an answer.
-
-    Args:
-        source: where rows come from and how they are planned.
-        workload: what to answer.
-        run: gets the artifacts and the seconds of each stage.
-    """
-    found = read_rows(source, workload, run)
-    if not found.num_selected:
-        return found, None
-    return found, plan_rows(source, workload, run, tokenize_rows(source, workload, run, found.requests))
-
-
 def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
     """Infer every partition of the plan; returns how many rows the deadline left. See `flows.workers.infer_plan`.
 

@@ -4,7 +4,8 @@ import tempfile
 from pathlib import Path
 
 from flows.layouts import settle
-from flows.workload_run import Night, begin_run, read_and_plan
+from flows.prediction import read_and_plan
+from flows.workload_run import Night, begin_run
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.nights.allotment import Portion, list_portions

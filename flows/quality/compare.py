@@ -12,10 +12,11 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
+from flows.prediction import read_and_plan
 from flows.quality.comparison_page import publish_comparison, render_comparison
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, Source, infer_rows, read_and_plan
+from flows.workload_run import Night, Source, infer_rows
 from tasks.answers.pair import PairedAnswers
 from tasks.comparison.comparison import PromptDiff, count_computed
 from tasks.comparison.difference import compare_with_gold, measure_agreement

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.layouts import settle
+from flows.prediction import read_and_plan
 from flows.quality.sample_page import publish_sample, render_sample
-from flows.workload_run import Night, begin_run, infer_rows, plan_rows, read_and_plan, tokenize_rows, write_rows
+from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
 from tasks.runs.run import Run
