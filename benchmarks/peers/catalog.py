@@ -34,13 +34,7 @@ class Peer:
 
 
 PEERS = (
-    Peer(
-        name="batchloom",
-        module="benchmarks.peers.batchloom_engine",
-        package="torch",
-        can_score=True,
-        has_int8=True,
-    ),
+    Peer(name="batchloom", module="benchmarks.peers.batchloom_engine", package="torch", can_score=True, has_int8=True),
     Peer(
         name="batchloom-torch",
         module="benchmarks.peers.batchloom_engine",
@@ -49,13 +43,7 @@ PEERS = (
         is_cpu_only=True,
         can_score=True,
     ),
-    Peer(
-        name="vllm",
-        module="benchmarks.peers.vllm_engine",
-        package="vllm",
-        environment="vllm",
-        has_int8=True,
-    ),
+    Peer(name="vllm", module="benchmarks.peers.vllm_engine", package="vllm", environment="vllm", has_int8=True),
     Peer(
         name="openvino",
         module="benchmarks.peers.openvino_engine",
