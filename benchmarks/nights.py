@@ -255,12 +255,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="checkpoint folder or GGUF file")
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2, help="counted rounds of both ways")
-    parser.add_argument(
-        "--kept-prefixes", action="store_true", help="measure a new question with kept KV"
-    )
-    parser.add_argument(
-        "--deadline", metavar="BUDGET", help="measure how late nights of this budget end, e.g. 3min"
-    )
+    parser.add_argument("--kept-prefixes", action="store_true", help="measure a new question with kept KV")
+    parser.add_argument("--deadline", metavar="BUDGET", help="measure how late nights of this budget end, e.g. 3min")
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
     parser.add_argument("--out", type=Path, help="file for the JSON result")
     arguments = parser.parse_args(command_line)
