@@ -128,13 +128,9 @@ class WorkerSettings(Settings):
     """what computes; local: this host; ray: the workers of a Ray cluster"""
     ray_address: str = "auto"
     """host:port of the Ray cluster's head; auto: the cluster that this host is part of"""
-    exchange: Annotated[
-        str,
-        Field(
-            description="fsspec URL of a folder, such as s3://bucket/nights, through which workers exchange work and "
-            "answers if they cannot see the database's folder; empty: all can"
-        ),
-    ] = ""
+    exchange: str = ""
+    """fsspec URL of a folder, such as s3://bucket/nights, through which workers exchange work and answers if they
+    cannot see the database's folder; empty: all can"""
 
     @field_validator("runner")
     @classmethod
