@@ -26,8 +26,9 @@ from tasks.runs.run_record import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.workloads.workload import load_workload
 
-LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else Prefect's console and log would not show the night's messages
+logging.getLogger("batchloom").setLevel(
+    logging.INFO
+)  # else Prefect's console and log would not show the night's messages
 
 
 def survive_closed_console() -> None:

@@ -87,14 +87,11 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
         """
         given: dict[str, Any] = self.model_dump()
         for name in ("kv_memory", "swap_memory", "keep_prefixes"):
-            given[f"{name}_bytes"] = _num_bytes(given.pop(name))
+            size = given.pop(name)
+            given[f"{name}_bytes"] = size if size == "auto" else int(TypeAdapter(ByteSize).validate_python(size))
         if given["keep_prefixes_bytes"] and database is not None:
             given["prefix_folder"] = str(runs_folder(database) / "prefixes")
         return EngineConfig(**given)
-
-
-def _num_bytes(size: str) -> int | Literal["auto"]:
-    return "auto" if size == "auto" else int(TypeAdapter(ByteSize).validate_python(size))
 
 
 Attachments = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*=.+$")], ...]
