@@ -73,18 +73,14 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not RENAMED.keys() & given.keys():
+        if not isinstance(given, dict):
             return given
         for old in RENAMED.keys() & given.keys():
             LOGGER.warning("%s is now called %s; the old name goes with the next release", old, RENAMED[old])
         return {RENAMED.get(name, name): value for name, value in given.items()}
 
     def to_config(self, database: Path | None = None) -> EngineConfig:
-        """The engine's configuration; raises `ConfigError` for a wrong value.
-
-        Args:
-            database: whose run folder holds the KV that `keep_prefixes` keeps; None: no KV is kept.
-        """
+        """The engine's configuration; raises `ConfigError` for a wrong value. KV is kept in the database's run folder."""
         given: dict[str, Any] = self.model_dump()
         for name in ("kv_memory", "swap_memory", "keep_prefixes"):
             size = given.pop(name)

@@ -1,4 +1,4 @@
-"""Cascades: a small model scores every row, a large one answers those of which it is unsure; each row once per model."""
+"""Cascades: a small model scores every row, a large one answers those of which it is unsure, once per model."""
 
 import shutil
 from pathlib import Path
