@@ -80,7 +80,7 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
         return {RENAMED.get(name, name): value for name, value in given.items()}
 
     def to_config(self, database: Path | None = None) -> EngineConfig:
-        """The engine's configuration; raises `ConfigError` for a wrong value. KV is kept in the database's run folder."""
+        """The engine's configuration; raises `ConfigError` for a wrong value. KV is kept in the runs folder."""
         given: dict[str, Any] = self.model_dump()
         for name in ("kv_memory", "swap_memory", "keep_prefixes"):
             size = given.pop(name)
