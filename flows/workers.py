@@ -111,6 +111,8 @@ class Workers:
         """
         if self._cluster is not None:
             return self._cluster.count(engine)
+        if self._settings.workers == 1 or (self._settings.workers == "auto" and engine.device == "cpu"):
+            return EngineTeam(engine=engine)
         if self._on_host is None:
             self._on_host = lay_out_workers(self._settings.workers, engine)
         return self._on_host
