@@ -182,14 +182,7 @@ def measure(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> di
 
 
 def measure_kept(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> dict[str, Any]:
-    """Figures of a new question with kept prefixes and without; raises `WrongAnswerError` if an answer differs.
-
-    Args:
-        model: checkpoint folder.
-        num_documents: of about `DOCUMENT_TOKENS` tokens.
-        num_rounds: counted rounds.
-        kv_mib: memory for KV.
-    """
+    """Figures of a new question with kept prefixes and without. See `measure`."""
     with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
         folder = Path(name)
         files = write_later_files(folder, write_files(folder, model, num_documents, kv_mib)["together"])

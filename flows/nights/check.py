@@ -82,7 +82,7 @@ def check_model(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the night file in `arguments` (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="batchloom check", description="Find what is wrong with a night file, without loading a model."
+        prog="batchloom check", description="Find the errors of a night file, without loading a model."
     )
     parser.add_argument("file", type=Path, metavar="NIGHT.toml")
     options = parser.parse_args(arguments)
