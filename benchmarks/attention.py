@@ -4,17 +4,16 @@ Grid: shared prefix of 256, 1,024, 4,096 tokens; own part of 128, 512, 2,048; 4,
 256 decode requests, or 256 decode requests with 7 prefill chunks of 256 tokens beside them; heads of Llama-3-8B (32/8
 of 128) and Qwen2-7B (28/4 of 128); bf16, blocks of 16 tokens at random places.
 
-Compared: fused (ours), relay (three launches), plain paged, torch's SDPA (each request's KV gathered beforehand, free
-of charge) and FlexAttention (one packed KV, a block mask that shares prefixes), FlashInfer's cascade where it is
-installed. Times are of CUDA graphs, without what the host takes between launches; what cannot be captured is named
-under "not_captured". Beside each: RelayAttention's Eq. 10, and the share of the bandwidth and of the matrix rate that a
-copy and a product reach in the same run.
+Compared: fused (ours), relay (three launches), plain paged, torch's SDPA (each request's KV gathered beforehand, not
+timed), FlexAttention (one packed KV, a block mask that shares prefixes), and FlashInfer's cascade if it is installed.
+Times are of CUDA graphs, without the host's time between launches; implementations that cannot be captured are listed
+under "not_captured". Reported as well: RelayAttention's Eq. 10, and the shares of bandwidth and of matrix rate,
+relative to a copy and a matrix product in the same run.
 
 Every implementation must first agree with float64 on every case; one that does not, or fails, gets no time, and one of
-ours that does not ends the run. Every case is written as soon as it is measured; a run leaves out what the file has
-already, so that --seconds and the same command again measure the grid in pieces. Without a GPU nothing is measured, and
-the program says so; `--check` runs the comparison alone, small, on any machine (with TRITON_INTERPRET=1 where there is
-no GPU).
+ours ends the run. Each case is written to the file as soon as it is measured, and cases in the file are skipped; so the
+grid can be measured in pieces with --seconds and the same command again. Without a GPU nothing is measured; `--check`
+runs only the comparison, at small sizes, on any machine (with TRITON_INTERPRET=1 if there is no GPU).
 """
 
 import argparse
@@ -44,10 +43,12 @@ T = TypeVar("T")
 
 
 def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAMES) -> Iterator[tuple[str, T | str]]:
-    """What `then` makes of each named implementation that agrees with float64; of any other, why there is no time.
+    """The result of `then` for each named implementation that agrees with float64, else why it has no time.
 
     Args:
-        then: takes the call that computes the step's attention.
+        step: the case's tensors.
+        then: called with the function that computes the step's attention.
+        names: of implementations.
     Raises:
         SystemExit: one of ours is wrong.
         Exception: one of ours fails.
@@ -73,10 +74,13 @@ def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAME
 
 
 def measure(case: Case, run: GpuRun, ceilings: Ceilings, names: Collection[str] = NAMES) -> dict[str, Any]:
-    """The times of the named implementations, fused among them, and what follows from them; JSON's types.
+    """The times of the named implementations, one of which is fused, and ratios of them, as JSON types.
 
     Args:
-        ceilings: that shares are of.
+        case: the point of the grid.
+        run: the device.
+        ceilings: 100% of the shares.
+        names: of implementations.
     """
     step = Step.make(case, run.device)
     found = dict(gated(step, device_time, names))
@@ -95,7 +99,7 @@ def measure(case: Case, run: GpuRun, ceilings: Ceilings, names: Collection[str] 
 
 
 def summary(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Geometric means of what fused gains, and its worst case against plain paged attention."""
+    """Geometric means of the gains of fused, and its worst case against plain paged attention."""
     names = sorted({name for case in cases for name in case["speedup_of_fused"]} - {"fused"})
     means = {}
     for name in names:
@@ -109,7 +113,7 @@ def measured_before(file: Path, run: GpuRun) -> list[dict[str, Any]]:
     """The cases that a file has already.
 
     Raises:
-        SystemExit: they are of another device, other versions or another commit.
+        SystemExit: they were measured on another device, with other versions or at another commit.
     """
     if not file.exists():
         return []
@@ -124,9 +128,12 @@ def measured_before(file: Path, run: GpuRun) -> list[dict[str, Any]]:
 
 
 def measure_all(wanted: Sequence[Case], run: GpuRun, file: Path, seconds: float) -> None:
-    """Measures the cases that a file lacks, and writes it after each.
+    """Measure the cases that a file lacks, and write it after each.
 
     Args:
+        wanted: the cases.
+        run: the device.
+        file: results.
         seconds: no case begins later than this.
     """
     ends = time.monotonic() + seconds
@@ -147,7 +154,7 @@ def measure_all(wanted: Sequence[Case], run: GpuRun, file: Path, seconds: float)
 
 
 def check(cases: Sequence[Case], names: Collection[str]) -> None:
-    """The gate alone, on whatever device there is."""
+    """Only compare with float64, on any device."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for case in cases:
         for name, reason in gated(Step.make(case, device), lambda _: "", names):

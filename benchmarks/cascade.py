@@ -1,16 +1,16 @@
-"""A cascade's certificate against rows that it has not seen:
+"""Checks a cascade's certificate on rows outside its sample:
     python -m benchmarks.cascade [--model FOLDER] [--rows N] [--target SHARE] [--out FILE]
 
-SmolLM2 (the demo's model, or --model) scores every row, and a larger model of random weights with the same tokenizer
-answers what SmolLM2 is unsure of. Both answer the sample, from which the threshold is chosen. Then the larger model
-answers all rows in a workload of its own, and the rows outside the sample are counted in which the cascade's answer is
-another one. Answers are float32, so they do not depend on who asks.
+SmolLM2 (the demo's model, or --model) scores every row; a larger model of random weights with the same tokenizer
+answers the rows of which SmolLM2 is unsure. Both answer the sample, from which the threshold is chosen. Then the larger
+model answers all rows in a workload of its own, and the rows outside the sample are counted in which the cascade's
+answer differs from it. Models compute in float32, so an answer does not depend on the workload that asks.
 
-A model of random weights knows nothing of when SmolLM2 is right, so the certificate may send it all rows. The second
-part therefore simulates the larger model's labels: each row's is SmolLM2's own with the probability that SmolLM2 gives
-it, by a digest of the row. They replace the sample's answers in the database, and the night goes on from there.
+The answers of a random model are unrelated to SmolLM2's, so the certificate may send all rows to it. The second part
+therefore simulates the larger model's labels: each is SmolLM2's label with the probability that SmolLM2 gives it, drawn
+by a hash of the row. They replace the sample's answers in the database, and the night is run again.
 
-Where more rows differ than the certificate allows, there are no figures.
+If more rows differ than the certificate allows, no figures are given.
 """
 
 import argparse
@@ -112,10 +112,10 @@ def write_files(folder: Path, small: Path, num_rows: int, target: float) -> dict
     """The database, a larger model and the night files, by name.
 
     Args:
-        folder: where they go.
-        small: checkpoint folder, whose tokenizer both models have.
-        num_rows: texts.
-        target: agreement that the certificate shall show.
+        folder: for the files.
+        small: checkpoint folder; the larger model gets the same tokenizer.
+        num_rows: number of texts.
+        target: agreement that the certificate has to prove.
     """
     large = folder / "large"
     write_checkpoint(large, SHAPES["medium"] | {"vocab_size": int(read_config(small).vocab_size)})
@@ -137,7 +137,7 @@ def write_files(folder: Path, small: Path, num_rows: int, target: float) -> dict
 
 
 def check_certificate(database: Path, small: Path, other: str, is_compared: str = "true") -> dict[str, Any]:
-    """The newest certificate, and how many rows outside its sample differ; `WrongAnswerError` where too many do.
+    """The newest certificate, and how many rows outside its sample differ; `WrongAnswerError` if too many do.
 
     Args:
         database: of the night.
@@ -157,12 +157,12 @@ def check_certificate(database: Path, small: Path, other: str, is_compared: str 
 
 
 def measure(small: Path, num_rows: int, target: float) -> dict[str, Any]:
-    """Both parts; raises `WrongAnswerError` where a certificate's bound is not met.
+    """Both parts; raises `WrongAnswerError` if a certificate's bound does not hold.
 
     Args:
         small: checkpoint folder.
-        num_rows: texts.
-        target: agreement that the certificate shall show.
+        num_rows: number of texts.
+        target: agreement that the certificate has to prove.
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-cascade-") as name:
         database, files = Path(name) / "night.duckdb", write_files(Path(name), small, num_rows, target)
@@ -177,7 +177,7 @@ def measure(small: Path, num_rows: int, target: float) -> dict[str, Any]:
             connection.execute("delete from mood where model <> $small and text_id not in (from sampled)",
                                {"small": str(small)})  # fmt: skip
         night(file=files["mood"])
-        # The large model's own answers to rows that were sent say nothing here: such rows agree by definition.
+        # Rows that went to the large model agree by definition, so only the small model's rows are compared.
         simulated = check_certificate(database, small, "simulated", "first.model = $small")
     return {"answered": answered, "simulated": simulated}
 
@@ -186,8 +186,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="small model, a checkpoint folder or GGUF file; the demo's if not given")
     parser.add_argument("--rows", type=int, default=800)
-    parser.add_argument("--target", type=float, default=0.75, help="agreement that the certificate shall show")
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--target", type=float, default=0.75, help="agreement that the certificate has to prove")
+    parser.add_argument("--out", type=Path, help="file for the JSON result")
     arguments = parser.parse_args(command_line)
     small, machine = unpack_gguf(resolve_checkpoint(arguments.model or find_demo_model())), describe_machine()
     try:

@@ -1,10 +1,10 @@
 """Eight questions about a row, asked as one prefix group, against eight workloads that ask one question each:
     python -m benchmarks.decide --model FOLDER [--rows N] [--row-tokens N] [--rounds N] [--dtype D] [--out FILE]
 
-Rows are passages of Python's own reference. Both sides tokenize, plan and infer the same prompts with the same labels;
-the database is left out. One side asks all questions with ``mode = "decide"``, the other runs ``mode = "score"`` once a
-question, with the question in its template. They take turns, the model is loaded once for both, and a first round is
-not counted. Where a probability differs by more than the number format explains, no figures are given.
+Rows are passages of Python's own reference. Both sides tokenize, plan and infer the same prompts with the same labels,
+without the database. One side asks all questions with ``mode = "decide"``, the other runs ``mode = "score"`` once per
+question, with the question in its template. They take turns, the model is loaded once for both, and the first round is
+not counted. If a probability differs by more than the number format explains, no figures are given.
 """
 
 import argparse
@@ -53,7 +53,7 @@ LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side took.
+    """The costs and results of one side.
 
     Attributes:
         seconds: of wall time.
@@ -132,14 +132,14 @@ def _number(completion: Completion) -> int:
 
 
 def make_bodies(codec: TextCodec, num_rows: int, num_tokens: int) -> list[str]:
-    """Passages of so many tokens, about, each from another place of Python's reference."""
+    """Passages of about `num_tokens` tokens, from different places of Python's reference."""
     token_ids = codec.encode(["\n".join(topics.values())], add_special_tokens=False)[0]
     step = max(1, (len(token_ids) - num_tokens) // num_rows)
     return [codec.decode(token_ids[row * step : row * step + num_tokens]) for row in range(num_rows)]
 
 
 def check(decide: Side, scores: Side, dtype: str) -> float:
-    """The largest difference of a log-probability's exponential; `WrongAnswerError` where it is too large."""
+    """The largest difference of a probability; `WrongAnswerError` if it is too large."""
     worst = max(
         abs(math.exp(first) - math.exp(second))
         for of_question, of_other in zip(decide.probabilities, scores.probabilities, strict=True)

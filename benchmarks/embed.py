@@ -2,13 +2,12 @@
 
 A BERT of random weights embeds texts of mixed lengths (log-normal, 4 to 510 words of one token each, 55 in the median)
 and texts of equal lengths. Both sides go from texts to float32 vectors, tokenization included, with the same number of
-threads and in the same number format; sentence-transformers with its own batches, sorted by length. They take turns,
-round by round, in one process, so that other programs on the machine slow both down alike; the ratio of a round is what
-counts, and the median of rounds is reported. First both sides' float32 embeddings are compared; where they differ,
-there are no figures.
+threads and number format; sentence-transformers sorts its batches by length. They take turns in one process, so that
+other programs on the machine slow down both; the median of the rounds' ratios is reported. First both sides' float32
+embeddings are compared; if they differ, no figures are given.
 
-The share of the matrix ceiling is what the layers' products take in operations a second, to what the best of the same
-products alone reached, measured between the rounds.
+The share of the matrix ceiling is the rate of the layers' matrix products in operations per second over the best rate
+of the same products alone, measured between the rounds.
 
 Goals on a CPU: mixed lengths 1.5 times as fast as sentence-transformers, equal lengths no slower.
 """
@@ -47,7 +46,7 @@ SHAPES = {
 NUM_WORDS = 30_000
 EQUAL_WORDS = 126
 MOST_ERROR = {"float32": 2e-5, "bfloat16": 0.05}
-"""Of any number of an embedding of length 1."""
+"""Largest allowed error of a component of a normalised embedding."""
 
 Vectors = npt.NDArray[np.float32]
 
@@ -71,7 +70,7 @@ def make_checkpoint(folder: Path, shape: str) -> None:
 
 
 def make_texts(kind: str, num_texts: int, round_number: int) -> list[str]:
-    """Other words in each round, the same lengths."""
+    """Texts with other words in each round, but the same lengths."""
     rng = np.random.default_rng(3)
     lengths = np.clip(rng.lognormal(4.0, 0.9, num_texts).astype(int), 4, 510)
     if kind == "equal":
@@ -108,7 +107,7 @@ def load_theirs(folder: Path, dtype: str) -> Callable[[list[str]], Vectors]:
 
 
 def check(ours: Vectors, theirs: Vectors, dtype: str) -> float:
-    """The largest difference; raises where it is too large."""
+    """The largest difference; raises if it is too large."""
     error = float(np.abs(ours - theirs.astype(np.float32)).max())
     if not error <= MOST_ERROR[dtype]:
         raise WrongAnswerError(f"in {dtype} an embedding differs by {error:.1e}, {MOST_ERROR[dtype]:.0e} is allowed")
@@ -116,7 +115,7 @@ def check(ours: Vectors, theirs: Vectors, dtype: str) -> float:
 
 
 def ceiling(shape: str, dtype: str) -> float:
-    """Operations a second of the layers' products alone; the best of several numbers of rows."""
+    """Operations per second of the layers' products alone; the best of several numbers of rows."""
     hidden, inner = SHAPES[shape]["hidden_size"], SHAPES[shape]["intermediate_size"]
     sizes = [(hidden, hidden)] * 4 + [(hidden, inner), (inner, hidden)]
     kind = getattr(torch, dtype)
@@ -141,7 +140,7 @@ def timed(embed: Callable[[list[str]], Vectors], texts: list[str]) -> tuple[floa
 
 
 def measure(folder: Path, shape: str, dtype: str, num_texts: int, num_rounds: int) -> list[dict[str, Any]]:
-    """A row for mixed and one for equal lengths."""
+    """One result for mixed and one for equal lengths."""
     ours, theirs = load_ours(folder, dtype), load_theirs(folder, dtype)
     layers = SHAPES[shape]["num_hidden_layers"]
     weights = layers * sum(
@@ -183,7 +182,7 @@ def measure(folder: Path, shape: str, dtype: str, num_texts: int, num_rounds: in
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints a table, and writes the result file where one is named."""
+    """Measures, prints a table, and writes the result file if one is named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.embed", description=__doc__.split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="minilm")
     parser.add_argument("--dtype", nargs="+", choices=list(MOST_ERROR), default=list(MOST_ERROR))

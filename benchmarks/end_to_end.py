@@ -1,19 +1,18 @@
-"""Whole batches, batchloom beside what else one would use:  python -m benchmarks.end_to_end --model FOLDER [--out FILE]
+"""Whole batches, batchloom compared with other engines:  python -m benchmarks.end_to_end --model FOLDER [--out FILE]
 
-Engines: batchloom, vLLM, OpenVINO GenAI, llama.cpp, transformers (continuous batching; padded generate), each a process
-of its own (`make bench-peers` installs them; one that is missing is skipped by name, and on a GPU those that run on the
-CPU only), with the same weights, prompts, numbers of new tokens, threads and KV memory. Workloads:
-benchmarks/measuring/workloads.py; rows shuffled, as a table gives them, or grouped by document.
+Engines: batchloom, vLLM, OpenVINO GenAI, llama.cpp, transformers (continuous batching; padded generate), each in its
+own process, with the same weights, prompts, numbers of new tokens, threads and KV memory. `make bench-peers` installs
+them; missing engines, and on a GPU those that run only on a CPU, are skipped by name. Workloads:
+benchmarks/measuring/workloads.py; rows are shuffled, as in a table, or grouped by document.
 
-First, in float32, a small part of each workload: an engine whose answers are not those of a transformers model (teacher
-forced, but for near ties) is named and not timed; if it is batchloom, the program ends. Then, in --dtype, every engine
-is loaded and warmed up by the workload itself, on a GPU twice; it is timed in rounds, one engine after the other, each
-round in another order; processes that wait are stopped. With --in-turn, one engine is in memory at a time, and all its
-rounds come before the next one's: for models of which memory does not hold several. Prompts of two rounds share
-nothing. Each round measures the machine as well: what it reaches in matrix products and copies. No figure contains
-loading or compiling.
+First, each engine answers a small part of each workload in float32. An engine whose answers are not those of a
+transformers model (teacher forced, except near ties) is named and not timed; if it is batchloom, the program ends.
+Then, in --dtype, every engine is loaded and warmed up with the workload, on a GPU twice. It is timed in rounds, each
+with another order of the engines; processes that do not run are stopped. With --in-turn, one engine is in memory at a
+time and does all its rounds, for models that do not fit in memory several times. Prompts of two rounds share no prefix.
+Each round also measures the machine's rates of matrix products and copies. No figure includes loading or compiling.
 
-The defaults are sizes for a CPU. A GPU needs larger ones to have anything to do: docs/measurements.md has its command.
+The defaults are sizes for a CPU. A GPU needs larger ones: docs/measurements.md has its command.
 """
 
 import argparse
@@ -40,7 +39,7 @@ from engine.model.loading.gguf import unpack_gguf
 
 
 def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
-    """One line for each engine that is named."""
+    """One line per named engine."""
     print(f"\n{workload['name']}, {workload['order']}: {workload['shape']}", flush=True)
     for name in names:
         row = workload["engines"][name]
@@ -62,7 +61,7 @@ def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
 
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in order. Raises `SystemExit` where batchloom's answers are wrong."""
+    """Check answers, then measure. Raises `SystemExit` if batchloom's answers are wrong."""
     model = unpack_gguf(resolve_checkpoint(arguments.model))
     shape = read_model_shape(model, arguments.dtype)
     sizes = Sizes(
@@ -130,7 +129,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
                 print_workload(found["workloads"][index], names)
                 continue
             found[part] = value
-            if part == "workloads" and arguments.out is not None:  # what is measured is kept, whatever happens next
+            if part == "workloads" and arguments.out is not None:  # keep it, even if the next part fails
                 write_result(arguments.out, found)
     return found
 
@@ -147,16 +146,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--orders", nargs="+", choices=["shuffled", "grouped"], default=["shuffled"])
     parser.add_argument("--squad", type=Path, help="file in SQuAD's form")
     parser.add_argument("--ranking", type=Path, help="folder with queries.tsv, corpus.tsv, qrels.txt")
-    parser.add_argument("--scale", type=float, default=0.25, help="of the paper's lengths")
-    parser.add_argument("--tokens", type=int, default=20_000, help="distinct prompt tokens of a workload, about")
+    parser.add_argument("--scale", type=float, default=0.25, help="factor of the paper's lengths")
+    parser.add_argument("--tokens", type=int, default=20_000, help="about so many distinct prompt tokens in a workload")
     parser.add_argument("--kv-tokens", type=int, default=4096, help="KV memory of every engine; a multiple of 128")
-    parser.add_argument("--article-tokens", type=int, default=1500, help="of an article as a document, at most")
+    parser.add_argument("--article-tokens", type=int, default=1500, help="most tokens of an article as a document")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="most tokens in one step of the model")
     parser.add_argument(
         "--in-turn", action="store_true",
         help="one engine in memory at a time, all rounds of one before the next one's",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=["bfloat16", "float32", "int8"], default="bfloat16", help="that is timed")
+    parser.add_argument(
+        "--dtype", choices=["bfloat16", "float32", "int8"], default="bfloat16", help="timed number format"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for engines that run there")
     parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
     parser.add_argument("--repeats", type=int, default=5)
@@ -167,10 +168,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--python", dest="pythons", type=_named_path, action="append", default=[], metavar="ENGINE=PATH",
-        help="the interpreter that has an engine, where it is not in .peers",
+        help="the interpreter of an engine that is not in .peers",
     )  # fmt: skip
-    parser.add_argument("--logs", type=Path, help="folder for what the engines print; made where it is missing")
-    parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/end_to_end/NAME.json")
+    parser.add_argument("--logs", type=Path, help="folder for the engines' output; made if it does not exist")
+    parser.add_argument("--out", type=Path, help="JSON result file, e.g. benchmarks/results/end_to_end/NAME.json")
     return parser
 
 

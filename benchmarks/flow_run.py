@@ -1,12 +1,12 @@
-"""A whole nightly run from table to table, and where its time goes:
+"""A whole nightly run from table to table, with its time by stage:
     python -m benchmarks.flow_run --model FOLDER --squad FILE [--questions N] [--out FILE]
 
-A database of a SQuAD-format file's paragraphs and questions, in a random order of rows, is answered by the nightly
-flow in a process of its own, with all that a user's run has: Prefect with its temporary server, DuckDB, tokenizing,
-planning, writing. A night of one row comes before: the first one on a machine makes Prefect's own tables and compiles
-the kernels, and its seconds are told apart. Time by stage is the run's own record; the model's time is the sum of its
-steps; overhead is everything else, start of the process included. A run whose answers are not all there gives no
-figures.
+The nightly flow answers a database of a SQuAD-format file's paragraphs and questions, with rows in random order. It
+runs in a process of its own, with everything that a user's run has: Prefect and its temporary server, DuckDB,
+tokenizing, planning, writing. A night of one row runs before, since the first night on a machine creates Prefect's
+tables and compiles the kernels; its seconds are reported separately. Times by stage are from the run's record; the
+model's time is the sum of its steps; overhead is the rest, including the start of the process. If an answer is missing,
+no figures are given.
 """
 
 import argparse
@@ -37,7 +37,7 @@ STAGES = ("read", "tokenize", "plan", "infer", "write")
 
 
 def build_database(file: Path, squad: Path, num_questions: int) -> int:
-    """Documents, queries and what is to be answered; returns the number of rows to answer."""
+    """Write documents, queries and requests; returns the number of requests."""
     documents, queries, asked = [], [], []
     for article in json.loads(squad.read_text())["data"]:
         for number, paragraph in enumerate(article["paragraphs"]):
@@ -46,7 +46,7 @@ def build_database(file: Path, squad: Path, num_questions: int) -> int:
             for qa in paragraph["qas"]:
                 queries.append({"query_id": qa["id"], "query_text": qa["question"]})
                 asked.append({"doc_id": doc_id, "query_id": qa["id"]})
-    # The first documents' questions, so that sharing is as in the whole file; their rows in no order.
+    # Take the first documents' questions, so that sharing is as in the whole file, and shuffle the rows.
     asked = asked[:num_questions]
     asked = [asked[index] for index in np.random.default_rng(3).permutation(len(asked))]
     with connect(file, create=True) as connection:
@@ -79,7 +79,7 @@ def run_flow(database: Path, model: Path, options: Sequence[str]) -> tuple[float
 
 
 def read_run(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], float]:
-    """The one run's row, and the seconds of all its steps."""
+    """The row of the only run, and the seconds of its steps."""
     runs = connection.table("runs").to_arrow_table().to_pylist()
     durations = connection.table("steps").to_arrow_table().column("duration_ms").to_pylist()
     return runs[0], sum(durations) / 1e3
@@ -88,7 +88,7 @@ def read_run(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], flo
 def measure(
     model: Path, squad: Path, num_questions: int, dtype: str, kv_bytes: int, flow_options: Sequence[str]
 ) -> dict[str, Any]:
-    """One run's figures. Raises `RuntimeError` where a row has no answer."""
+    """The figures of one run. Raises `RuntimeError` if a row has no answer."""
     options = ["--dtype", dtype, "--kv-memory", str(kv_bytes), *flow_options]
     with tempfile.TemporaryDirectory(prefix="batchloom-flow-") as folder:
         first, database = Path(folder) / "first.duckdb", Path(folder) / "night.duckdb"

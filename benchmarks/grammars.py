@@ -1,17 +1,16 @@
 """llguidance beside xgrammar, without a model: ``.peers/vllm/bin/python -m benchmarks.grammars FOLDER [--out FILE]``.
 
-FOLDER is a checkpoint's, of which the tokenizer is used. Each library compiles the grammars of a typed answer (eight
-columns of which one is a date of the calendar, a list of structs, an ENUM of 1,000 values, a pattern, a text of up to
-2,000 characters) and gives the mask of every token of the same answers. Rounds take turns; each compiles anew, without
-a cache and on one thread, and figures are processor time, medians over the rounds: of the compilation, of the mean
-mask of the first answer, whose states are not known yet, and of the others. A mask that does not allow the answer's
-token ends the run without figures.
+FOLDER is a checkpoint whose tokenizer is used. Each library compiles the grammars of typed answers (eight columns with
+a calendar date, a list of structs, an ENUM of 1,000 values, a pattern, a text of up to 2,000 characters) and gives the
+mask of every token of the same answers. The libraries take turns in rounds; each compiles again, without a cache and on
+one thread. Figures are medians of processor time: of the compilation, of the mean mask of the first answer, whose
+grammar states are new, and of the other answers. If a mask forbids the answer's token, no figures are given.
 
-Texts are without escapes here, which not every library allows in a text of limited length.
+Texts are without escapes, which not every library allows in a text of limited length.
 
-Counted, too: of each answer the tokens that the library says are forced (of xgrammar, which gives text, those that the
-model's tokenizer makes of the text, but the last, which may melt with what follows); and which texts it takes for
-values of DuckDB's types, each type as the best of JSON schema that says it.
+Also counted: the tokens of each answer that the library reports as forced (xgrammar gives text; its tokens are those of
+the model's tokenizer without the last one, which may merge with the following text); and which texts the library
+accepts as values of DuckDB's types, each type written as the best JSON schema for it.
 """
 
 import argparse
@@ -103,7 +102,7 @@ def make_cases(rng: random.Random) -> dict[str, tuple[dict[str, Any], list[str]]
 
 
 class LLGuidance:
-    """As the engine uses it: JSON on one line."""
+    """llguidance as the engine uses it: JSON on one line."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos: int) -> None:
         text = tokenizer.backend_tokenizer.to_str()
@@ -136,7 +135,7 @@ class LLGuidance:
 
 
 class XGrammar:
-    """JSON on one line, compiled on one thread."""
+    """xgrammar: JSON on one line, compiled on one thread."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos: int) -> None:
         import torch
@@ -169,7 +168,7 @@ class XGrammar:
 
 
 def answer(library: Any, compiled: Any, token_ids: Sequence[int], mask: np.ndarray) -> list[float]:
-    """Processor seconds of each token's mask; raises where one does not allow the token."""
+    """Processor seconds of each token's mask; raises if one forbids the token."""
     matcher, seconds = library.start(compiled), []
     for place, token_id in enumerate(token_ids):
         started = time.process_time()
@@ -182,7 +181,7 @@ def answer(library: Any, compiled: Any, token_ids: Sequence[int], mask: np.ndarr
 
 
 def count_forced(library: Any, compiled: Any, token_ids: Sequence[int]) -> int:
-    """How many of an answer's tokens need not be asked for."""
+    """How many of an answer's tokens are forced."""
     matcher, forced, skipped = library.start(compiled), 0, 0
     for token_id in token_ids:
         skipped = skipped - 1 if skipped > 0 else library.count_forced(matcher)
@@ -192,7 +191,7 @@ def count_forced(library: Any, compiled: Any, token_ids: Sequence[int]) -> int:
 
 
 def judge_types(library: Any) -> dict[str, str]:
-    """Of each type what the library says wrongly; empty for nothing."""
+    """By type, which values the library wrongly refuses or accepts; empty if none."""
     found = {}
     for name, (schema, texts, others) in TYPES.items():
         try:

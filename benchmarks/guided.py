@@ -1,11 +1,12 @@
-"""Typed answers beside guided vLLM:  python -m benchmarks.guided [--model FOLDER] [--out FILE]
+"""Typed answers compared with guided vLLM:  python -m benchmarks.guided [--model FOLDER] [--out FILE]
 
-The prompts and the JSON schema of benchmarks/typed.py, greedily, in vLLM with prefix caching and each of its backends
-for structured outputs, and in batchloom: each a process of its own with the same weights, threads and KV memory. Rounds
-take turns, the first is not counted, and every prompt is asked once. Answers that are not valid are counted.
+The prompts and the JSON schema of benchmarks/typed.py are answered greedily by vLLM, with prefix caching and each of
+its backends for structured outputs, and by batchloom; each is a process of its own with the same weights, threads and
+KV memory. Engines take turns in rounds, the first round is not counted, and every prompt is asked once. Invalid answers
+are counted.
 
-What a row costs is compared, not what a token costs: batchloom computes what the schema forces as a chunk of prefill,
-and the engines may write a row with more or fewer tokens.
+The cost of a row is compared, not of a token: batchloom computes forced tokens as a chunk of prefill, and engines may
+write the same row with more or fewer tokens.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-tokens", type=int, default=32768, help=f"a multiple of {BLOCK_TOKENS}")
     parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
     parser.add_argument("--backends", nargs="*", choices=BACKENDS, default=BACKENDS, help="of vLLM")
-    parser.add_argument("--vllm", type=Path, help="the interpreter that has vLLM, where it is not in .peers")
+    parser.add_argument("--vllm", type=Path, help="the interpreter of vLLM, if it is not in .peers")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     folder = unpack_gguf(resolve_checkpoint(options.model or find_demo_model()))

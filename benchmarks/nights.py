@@ -1,19 +1,19 @@
-"""Workloads over the same documents, planned together and one after the other, in one run:
+"""Workloads over the same documents: planned together, and one after the other:
     python -m benchmarks.nights --model FOLDER [--kept-prefixes] [--documents N] [--rounds N] [--out FILE]
     python -m benchmarks.nights --model FOLDER --deadline 3min --documents 3000
 
 Each of three workloads asks one question about each of N documents of about 400 tokens, with the document first. A
-night file without `after` plans them together; a chain of `after` answers them apart. Rounds alternate between the two,
-every row is answered anew, and the first round of each is not counted. Where an answer is not the same either way,
-there are no figures. Seconds are those of the model's steps; computed tokens are prompt tokens that went through the
-model.
+night file without `after` plans them together; a chain of `after` answers them one after the other. Rounds alternate
+between both, every row is answered again, and the first round of each is not counted. If an answer differs, no figures
+are given. Seconds are those of the model's steps; computed tokens are prompt tokens that went through the model.
 
 With --kept-prefixes a first night asks the three questions and keeps the documents' KV on disk. Later nights ask a new
-question about the same documents, in turn with what is kept and without; seconds include the reading of files.
+question about the same documents, alternately with the kept KV and without; seconds include reading the files.
 
-With --deadline there are two nights of that budget over more documents than it allows: one before any other run with
-the model, and one that knows from the first what loading takes. `late` is by what share of the budget each ended too
-late, negative where it ended early. Where a night does all rows, or a row is there twice, there are no figures.
+With --deadline two nights run with this budget and more documents than fit: the first knows no earlier run with the
+model, the second knows from the first how long loading takes. `late` is the time after the deadline as a share of the
+budget, negative if the night ended early. If a night finishes all rows, or a row is written twice, no figures are
+given.
 """
 
 import argparse
@@ -70,7 +70,7 @@ kv_memory = "{kv_mib}MiB"
 
 
 def write_files(folder: Path, model: Path, num_documents: int, kv_mib: int) -> dict[str, Path]:
-    """The database, the workloads and a night file each way; returns the night files by name."""
+    """Write the database, the workloads and both night files; returns the night files by name."""
     codec, rng = TextCodec.load(model), np.random.default_rng(0)
     words = [f"{syllable}{ending}" for syllable in ("ma", "to", "ri", "ke", "lu") for ending in ("ter", "son", "lin")]
     with duckdb.connect(str(folder / "night.duckdb")) as connection:
@@ -95,7 +95,7 @@ def write_files(folder: Path, model: Path, num_documents: int, kv_mib: int) -> d
 
 
 def write_later_files(folder: Path, first: Path) -> dict[str, Path]:
-    """A first night that keeps prefixes, and a night with a new question that uses them and one that does not."""
+    """Write a first night that keeps prefixes, and two nights with a new question, with and without kept prefixes."""
     keeping = 'kv_memory = "', 'keep_prefixes = "20GB"\nkv_memory = "'
     files = {"first": folder / "first.toml"}
     files["first"].write_text(first.read_text().replace(*keeping))
@@ -111,12 +111,12 @@ def write_later_files(folder: Path, first: Path) -> dict[str, Path]:
 def run_night(
     database: Path, file: Path, *, is_together: bool, names: Iterable[str] = QUESTIONS
 ) -> tuple[dict[str, float], list[Any]]:
-    """Answer everything anew; returns the figures and the answers.
+    """Answer all rows again; returns the figures and the answers.
 
     Args:
-        database: that the file names.
-        file: the night.
-        is_together: each run has the steps of all.
+        database: of the night file.
+        file: the night file.
+        is_together: whether each run has the steps of all workloads.
         names: of the workloads.
     """
     summaries = night(file=file, full=True)
@@ -139,11 +139,11 @@ def compare_ways(
     """Figures of two nights that take turns, after a round that is not counted.
 
     Args:
-        database: that the files name.
-        files: by way; the first is the one that should be faster.
-        num_rounds: that are counted.
-        wrong: what it means where their answers differ.
-        night: as `run_night` takes it, for both alike.
+        database: of the night files.
+        files: by way; the first way should be faster.
+        num_rounds: counted rounds.
+        wrong: error message if answers differ.
+        night: further arguments of `run_night`.
     Raises:
         WrongAnswerError: an answer differs.
     """
@@ -166,12 +166,12 @@ def compare_ways(
 
 
 def measure(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> dict[str, Any]:
-    """Figures of both ways; raises `WrongAnswerError` where an answer differs.
+    """Figures of both ways; raises `WrongAnswerError` if an answer differs.
 
     Args:
         model: checkpoint folder.
         num_documents: of about `DOCUMENT_TOKENS` tokens.
-        num_rounds: that are counted.
+        num_rounds: counted rounds.
         kv_mib: memory for KV.
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
@@ -182,14 +182,7 @@ def measure(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> di
 
 
 def measure_kept(model: Path, num_documents: int, num_rounds: int, kv_mib: int) -> dict[str, Any]:
-    """Figures of a new question with kept prefixes and without; raises `WrongAnswerError` where an answer differs.
-
-    Args:
-        model: checkpoint folder.
-        num_documents: of about `DOCUMENT_TOKENS` tokens.
-        num_rounds: that are counted.
-        kv_mib: memory for KV.
-    """
+    """Figures of a new question with kept prefixes and without. See `measure`."""
     with tempfile.TemporaryDirectory(prefix="batchloom-nights-") as name:
         folder = Path(name)
         files = write_later_files(folder, write_files(folder, model, num_documents, kv_mib)["together"])
@@ -206,12 +199,12 @@ def measure_kept(model: Path, num_documents: int, num_rounds: int, kv_mib: int) 
 
 
 def measure_deadline(model: Path, num_documents: int, budget: str, kv_mib: int) -> dict[str, Any]:
-    """When two nights of a budget ended; raises `WrongAnswerError` where one had too little to do, or lost a row.
+    """How late two nights with a budget ended; raises `WrongAnswerError` if one had too few rows or repeated one.
 
     Args:
         model: checkpoint folder.
         num_documents: of about `DOCUMENT_TOKENS` tokens, more than the budget allows.
-        budget: as night files have it.
+        budget: as in night files, such as 3min.
         kv_mib: memory for KV.
     """
     seconds, nights = parse_budget(budget), []
@@ -229,7 +222,7 @@ def measure_deadline(model: Path, num_documents: int, budget: str, kv_mib: int) 
 
 
 def check_left(database: Path, workload: str, run_id: str) -> dict[str, Any]:
-    """Rows that a run should have done and has; raises `WrongAnswerError` where a row is there twice.
+    """Rows that a run was predicted to do and did; raises `WrongAnswerError` if a row is written twice.
 
     Args:
         database: of the night.
@@ -243,7 +236,7 @@ def check_left(database: Path, workload: str, run_id: str) -> dict[str, Any]:
         query = "select config::text, num_ok, num_unanswered, infer_seconds from runs where run_id = $run"
         ((config, num_ok, num_left, seconds),) = connection.execute(query, {"run": run_id}).fetchall()
     if num_rows != num_keys:
-        raise WrongAnswerError(f"{num_rows - num_keys} rows of {workload} are there twice")
+        raise WrongAnswerError(f"{num_rows - num_keys} rows of {workload} are written twice")
     predicted = json.loads(config).get("prediction", {})
     names = ("load_seconds", "num_fitting_rows", "half_time_rows")
     forecast = {name: predicted[name] for name in names if name in predicted}
@@ -254,11 +247,11 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder or GGUF file")
     parser.add_argument("--documents", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=2, help="of both ways, beside the first that is not counted")
-    parser.add_argument("--kept-prefixes", action="store_true", help="a new question about documents that come back")
-    parser.add_argument("--deadline", metavar="BUDGET", help="how late nights of this budget end, as 3min")
+    parser.add_argument("--rounds", type=int, default=2, help="counted rounds of both ways")
+    parser.add_argument("--kept-prefixes", action="store_true", help="measure a new question with kept KV")
+    parser.add_argument("--deadline", metavar="BUDGET", help="measure how late nights of this budget end, e.g. 3min")
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--out", type=Path, help="file for the JSON result")
     arguments = parser.parse_args(command_line)
     model, machine = unpack_gguf(resolve_checkpoint(arguments.model)), describe_machine()
     try:

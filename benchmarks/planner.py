@@ -1,13 +1,13 @@
-"""How long the global plan of a batch takes, and how that grows: ``python -m benchmarks.planner [--out FILE]``.
+"""Time of the global plan of a batch, and how it grows: ``python -m benchmarks.planner [--out FILE]``.
 
 Workload: BatchLLM's case 1 (section 6.2.2), synthetic: each document of 1,100 tokens is shared by 7 requests, each with
-400 tokens of its own; rows in random order, seeded. Timed: from token ids in memory (Python lists or int32
-arrays) to the finished groups or columns; making the input is not. Every plan is checked against what is known of
-its input before its time counts; a wrong one ends the run with exit code 1 and no figures.
+400 tokens of its own; rows are in a seeded random order. Timed: from token ids in memory (Python lists or int32 arrays)
+to the finished groups or columns, without making the input. Every plan is checked against the known structure of its
+input before its time counts; a wrong plan ends the run with exit code 1 and no figures.
 
 Goals: 3,000 requests, as Python lists, within 0.1 s (the paper's own script: 0.28 s, section 6.3.4); 100,000 requests
-(150 M tokens), as arrays, within 15 s and 4 GB of resident memory, the input included; time linear in requests, but
-for the sort's logarithm.
+(150 M tokens), as arrays, within 15 s and 4 GB of resident memory, including the input; time linear in requests, except
+for the logarithm of sorting.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Batch:
 
 
 def make_batch(num_requests: int, *, num_instruction_tokens: int = 0, seed: int = 7) -> Batch:
-    """Documents differ in their first token, and so do the own parts of one document: what is shared is known."""
+    """Documents differ in their first token, and so do a document's own parts, so the shared prefixes are known."""
     rng = np.random.default_rng(seed)
     documents = np.empty(num_requests, dtype=np.int64)
     values = np.empty((num_requests, PREFIX_TOKENS + OWN_TOKENS), dtype=np.int32)
@@ -151,7 +151,7 @@ def measure_case_1(num_repeats: int) -> dict[str, Any]:
 
 
 def measure_two_levels() -> dict[str, Any]:
-    """3,000 requests below one instruction of 100 tokens: what one level saves, and what blocks in common add."""
+    """3,000 requests with one instruction of 100 tokens: savings of one level, and of blocks that groups share."""
     batch = make_batch(3000, num_instruction_tokens=100)
     plan, exact = plan_prompts(batch.prompts())
     check_plan((plan, exact), batch)
@@ -175,7 +175,7 @@ def measure_two_levels() -> dict[str, Any]:
 
 
 def measure_scale(num_requests: int) -> dict[str, Any]:
-    """One batch, in a process of its own: first-call times, CPU time of later calls, highest resident memory."""
+    """One batch in a process of its own: times of the first call, CPU time of later calls, peak resident memory."""
     batch = make_batch(num_requests)
     prompts = batch.prompts()
     planned, columns_s = timed(lambda: plan_prompts(prompts))

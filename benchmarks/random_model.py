@@ -1,7 +1,7 @@
-"""A checkpoint of random weights, for speed alone:  python -m benchmarks.random_model FOLDER [--shape llama-3-8b]
+"""A checkpoint of random weights, to measure speed:  python -m benchmarks.random_model FOLDER [--shape llama-3-8b]
 
-Written shard by shard in bfloat16 from a fixed seed, so a large one needs no memory for more than a layer. Its answers
-mean nothing, but every engine must still give the same.
+It is written shard by shard in bfloat16 from a fixed seed, so a large model needs memory for one layer only. Its
+answers mean nothing, but all engines must give the same ones.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
-    """config.json and safetensors shards, one a layer and one for the rest."""
+    """Write config.json and safetensors shards, one per layer and one for the rest."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model_config(shape), indent=1))
     index: dict[str, str] = {}
@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
 
 
 def model_config(shape: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says of a model of this shape."""
+    """The config.json of a model of this shape."""
     shared = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": "bfloat16"}
     rope = {"rope_parameters": {"rope_theta": shape["rope_theta"], "rope_type": "default"}}
     ends = {"rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "attention_bias": False, "mlp_bias": False}
@@ -60,7 +60,7 @@ def model_config(shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_model(shape: dict[str, Any], device: str | torch.device, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    """A model of this shape that never was on disk, its random weights made on the device; for speed alone."""
+    """A model of this shape with random weights, made on the device instead of loaded."""
     config = transformers.LlamaConfig(
         **{key: value for key, value in model_config(shape).items() if key not in ("model_type", "dtype")}
     )
@@ -75,7 +75,7 @@ def _shards(shape: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
     q, kv = (shape[name] * shape["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
 
     def matrix(num_out: int, num_in: int) -> torch.Tensor:
-        # Spread so that a row keeps its size through the layers: else all logits would be alike, and ties many.
+        # This spread keeps the size of a row through the layers; else logits would be nearly equal, with many ties.
         values = torch.randn(num_out, num_in, generator=generator, device=device) * num_in**-0.5
         return values.bfloat16().cpu()
 

@@ -1,7 +1,7 @@
-"""Tables and plots of the end-to-end results, into docs/measurements.md:  python -m benchmarks.render
+"""Writes tables and plots of the end-to-end results into docs/measurements.md:  python -m benchmarks.render
 
-Reads benchmarks/results/end_to_end/*.json and flow_run*.json, rewrites what stands between the two markers of the
-document, and writes one SVG file for each end-to-end result beside it. Nothing is measured.
+Reads benchmarks/results/end_to_end/*.json and flow_run*.json, replaces the text between the document's two markers, and
+writes an SVG file for each end-to-end result next to the document. Nothing is measured.
 """
 
 import argparse
@@ -124,7 +124,7 @@ def render_plot(found: Mapping[str, Any]) -> str:
 
 
 def render(results: Path, document: Path) -> None:
-    """Rewrites the generated part of the document.
+    """Replace the generated part of the document.
 
     Raises:
         ValueError: the document lacks the markers.

@@ -1,11 +1,11 @@
-"""What the attention kernel needs on each architecture, compiled without a driver: shared memory, registers, spills.
+"""Shared memory, registers and spills of the kernels on each architecture, compiled without a GPU driver.
 
     python -m benchmarks.resources [--architecture sm_90 ...] [--every {shipped,default,variants,fp8}] [--json FILE]
 
-NVIDIA's figures are read from the cubin with the cuobjdump that Triton carries, AMD's from the code object's metadata.
-A register spilled to memory shows as a stack frame (NVIDIA) or as private segment and vgpr spills (AMD). AMD's compiler
-may also keep scalar registers in unused lanes of vector ones (sgpr_lanes): that touches no memory. What Triton's cache
-(TRITON_CACHE_DIR) has, by source, constants and options, is not compiled again.
+NVIDIA's figures are read from the cubin with Triton's cuobjdump, AMD's from the code object's metadata. Spilled
+registers show as a stack frame (NVIDIA) or as private segment and vgpr spills (AMD). AMD's compiler may also keep
+scalar registers in unused lanes of vector registers (sgpr_lanes), which uses no memory. Kernels in Triton's cache
+(TRITON_CACHE_DIR) are not compiled again.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch, load_tuned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorLimits:
-    """Of one processor (SM or CU); a program may take all of program_shared_bytes."""
+    """The resources of one processor (SM or CU); a program may use all of program_shared_bytes."""
 
     program_shared_bytes: int
     shared_bytes: int
@@ -76,7 +76,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one compiled kernel takes.
+    """The resources of one compiled kernel.
 
     Attributes:
         registers: per thread (on AMD vector registers, accumulation registers included).
@@ -96,7 +96,7 @@ class Resources:
     matrix_instructions: Mapping[str, int]
 
     def violations(self) -> list[str]:
-        """What of it does not fit the architecture, in words."""
+        """Which resources exceed the architecture, in words."""
         limits = LIMITS[self.architecture]
         found = []
         if self.shared_bytes > limits.program_shared_bytes:
@@ -163,8 +163,8 @@ def shipped_launches(configuration: str) -> Iterator[tuple[str, int, int, Launch
 
 
 def report(architecture: str, every: str) -> Iterator[Resources]:
-    """Compiles for an architecture and reads: every launch shipped for it, every launch of the default configuration,
-    variants of one launch that flags, head counts and block sizes make, or what computes a model in 8 bits."""
+    """Compile kernels for an architecture and read their resources: the launches shipped for it, those of the default
+    configuration, variants of one launch by flags, head counts and block sizes, or the kernels of 8-bit models."""
     if every == "fp8":
         yield from _report_fp8(architecture)
         return

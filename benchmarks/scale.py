@@ -1,18 +1,18 @@
 """A night larger than memory, stage by stage: ``python -m benchmarks.scale [--out FILE] [--sizes N ...]``.
 
-Workload: BatchLLM's case 1 (section 6.2.2), synthetic, in a real DuckDB file: each document is stored once and asked by
-7 requests; a prompt has about 1,100 tokens up to the end of its document and 400 of its own, in words of Python's
-language reference. Then the night's own stages, with the workload as shipped: read, tokenize, plan (which sorts and
-cuts partitions), and gather, in which every partition is read as a worker would. Each stage is a process of its own;
-its times and highest resident memory are recorded, DuckDB's included.
+Workload: BatchLLM's case 1 (section 6.2.2), synthetic, in a real DuckDB file: each document is stored once and has 7
+requests; a prompt has about 1,100 tokens up to the end of its document and 400 of its own, in words of Python's
+language reference. The stages are the night's own, with the shipped workload: read, tokenize, plan (which sorts and
+cuts partitions), and gather, which reads every partition as a worker would. Each stage is a process of its own; its
+times and its peak resident memory are recorded, including DuckDB's.
 
 Checked before a figure counts: every row is there once, prompts gathered from partitions are the tokenized ones, and
-the plan saves what the shape of the data gives. A wrong answer ends the run with exit code 1 and no figures.
+the plan saves the expected tokens. A wrong answer ends the run with exit code 1 and no figures.
 
 ``--night embeddings`` does the same with a night of embeddings, see benchmarks/measuring/embedding_night.py.
 
-Goals: the largest size within 4 GB at every stage, and processor time per request
-that grows by less than half from the smallest (the clock's time counts what else the machine does).
+Goals: every stage of the largest size within 4 GB, and processor time per request that grows by less than half from the
+smallest size (wall time includes what other programs take).
 """
 
 import argparse
@@ -60,7 +60,7 @@ STAGES = ("read", "tokenize", "plan", "gather")
 
 
 class TextMaker:
-    """Sentences of real words, put together to texts of about so many tokens."""
+    """Texts of about a given number of tokens, put together from sentences of real words."""
 
     def __init__(self, codec: TextCodec) -> None:
         rng = np.random.default_rng(7)
@@ -82,7 +82,7 @@ class TextMaker:
 
 
 def make_database(folder: Path, num_requests: int) -> None:
-    """Documents once, queries, and the pairs that want a snippet."""
+    """Write documents, queries, and the pairs to answer."""
     maker = TextMaker(TextCodec.load(find_checkpoint()))
     with connect(folder / "case.duckdb", create=True, memory_limit="1GB") as connection:
         create_schema(connection)
@@ -135,7 +135,7 @@ def find_checkpoint() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """A kind of night: its stages, how its database is made from a number of rows, one stage, what comes out."""
+    """A kind of night: its stages, and functions that make its database, run a stage and check the result."""
 
     stages: tuple[str, ...]
     prepare: Callable[[Path, int], None]
@@ -144,7 +144,7 @@ class Night:
 
 
 def measure_stage(run_stage: Callable[[str, Path], None], stage: str, folder: Path) -> dict[str, float]:
-    """One stage in this process: seconds on the clock and of the processor, and highest resident GB."""
+    """Run one stage in this process: wall and processor seconds, peak resident GB."""
     started, started_cpu = time.perf_counter(), time.process_time()
     run_stage(stage, folder)
     return {
@@ -163,7 +163,7 @@ def gather(folder: Path) -> None:
 
 
 def check(folder: Path, num_requests: int) -> dict[str, Any]:
-    """The size of what was made; raises `WrongAnswerError` where it is not what the data must give."""
+    """The sizes of the results; raises `WrongAnswerError` if they are not what the data must give."""
     plan = describe_parquet(folder / "plan.parquet")
     summary = read_plan_summary(plan)
     if summary.num_rows != num_requests:

@@ -4,14 +4,13 @@
     python -m benchmarks.tune --estimate sm_90    anywhere: from data sheets, for architectures not measured yet;
                                                   "default" is what fits every target, for devices without a file
 
-Either way a launch ships only if it compiles for the architecture without spills and within its limits
-(benchmarks/resources.py). Measured: every candidate runs steps of known tiles; of the launches of each kind
-(launch_candidates.py) the one that takes the least time over its steps ships, with the costs that explain the times of
-all that ship best (cost_fit.py). A candidate that gets a step wrong, or fails, is named and left out. While one is
-measured, processes on the other cores compile those that follow.
+A launch ships only if it compiles for the architecture without spills and within its limits (benchmarks/resources.py).
+On a GPU every candidate runs steps of known tiles. Of each kind of launch (launch_candidates.py) the fastest ships,
+with the costs that explain the times of all shipped launches best (cost_fit.py). A candidate that fails or gives a
+wrong result is named and left out. While one is measured, processes on the other cores compile the following ones.
 
-An entry of the file (element bits, head dim) is replaced as soon as it is known, the others stay; so --bits and
---head-dim cut the work into pieces. --seconds ends the search in time, with the best of what was tried until then.
+An entry of the file (element bits, head dim) is replaced as soon as it is known, the others stay; so the work can be
+done in pieces with --bits and --head-dim. --seconds ends the search in time, with the best launch so far.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def estimate(architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
         if candidate.name in launches:
             continue
         launch = fitted(candidate, architecture, bits, head_dim)
-        # With one program at a time nothing would run while it starts.
+        # With one program per processor nothing would run while a program starts.
         if launch is not None and (launch.name == "mixed" or launch.programs_per_processor > 1):
             launches[launch.name] = estimate_costs(launch, sheet, bits, head_dim)
             print(f"{architecture} {bits}-bit {head_dim}: {launches[launch.name]}", flush=True)
@@ -116,7 +115,7 @@ class Search:
             self.best[launch.name] = costed, steps
 
     def entry(self) -> dict[str, Any] | None:
-        """What was found; None unless it has a launch of every kind that was looked for; grouped may be missing."""
+        """The entry found; None if a kind of launch is missing, other than grouped."""
         wanted = {launch.name for launch in candidates(self._architecture, self._bits, self._head_dim)}
         if not wanted - {"grouped"} <= self.best.keys():
             return None
@@ -132,7 +131,7 @@ class Search:
 
 
 def alternating(found: Iterable[Launch]) -> Iterator[Launch]:
-    """Launches of each kind in turn: however early a search ends, it has tried the likeliest of all."""
+    """Launches of each kind in turn, the likeliest first, so that a short search has tried the best ones."""
     by_kind: dict[str, list[Launch]] = {}
     for launch in found:
         by_kind.setdefault(launch.name, []).append(launch)
@@ -157,7 +156,7 @@ def entry(
 
 
 def keep(found: Mapping[str, Any], architecture: str, folder: Path) -> None:
-    """Puts an entry into an architecture's file, in place of the one it had for the same sizes."""
+    """Put an entry into an architecture's file; replaces the entry of the same sizes."""
     file = folder / f"{architecture}.json"
     document = (
         json.loads(file.read_text())
@@ -175,7 +174,7 @@ def keep(found: Mapping[str, Any], architecture: str, folder: Path) -> None:
 
 
 def measure(sizes: Sequence[tuple[int, int]], run: GpuRun, folder: Path, seconds: float) -> list[str]:
-    """Measures entries one by one, each with its share of the time that is left; returns what went wrong."""
+    """Measure entries one by one, each with its share of the time left; returns the failures."""
     architecture = architecture_of(run.device)
     if architecture not in DATA_SHEETS:
         raise SystemExit(f"benchmarks.tune: no compile target for {architecture}; known: {', '.join(DATA_SHEETS)}")

@@ -1,20 +1,20 @@
-"""What typed answers cost and whether they are valid:  python -m benchmarks.typed [--model FOLDER] [--out FILE]
+"""Cost and validity of typed answers:  python -m benchmarks.typed [--model FOLDER] [--out FILE]
 
-Eight columns of DuckDB types are extracted from invoices made of a seeded vocabulary, with the engine alone.
+The engine extracts eight columns of DuckDB types from invoices made of a seeded vocabulary.
 
 Speed, in rounds, each in another order, on the same prompts:
 
-- "free": no grammar, and as many new tokens for each row as "one by one" gave it: what these tokens cost;
+- "free": no grammar, and for each row as many new tokens as with "one by one";
 - "one by one": masks, and a step for each forced token;
 - "chunks": masks, and forced tokens computed with the prompt or as a chunk of the next step, as the engine does it.
 
-Masks cost what "one by one" takes beyond "free"; forced tokens as prefill gain what "chunks" takes less than "one by
-one". Goals: at most 5 %, at least 1.5 times. A figure is the median over the rounds of a ratio within one round, of
-wall and of processor time. First, in float32, "one by one" and "chunks" must give the same ids, else there are no
-figures.
+The cost of masks is the time of "one by one" over "free", goal: at most 5 % more. The gain of computing forced tokens
+as prefill is the time of "one by one" over "chunks", goal: at least 1.5. Figures are medians over the rounds of the
+ratio within a round, of wall and of processor time. First, in float32, "one by one" and "chunks" must give the same
+ids, else no figures are given.
 
-Validity: each finished answer of --validity-rows rows is judged by a JSON schema validator (jsonschema) and by DuckDB's
-casts; answers cut at their length are counted apart; of free text for the same prompts, the first rows are judged too.
+Validity: each finished answer of --validity-rows rows is checked by a JSON schema validator (jsonschema) and by
+DuckDB's casts; answers cut at their length are counted separately. Free text for the first prompts is checked, too.
 """
 
 import argparse
@@ -90,7 +90,7 @@ FREE_ROWS = 100
 
 
 class OneByOne(Constraint):
-    """Says of no token that it is certain; the masks of forced tokens still allow them alone."""
+    """A grammar matcher that reports no forced tokens; their masks still allow only them."""
 
     def take_forced(self, most: int) -> list[int]:
         return []
@@ -108,7 +108,7 @@ class OneByOneGrammar(Grammar):
 
 
 def make_text(rng: random.Random) -> str:
-    """An invoice, some of whose facts are missing, and some of whose words try to be more than words."""
+    """An invoice; some facts are missing, and some words look like JSON or control tokens."""
     number = f"{rng.choice('ABC')}{rng.choice('XYZ')}-{rng.randrange(10_000):04}"
     items = [
         f"{rng.randrange(1, 90)} x {rng.choice(WORDS)} {rng.random() * 900:.2f}" for _ in range(rng.randrange(1, 6))
@@ -124,7 +124,7 @@ def make_text(rng: random.Random) -> str:
 
 
 def make_prompts(codec: TextCodec, num_rows: int) -> list[list[int]]:
-    """Chat prompts that differ in the invoice alone."""
+    """Chat prompts that differ only in the invoice."""
     rng = random.Random(20)
     fields = ", ".join(f"{name} ({column.type})" for name, column in COLUMNS.items())
     texts = [
@@ -137,7 +137,7 @@ def make_prompts(codec: TextCodec, num_rows: int) -> list[list[int]]:
 
 
 def ask(prompts: Sequence[Sequence[int]], grammar: Grammar | None, lengths: Sequence[int]) -> list[Request]:
-    """A request for each prompt; without a grammar it is as long as `lengths` says."""
+    """A request for each prompt; without a grammar its answer has the length in `lengths`."""
     return [
         Request(
             request_id=str(row),
@@ -162,14 +162,14 @@ class Bench:
         self.chunks, self.one_by_one = (kind.from_lark(source, vocabulary) for kind in (Grammar, OneByOneGrammar))
 
     def run(self, requests: Sequence[Request]) -> tuple[list[Completion], float, float]:
-        """Answers, wall and processor seconds."""
+        """The answers, wall seconds and processor seconds."""
         wall, processor = time.perf_counter(), time.process_time()
         answers = self.engine.generate(requests)
         return answers, time.perf_counter() - wall, time.process_time() - processor
 
 
 def check_ids(bench: Bench, prompts: Sequence[Sequence[int]]) -> None:
-    """Both ways of forced tokens give the same answers in float32."""
+    """Check that both ways to compute forced tokens give the same answers in float32."""
     most = [MAX_NEW_TOKENS] * len(prompts)
     chunks, one_by_one = (bench.run(ask(prompts, g, most))[0] for g in (bench.chunks, bench.one_by_one))
     for ours, theirs in zip(chunks, one_by_one, strict=True):
@@ -211,7 +211,7 @@ def measure(bench: Bench, prompts: Sequence[Sequence[int]], num_rounds: int) -> 
 
 
 def judge(text: str, connection: duckdb.DuckDBPyConnection) -> str:
-    """What is wrong with an answer; empty for nothing."""
+    """Why an answer is invalid; empty if it is valid."""
     types = ", ".join(f"{name} {column.type}" for name, column in COLUMNS.items())
     try:
         jsonschema.validate(json.loads(text), SCHEMA, format_checker=jsonschema.FormatChecker())
@@ -222,7 +222,7 @@ def judge(text: str, connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def validate(bench: Bench, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Counts of answers by what the judges say of them."""
+    """Number of answers by verdict."""
     most = [MAX_NEW_TOKENS] * len(prompts)
     found: dict[str, Any] = {}
     with duckdb.connect() as connection:

@@ -35,72 +35,72 @@ class EngineConfig:
     __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
 
     dtype: Dtype = "auto"
-    """number format of weights and KV; auto: bfloat16 where the device computes it natively; fp8: on a GPU that has
-    it, half the memory; int8: on a CPU, half the memory, and answers that do not depend on the batch; quantized:
-    weights as a GGUF, AWQ, GPTQ or compressed-tensors file has them, which auto takes where the CPU can"""
+    """number format of weights and KV; auto: bfloat16 if the device computes it natively, else float32; fp8: half the
+    memory, on GPUs that have it; int8: half the memory, on a CPU, answers do not depend on the batch; quantized: keeps
+    the weights of a GGUF, AWQ, GPTQ or compressed-tensors checkpoint quantized, as auto does if the CPU can"""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:1; auto: the first GPU, else the CPU"""
+    """what the model computes on: cpu, cuda, cuda:1 and so on; auto: the first GPU, else the CPU"""
     attention: Attention = "auto"
     """native (compiled on first use) or torch on a CPU; fused on a GPU, where paged and relay (three launches) are
     there to compare with; auto: native where there is a C++ compiler, fused on a GPU"""
     block_size: Annotated[int, Field(ge=1)] = 32
-    """tokens in one block of KV; native attention takes multiples of 32"""
+    """tokens in one KV block; native attention takes multiples of 32"""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = 2048
     """most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU 2,048, on a GPU
-    8,192 or more where its memory allows"""
-    # M_threshold. What is free is measured when the engine is loaded: on a GPU after a full step and CUDA graphs.
+    8,192 or more if its memory allows"""
+    # M_threshold. Free memory is measured when the engine is loaded: on a GPU after a full step and CUDA graphs.
     kv_memory_bytes: int | Literal["auto"] = "auto"
-    """memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of what is free"""
+    """memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of the free memory"""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """used where kv_memory is auto"""
+    """share of the free memory that KV gets if kv_memory is auto"""
     max_model_len: int | Literal["auto"] = "auto"
-    """longest prompt plus answer in tokens; auto: what the model allows"""
-    # 1 makes preemption rare; 0 admits by what is held now, as Algorithm 2 of BatchLLM does.
+    """most tokens of a prompt plus its answer; auto: what the model allows"""
+    # 1 makes preemption rare; 0 counts only the KV blocks held now, as Algorithm 2 of BatchLLM does.
     output_reserve: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """share of an answer's length set aside in KV when it starts"""
+    """share of an answer's expected tokens for which KV is reserved when its request starts"""
     order: Order = "ratio"
-    """who starts first; ratio: groups that decode most for their prefill; fcfs: in table order; sjf: shortest
-    expected answer; priority: largest priority column"""
+    """which requests start first; ratio: groups with the most decode tokens per prefill token; fcfs: in table order;
+    sjf: shortest expected answer; priority: largest value of the priority column"""
     sharing: Sharing = "path"
-    """who shares KV; path: the plan's groups, and what groups have in common; group: the plan's groups; lru: blocks
-    found in a cache, without a plan; none: nobody"""
+    """which KV is shared; path: prefixes of the plan's groups, and blocks that several groups have in common; group:
+    prefixes alone; lru: blocks found in an LRU cache, without a plan; none: no KV"""
     max_running_requests: int | Literal["memory"] = "memory"
-    """most requests that hold KV at once; memory: no limit but kv_memory"""
+    """most requests that hold KV at a time; memory: as many as fit in kv_memory"""
     batching: Batching = "continuous"
-    """when requests start; continuous: at any step; static: when the batch before is finished; dynamic: likewise,
-    and a batch is what one step can take"""
+    """when requests start; continuous: at any step; static: when all requests of the last batch are finished; dynamic:
+    as static, with batches that fit in one step"""
     # Steps of whole prompts decode nothing; a prompt longer than max_num_batched_tokens has a step of its own.
     prefill: Prefill = "chunked"
-    """chunked: prompts are cut to fill each step; whole: a prompt is never cut"""
+    """how prompts are computed; chunked: cut to fill each step; whole: never cut"""
     packing: Packing = "ragged"
-    """prompts of a step, with prefill whole; ragged: in turn; prepacked: in bins, longest first; padded: in turn,
-    padded to the longest; length_ordered: padded, sorted by length"""
+    """how prompts share a step if prefill is whole; ragged: in their order; prepacked: in bins, longest first; padded:
+    padded to the longest; length_ordered: sorted by length, then padded"""
     preemption: Preemption = "recompute"
-    """where KV memory runs out, the latest request is computed again (recompute), copied to host memory and back
-    (swap), or ends as an error (kill)"""
-    # Beside a GPU half of it holds KV: memory that a GPU copies to comes in powers of two.
+    """what happens to the latest request if KV memory runs out; recompute: it is computed again later; swap: its KV is
+    copied to host memory and back; kill: it ends as an error"""
+    # On a GPU only half of it may hold KV: pinned memory is allocated in powers of two.
     swap_memory_bytes: int | Literal["auto"] = "auto"
-    """host memory for preemption swap, such as 4GiB; auto: as kv_memory, at most half of the free"""
+    """host memory for preemption swap, such as 4GiB; auto: as much as kv_memory, at most half of the free memory"""
     prompt_lookup: Lookup = "never"
-    """always: tokens of an answer are guessed from what prompt and answer said before, and several are checked in a
-    step; on a GPU steps then wait for the tokens of the step before"""
+    """always: the next tokens are guessed by looking up the last ones in prompt and answer, and checked in one step; on
+    a GPU, steps are then not overlapped"""
     keep_prefixes_bytes: Annotated[int, Field(ge=0)] = 0
-    """disk for KV of documents that later nights ask about again, as 20GB; 0: none"""
+    """disk space for the KV of prefixes that later nights need again, such as 20GB; 0: keep none"""
     prefix_folder: str = ""
-    """where that KV is"""
+    """folder of the kept KV"""
     disaggregation: Disaggregation = "none"
-    """none: one process does all; processes: another process of the host computes prompts"""
+    """none: one process computes prompts and answers; processes: another process of the host computes the prompts"""
     compile: Compile = "auto"
     """torch.compile where transformers computes the layers (attention torch); auto: in 16-bit formats, with a C++
     compiler, where the plan is long enough to pay for the seconds it takes"""
     cuda_graphs: Literal["auto", "never"] = "auto"
     """decode steps as CUDA graphs, captured as needed; auto: where attention is fused or paged"""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
-    """GPUs of this host that each compute a share of every layer of one model"""
+    """number of GPUs of this host that one engine uses, each for a share of every layer"""
     deterministic: bool = False
-    """answers have the same bits in any batch: in bfloat16 and float32 on a CPU, and in int8 always"""
+    """make answers bit-identical in any batch, in bfloat16 and float32 on a CPU; in int8 they always are"""
     num_threads: Annotated[int, Field(ge=0)] = 0
-    """of the CPU, in each process; 0: torch decides"""
+    """CPU threads of each process; 0: torch decides"""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,1 +1,1 @@
-"""What runs: each flow reads like the picture of what it does."""
+"""The Prefect flows and the command line."""

@@ -1,4 +1,4 @@
-"""What a workload's order of fields and instructions costs: ``batchloom advise WORKLOAD``, or a whole night file."""
+"""``batchloom advise``: prompt tokens that the order of a template's parts costs, for a workload or a night file."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ from tasks.workloads.workload import Workload, load_workload
 
 
 def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Workload]]]:
-    """What is planned together: the workloads of each wave of a night file, or the one workload.
+    """The workloads that are planned together: each wave of a night file, or the one workload.
 
     Raises:
         BatchloomError: a file, the database or the model cannot be used.
@@ -52,7 +52,7 @@ def _is_night(name: str) -> bool:
     try:
         keys = tomllib.loads(Path(name).read_text(encoding="utf-8-sig")) if name.endswith(".toml") else {}
     except (OSError, ValueError):
-        return False  # whoever reads the file as a workload says what is wrong with it
+        return False  # `load_workload` reports the error
     return not keys.keys().isdisjoint(("database", "models", "workload"))
 
 
@@ -62,7 +62,7 @@ def _make_job(
     from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 
     with connect(database, read_only=True):
-        pass  # a wrong path ends here
+        pass  # a wrong path fails here
     checkpoint = resolve_checkpoint(model)
     return LayoutJob(
         database=database,
@@ -77,7 +77,7 @@ def _make_job(
 
 
 def show_advice(advice: LayoutAdvice, console: Console) -> None:
-    """Prints the layouts of workloads that are planned together."""
+    """Print the layouts of workloads that are planned together, with the prompt tokens that each computes."""
     console.rule(f"{' + '.join(advice.workloads)}: {advice.num_rows:,} rows", align="left", style="none")
     if advice.costs:
         written = advice.costs[0].num_computed_tokens
@@ -106,13 +106,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Advise on the workload or night in `arguments` (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="batchloom advise",
-        description="Show what a workload's order of fields and instructions costs, against the best that its template "
-        "allows. All rows of its query count, answered or not; nothing is written, no model is loaded.",
+        description="Show how many prompt tokens a workload computes with its order of fields and instructions, and "
+        "with the best order. All rows of its query count, answered or not; nothing is written, no model is loaded.",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", help="a shipped one by name, a TOML file, or a night file")
+    parser.add_argument(
+        "workload", metavar="WORKLOAD", help="name of a shipped workload, its TOML file, or a night file"
+    )
     parser.add_argument("--database", type=Path, help="DuckDB file with the rows")
-    parser.add_argument("--model", help="checkpoint folder, GGUF file or hub id; its tokenizer counts")
-    parser.add_argument("--attach", action="append", default=[], metavar="NAME=PATH", help="what the query may read")
+    parser.add_argument("--model", help="checkpoint folder, GGUF file or hub id, whose tokenizer is used")
+    parser.add_argument(
+        "--attach",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="what the query may read as NAME",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(arguments)
     try:

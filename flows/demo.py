@@ -1,4 +1,4 @@
-"""The demo: build its database once, let the nightly flow answer it, show what came out. `make demo` runs it."""
+"""The demo: build its database once, answer it with the nightly flow, show the answers. `make demo` runs it."""
 
 import argparse
 import importlib.util
@@ -33,10 +33,10 @@ TRY_SQL = "select query_text, rank, title, round(score, 3) as score from ranked_
 
 
 def find_demo_model() -> Path:
-    """SmolLM2-135M-Instruct as a GGUF file: where `make` has put it, else in the installed package.
+    """SmolLM2-135M-Instruct as a GGUF file: the one that `make` installed, else that of the installed package.
 
     Raises:
-        ModelError: it is in neither place.
+        ModelError: there is neither.
     """
     beside = _model_folder(MODEL_PACKAGE)
     installed = importlib.util.find_spec(MODEL_PACKAGE)
@@ -50,7 +50,7 @@ def find_demo_model() -> Path:
 
 
 def find_embedding_model() -> Path | None:
-    """all-MiniLM-L6-v2 where `make` has put it; None where it is not there."""
+    """all-MiniLM-L6-v2 as `make` installed it; None if it did not."""
     folder = _model_folder(EMBEDDING_PACKAGE)
     return folder if (folder / "modules.json").is_file() else None
 
@@ -60,16 +60,16 @@ def _model_folder(package: str) -> Path:
 
 
 def demo(database: Path, model: Path, console: Console) -> int:
-    """Build, run, show, compare with gold rows; returns the exit code.
+    """Build the database, answer it, show answers, evaluate them with gold rows; returns the exit code.
 
-    Documents are compared by meaning where the embedding model is installed.
+    If the embedding model is installed, documents get embeddings and the nearest pairs are shown.
 
     Args:
         database: DuckDB file; built if it does not exist.
         model: checkpoint folder or GGUF file.
         console: where the results are printed.
     Raises:
-        BatchloomError: the demo's own parts are missing or the database cannot be used.
+        BatchloomError: the demo's contents are missing or the database cannot be used.
     """
     if not database.exists():
         build(database, console)
@@ -90,7 +90,7 @@ def demo(database: Path, model: Path, console: Console) -> int:
             rows = [(title, near_title, f"{similarity:.3f}") for title, near_title, similarity in pairs]
             title = "Documents nearest in meaning, from latest_document_embeddings"
             console.print(_table(title, ("document", "near document", "similarity"), rows))
-    console.print("How good are they? Documents of which Python proves what they describe:\n")
+    console.print("How good are the answers? Evaluated on documents whose facts Python itself can prove:\n")
     for workload, gold in GOLD.items():
         exit_code |= run_flow(evaluate, ["--database", str(database), "--workload", workload, "--gold", gold])
     python = os.path.relpath(sys.executable) if sys.executable.startswith(os.getcwd()) else sys.executable
@@ -101,7 +101,7 @@ def demo(database: Path, model: Path, console: Console) -> int:
 
 
 def build(database: Path, console: Console) -> None:
-    """Make the demo's database and say what is in it."""
+    """Make the demo's database and print what it holds."""
     contents = read_demo_contents()
     build_demo_database(database, contents)
     console.print(
@@ -115,7 +115,7 @@ def build(database: Path, console: Console) -> None:
 
 
 def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
-    """A few answers of each workload, and the tokens saved."""
+    """Print a few answers of each workload, and the tokens that sharing saved."""
     answers = connection.execute(statement("demo/answers"), {"num_rows": 4}).fetchall()
     best = connection.execute(statement("demo/best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
     facts = connection.execute(statement("demo/facts"), {"num_rows": 4}).fetchall()
@@ -150,8 +150,12 @@ def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo with the options in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(prog="batchloom demo", description="The nightly flow on a database of its own.")
-    parser.add_argument("--database", type=Path, default=Path("demo.duckdb"), help="made where there is none")
+    parser = argparse.ArgumentParser(
+        prog="batchloom demo", description="Run the nightly flow on a demo database and show its results."
+    )
+    parser.add_argument(
+        "--database", type=Path, default=Path("demo.duckdb"), help="DuckDB file; built if it does not exist"
+    )
     parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct")
     options = parser.parse_args(arguments)
     try:

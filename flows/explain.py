@@ -19,8 +19,9 @@ from engine.errors import ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.explain_page import publish_forecast
 from flows.layouts import settle
+from flows.prediction import read_and_plan
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
-from flows.workload_run import Source, read_and_plan
+from flows.workload_run import Source
 from tasks.database.connection import connect
 from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
@@ -33,7 +34,7 @@ from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else how far it is would not reach Prefect's log, nor standard error
+LOGGER.setLevel(logging.INFO)  # else Prefect's log and standard error would not show the flow's progress
 
 
 @flow(name="explain", flow_run_name="explain-{database.stem}", retries=0, persist_result=False)
@@ -50,31 +51,31 @@ def explain(
     attach: Attachments = (),
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[Forecast]:
-    """Say what the nightly flow would do with the same parameters, and how long it would take on a device.
+    """Predict what the nightly flow would do with the same parameters, and how long it would take on a device.
 
-    Tokens and plan are kept where the nightly flow looks for them, so the night does not make them again.
+    Tokens and plan are kept in the database's cache, so the nightly flow does not make them again.
 
     Args:
-        database: DuckDB file with the inputs; nothing in it is changed.
-        model: checkpoint folder, GGUF file or hub id; its weights are not loaded.
-        workloads: shipped ones by name, others by the path of their TOML file.
+        database: DuckDB file with the input tables; nothing in it is changed.
+        model: checkpoint folder, GGUF file or Hugging Face hub id; its weights are not loaded.
+        workloads: what to explain: the name of a shipped workload or the path of a TOML file.
         adapter: folder of a LoRA adapter of the model, for workloads whose file names none.
-        device: a100, h100, h200, mi250 or mi300x; cpu or cuda is what this machine has; auto its GPU, else its CPU.
-        workers: engines side by side, each on such a device, or dividing this machine's CPU; auto: one of a device that
-            is named, else as the night has it.
-        full: explain every row, not only what is new or changed.
+        device: a100, h100, h200, mi250 or mi300x; cpu or cuda: this machine's; auto: this machine's GPU, else its CPU.
+        workers: number of engines, each on such a device, or sharing this machine's CPU; auto: one on a named device,
+            else as many as the nightly flow has.
+        full: explain all rows, not only new and changed ones.
         engine: how the model computes.
-        planning: how prompts are grouped, and how much work is one unit.
-        attach: NAME=PATH of what SQL of workloads may read beside the database: a folder, a DuckDB or SQLite file.
-        lock_timeout_seconds: how long to wait while another process has the database open.
+        planning: how prompts are grouped by shared prefixes, and how large a partition is.
+        attach: NAME=PATH of a folder, DuckDB or SQLite file that the SQL of workloads may read under this name.
+        lock_timeout_seconds: seconds to wait while another process has the database open.
 
     Returns:
-        a forecast for each workload, in order; everything in it is simulated. Each is an artifact of the flow run, too.
+        a simulated forecast for each workload, in order; each is also an artifact of the flow run.
     Raises:
-        BatchloomError: a parameter names nothing usable; the message says what and where.
+        BatchloomError: a parameter is wrong; the message says what and where.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path ends here, before anything is made beside it
+        pass  # a wrong path fails here, before a folder is made next to it
     prune_cache(database)
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
@@ -90,20 +91,20 @@ def explain(
         method=planning.method,
     )
     source = Source.find(database, model, team.engine, planning, full, find_attachments(attach))
-    jobs = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
-    forecasts = [explain_workload(source, workload, job) for workload in jobs]
+    chosen = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
+    forecasts = [explain_workload(source, workload, job) for workload in chosen]
     for forecast in forecasts:
         publish_forecast(forecast)
     return forecasts
 
 
 def choose_team(device: str, workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
-    """The engines that a night with `workers` has on this host, or on so many devices of a kind.
+    """The engines of a night with `workers`: on this host, or each on a device of the named kind.
 
     Args:
-        device: "auto", "cpu" or "cuda": what this host has; else the name of a device in the table.
+        device: "auto", "cpu" or "cuda": this host's; else the name of a device in the table.
         workers: number of engines; "auto": one for each GPU of this host, or one.
-        engine: settings as the user gave them, for all engines together.
+        engine: settings for all engines together, as the user gave them.
     Raises:
         ConfigError: more workers than GPUs.
     """
@@ -113,12 +114,12 @@ def choose_team(device: str, workers: int | Literal["auto"], engine: EngineConfi
 
 
 def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> Forecast:
-    """One workload, from table to forecast. The texts of the rows are on disk only meanwhile.
+    """Read, tokenize and plan one workload, then simulate it. Its artifacts are deleted at the end.
 
     Args:
-        source: of the rows and their prompts.
+        source: the database and the model's files.
         workload: what would be answered.
-        job: what all workloads of the forecast have in common.
+        job: what the forecasts of all workloads have in common.
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
         (workload,) = settle(source, [workload], is_kept=False)

@@ -1,24 +1,22 @@
-"""A forecast as a page for people, on a terminal or as an artifact of its flow run."""
+"""A forecast as text for a terminal or for an artifact of its flow run."""
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from prefect.artifacts import create_markdown_artifact
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.quality.text_page import TextPage, publish_page, show_duration, show_size
 from tasks.forecast.forecast import Forecast, Prediction, Quantiles
-from tasks.runs.run_record import artifact_key
 
 ARTIFACT_COLUMNS = 120
 
 
 def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
-    """Prints forecasts on standard output, as JSON or for people."""
+    """Print forecasts on standard output, as JSON or as tables."""
     if is_json:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1))
         return
@@ -27,7 +25,7 @@ def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
 
 
 def show_forecast(forecast: Forecast, console: Console) -> None:
-    """Prints everything that is known of one workload."""
+    """Print the forecast of one workload."""
     console.rule(f"{forecast.workload}: {forecast.label}, no model was loaded", align="left", style="none")
     if forecast.shape is None:
         console.print(f"Nothing new to do; {forecast.num_already_done:,} rows were answered before.\n")
@@ -46,14 +44,11 @@ def show_forecast(forecast: Forecast, console: Console) -> None:
 
 
 def publish_forecast(forecast: Forecast) -> None:
-    """Keeps the page as the artifact ``forecast-<workload>`` of the flow run that calls this."""
-    page = io.StringIO()
-    show_forecast(forecast, Console(width=ARTIFACT_COLUMNS, file=page, color_system=None))
-    create_markdown_artifact(
-        markdown=f"```\n{page.getvalue()}\n```",
-        key=artifact_key("forecast", forecast.workload),
-        description=f"Simulated: {forecast.workload}, {forecast.num_rows:,} rows",
-    )
+    """Store the page as the artifact ``forecast-<workload>`` of the calling flow run."""
+    page = TextPage(ARTIFACT_COLUMNS)
+    show_forecast(forecast, page.console)
+    description = f"Simulated: {forecast.workload}, {forecast.num_rows:,} rows"
+    publish_page("forecast", forecast.workload, page.text, description)
 
 
 def _work_facts(forecast: Forecast) -> list[tuple[str, str]]:
@@ -83,7 +78,7 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
     )
     num_engines = prediction.num_engines
     side_by_side = (
-        f" on {num_engines} engines side by side ({_duration(run.seconds)} of all)" if num_engines > 1 else ""
+        f" on {num_engines} engines side by side ({show_duration(run.seconds)} of all)" if num_engines > 1 else ""
     )
     facts = [
         ("device", (f"{num_engines} x " if num_engines > 1 else "") + f"{device.name}: {device.title}"),
@@ -94,7 +89,7 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
             f"times {device.compute_efficiency:g} and {device.memory_efficiency:g}; "
             f"{device.host_s_per_layer * 1e3:g} ms of the host a layer and step",
         ),
-        ("predicted time", f"{_duration(prediction.seconds)}{side_by_side}, bound by {run.bound} ({shares})"),
+        ("predicted time", f"{show_duration(prediction.seconds)}{side_by_side}, bound by {run.bound} ({shares})"),
         ("cool-down", f"{run.cool_down_seconds / run.seconds:.0%} of the time in steps with nothing left to start"),
         (
             "steps",
@@ -103,10 +98,11 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
         ("running", f"at most {run.peak_running_requests:,} requests after a step"),
         (
             "KV memory",
-            f"at most {_size(kv.peak_bytes)} of {_size(kv.budget_bytes)}" + (" on each" if num_engines > 1 else ""),
+            f"at most {show_size(kv.peak_bytes)} of {show_size(kv.budget_bytes)}"
+            + (" on each" if num_engines > 1 else ""),
         ),
         ("KV of a token", _kv_of_a_token(kv.bytes_per_token)),
-        ("weights", _size(prediction.weight_bytes)),
+        ("weights", show_size(prediction.weight_bytes)),
         ("preemptions", f"{run.num_preempted_requests:,}"),
     ]
     if answer.num_tokens > 1 or answer.num_earlier_answers:
@@ -165,14 +161,3 @@ def _table(title: str, first: str, *others: str) -> Table:
 
 def _spread(values: Quantiles) -> str:
     return f"{values.low:,} / {values.median:,} / {values.high:,} (10% / 50% / 90%), at most {values.largest:,}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if hours < 2 else f"{hours:.1f} h"
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.2f} MB"

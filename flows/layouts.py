@@ -1,4 +1,4 @@
-"""Layouts of prompts that a night chooses: ``layout = "auto"`` in a workload's ``[prompt]``."""
+"""Chooses the layout of prompts for workloads with ``layout = "auto"`` in their ``[prompt]``."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from tasks.workloads.workload import Workload
 
 
 def settle(source: Source, workloads: Sequence[Workload], *, is_kept: bool = True) -> list[Workload]:
-    """See `settle_layouts`. Steps of a cascade are asked as they are written, by both models alike.
+    """Choose layouts, see `settle_layouts`. Steps of a cascade keep the written one: both models get the same prompt.
 
     Args:
-        source: of the rows and their prompts.
-        workloads: that are planned together.
-        is_kept: False: nothing is written to the database.
+        source: the database and the model's files.
+        workloads: planned together.
+        is_kept: whether the chosen layouts are written to the database.
     """
     workloads = [arrange_workload(each, ()) if each.name in source.choices else each for each in workloads]
     if all(workload.prompt.layout == "written" for workload in workloads):

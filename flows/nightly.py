@@ -1,4 +1,4 @@
-"""The nightly job: the rows of a database that have no answer yet, answered by a model, written back.
+"""The nightly flow: a model answers the rows of a database that have no answer yet.
 
 DuckDB tables --read--> requests --tokenize--> tokens --plan_prefix (cached)--> plan
    plan --partition--> infer x N --> parts + steps --write (one transaction)--> DuckDB tables, views
@@ -14,10 +14,7 @@ from prefect import flow
 from prefect.logging.handlers import PrefectConsoleHandler
 from pydantic import Field
 
-from engine.device.placement import check_device
 from engine.errors import ConfigError
-from engine.limits import check_kv_budget
-from engine.several_processes import check_gpus
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
@@ -29,14 +26,15 @@ from tasks.runs.run_record import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.workloads.workload import load_workload
 
-LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else what a night says would not reach Prefect's console and log
+logging.getLogger("batchloom").setLevel(
+    logging.INFO
+)  # else Prefect's console and log would not show the night's messages
 
 
-def go_on_unread() -> None:
-    """Keep a night alive when the reader of its log is gone, as when the worker of its deployment dies.
+def survive_closed_console() -> None:
+    """Keep a night alive if nobody reads its console any more, as when the worker of its deployment dies.
 
-    rich ends the process at the next line that it cannot print.
+    rich ends the process when a line cannot be printed; this makes it stop printing instead.
     """
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
@@ -45,7 +43,7 @@ def go_on_unread() -> None:
                 console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
 
 
-go_on_unread()
+survive_closed_console()
 
 
 @flow(name="nightly", flow_run_name="nightly-{database.stem}", retries=0, persist_result=False)
@@ -65,32 +63,32 @@ def nightly(
     keep: bool = False,
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
-    """Answer what has no answer yet: for each workload read, tokenize, plan, infer, write.
+    """Answer the rows that have no answer yet: for each workload read, tokenize, plan, infer, write.
 
     Args:
-        database: DuckDB file with the inputs; the answers go there, too.
-        model: checkpoint folder, GGUF file or hub id of a causal language model.
-        workloads: shipped ones by name, others by the path of their TOML file.
+        database: DuckDB file with the input tables; the answers are written to it.
+        model: checkpoint folder, GGUF file or Hugging Face hub id of a language model.
+        workloads: what to answer: the name of a shipped workload or the path of a TOML file.
         adapter: folder of a LoRA adapter of the model, for workloads whose file names none.
-        full: answer every row again, not only what is new or changed.
+        full: answer all rows again, not only new and changed ones.
         engine: how the model computes.
-        planning: how prompts are grouped, and how much work is one unit.
-        failures: when to try again, and when to give up.
+        planning: how prompts are grouped by shared prefixes, and how large a partition is.
+        failures: when the run tries again, and when it fails.
         machines: which processes and machines compute.
-        publish: where to put a copy of the database for readers, at the end; none if not given.
-        attach: NAME=PATH of what SQL of workloads may read beside the database: a folder, a DuckDB or SQLite file.
-        sample: answer only so many rows of each workload, and show them with a forecast for the whole.
-        keep: write the answers of the sample, which count as done then; without it nothing is written.
-        lock_timeout_seconds: how long to wait while another process has the database open.
+        publish: file that gets a copy of the database at the end, for readers; none if not given.
+        attach: NAME=PATH of a folder, DuckDB or SQLite file that the SQL of workloads may read under this name.
+        sample: answer only this many rows of each workload, and show them with a forecast for all rows.
+        keep: write the sample's answers, which then count as done; without it nothing is written.
+        lock_timeout_seconds: seconds to wait while another process has the database open.
 
     Returns:
         a summary for each workload, in order.
     Raises:
-        BatchloomError: a parameter names nothing usable, or the work cannot be done; the message says what and where.
-            What is answered is in the tables all the same.
+        BatchloomError: a parameter is wrong or the work cannot be done; the message says what and where. Answers given
+            before stay in the tables.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path ends here, before anything is made beside it
+        pass  # a wrong path fails here, before a folder is made next to it
     is_kept = sample is None or keep
     if (keep and sample is None) or (publish is not None and not is_kept):
         raise ConfigError("--keep belongs to --sample, and a sample that is not kept has nothing to --publish")
@@ -99,40 +97,37 @@ def nightly(
     with hold_database(database):
         protect_result_storage()
         if is_kept and any(runs_folder(database).glob("*-*")):
-            from tasks.recover import recover_runs  # the first night comes after no other
+            from tasks.recover import recover_runs  # imported only when needed
 
             recover_runs(database)
         prune_cache(database)
         config = engine.to_config(database)
         source = Source.find(database, model, config, planning, full, find_attachments(attach))
-        if machines.runner == "local":
-            check_device(config.device)
-            if config.tensor_parallel_size > 1:
-                check_gpus(config)
-            check_kv_budget(config, source.checkpoint)
-        jobs = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
-        if len({job.output.table.lower() for job in jobs}) < len(jobs):
-            raise ConfigError(f"each workload needs a table of its own, got {[job.output.table for job in jobs]}")
-        for job in jobs:
-            if job.kind.thinking:
-                from tasks.prompts.thinking import check_thinking  # few workloads say anything of it
+        machines.check_host(config, source.checkpoint)
+        chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
+        tables = [workload.output.table for workload in chosen]
+        if len({table.lower() for table in tables}) < len(tables):
+            raise ConfigError(f"each workload needs a table of its own, got {tables}")
+        for workload in chosen:
+            if workload.kind.thinking:
+                from tasks.prompts.thinking import check_thinking  # imported only when needed
 
-                check_thinking(job, source.checkpoint)
+                check_thinking(workload, source.checkpoint)
         night = Night(
             source=source,
             engine=config,
             failures=failures,
             machines=machines,
-            workers=Workers(machines, any(needs_isolation(database, workload.name) for workload in jobs)),
-            keeps_base=len({workload.adapter for workload in jobs}) > 1,
+            workers=Workers(machines, any(needs_isolation(database, workload.name) for workload in chosen)),
+            keeps_base=len({workload.adapter for workload in chosen}) > 1,
         )
         try:
             if sample is None:
-                summaries = [answer_workload(night, workload) for workload in jobs]
+                summaries = [answer_workload(night, workload) for workload in chosen]
             else:
                 from flows.quality.sample import answer_samples
 
-                summaries = answer_samples(night, jobs, sample, keep)
+                summaries = answer_samples(night, chosen, sample, keep)
         except Exception:
             if publish is not None:
                 publish_night(database, publish, is_lenient=True)

@@ -1,4 +1,4 @@
-"""What is wrong with options of the command line, in a line."""
+"""Wrong options of the command line, described in one line."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 
 def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    """The name of each option whose value is refused, and why; `meanings` has the help of all options by name."""
+    """The name of each option with a wrong value, and the reason; `meanings` has the options' help texts by name."""
     for fault in error.errors():
         name = next(str(part) for part in fault["loc"] if part in meanings)
         if fault["type"] == "string_pattern_mismatch":
@@ -17,7 +17,7 @@ def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) 
 
 
 def describe_usage(error: CycloptsError) -> str:
-    """Why arguments are no options with values."""
+    """Why arguments cannot be parsed as options with values."""
     if isinstance(error, UnusedCliTokensError):
         tokens = ", ".join(error.unused_tokens or ())
         return f"{tokens}: belongs to no option (several values are given as --option A --option B)"

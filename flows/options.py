@@ -1,4 +1,4 @@
-"""Options of the command line, made from a flow's parameters and from the fields of those that are settings."""
+"""The options of a command, made from its flow's parameters and the fields of its settings."""
 
 import inspect
 import sys
@@ -24,7 +24,7 @@ SHOWN_FIRST = (
 class _Option(NamedTuple):
     name: str
     settings: str
-    """The parameter of the flow that it is a field of; empty for a parameter itself."""
+    """The flow's parameter of which the option is a field; empty if the option is a parameter itself."""
     annotation: Any
     default: Any
     help: str | None = None
@@ -34,11 +34,13 @@ class _Option(NamedTuple):
 def parse_options(
     flow: Flow[..., Any], arguments: Sequence[str], about: str, flags: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """The parameters of the flow as `arguments` give them, checked; None where they ask for help, which is printed.
+    """The parameters of the flow that `arguments` give, checked; None after printing help.
 
     Args:
-        about: what the command does.
-        flags: options beside the flow's parameters, with their meaning; True in the result where given.
+        flow: whose parameters are the options.
+        arguments: of the command line.
+        about: what the command does, for the help.
+        flags: names and help texts of further options without a value; True in the result if given.
 
     Raises:
         ConfigError: an option is unknown or missing, or has a value that is not allowed.
@@ -53,13 +55,16 @@ def parse_options(
     for name, value in given.items():
         owner = options[name].settings
         (chosen.setdefault(owner, {}) if owner else chosen)[name] = value
+    parameters = inspect.signature(flow.fn).parameters.values()
+    fields: dict[str, Any] = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
     try:
-        return _check(flow, chosen) | {name: chosen[name] for name in flags if name in chosen}
+        create_model("Parameters", **fields).model_validate(chosen)
     except ValidationError as error:
         from flows.option_faults import describe_values
 
         found = describe_values(error, {name: option.help for name, option in options.items()})
         raise ConfigError("; ".join(f"{_flag(name)}: {message}" for name, message in found)) from error
+    return chosen
 
 
 def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
@@ -77,7 +82,7 @@ def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
 def _parse(
     flow: Flow[..., Any], options: Mapping[str, _Option], arguments: Sequence[str], about: str
 ) -> dict[str, Any] | None:
-    """The options that are given, with the type of each; None after showing help."""
+    """The options in `arguments`, each of its type; None after printing help."""
 
     def collect(**given: Any) -> dict[str, Any]:
         return given
@@ -85,7 +90,7 @@ def _parse(
     shows_all = "--help-all" in arguments
     collect.__annotations__ = {name: option.annotation for name, option in options.items()}
     keywords = []
-    for name, kind in get_type_hints(collect).items():  # without bounds, which `_check` knows
+    for name, kind in get_type_hints(collect).items():  # without bounds of values, which are checked later
         option = options[name]
         parameter = Parameter(
             name=_flag(name),
@@ -93,10 +98,10 @@ def _parse(
             group=option.group if shows_all else "Parameters",
             show=shows_all or name in SHOWN_FIRST,
             negative=(),
-            allow_repeating=True,  # the last one counts
+            allow_repeating=True,  # the last value counts
         )
-        kept = {"default": option.default, "annotation": Annotated[kind, parameter]}
-        keywords.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **kept))
+        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+        keywords.append(keyword.replace(annotation=Annotated[kind, parameter]))
     collect.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     collect.__annotations__ = {keyword.name: keyword.annotation for keyword in keywords}
     app = App(
@@ -109,7 +114,7 @@ def _parse(
     app["--help"].group = Group("Parameters")
     app.default(collect)
     try:
-        given: dict[str, Any] | None = app(list(map(_spell, arguments)), exit_on_error=False, print_error=False)
+        given: dict[str, Any] | None = app(list(map(_rename, arguments)), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         from flows.option_faults import describe_usage
 
@@ -117,20 +122,12 @@ def _parse(
     return given
 
 
-def _check(flow: Flow[..., Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The chosen parameters as the flow takes them; raises pydantic's error."""
-    parameters = inspect.signature(flow.fn).parameters.values()
-    fields: dict[str, Any] = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
-    checked = create_model("Parameters", **fields).model_validate(chosen)
-    return {name: getattr(checked, name) for name in chosen if name in fields}
-
-
 def _flag(name: str) -> str:
     return "--workload" if name == "workloads" else f"--{name.replace('_', '-')}"
 
 
-def _spell(argument: str) -> str:
-    """The argument, with an option's old name replaced by its new one."""
+def _rename(argument: str) -> str:
+    """The argument with an option's old name replaced by the new one."""
     flag, equals, value = argument.partition("=")
     for old, new in RENAMED.items():
         if flag == _flag(old):

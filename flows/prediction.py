@@ -1,19 +1,36 @@
-"""What a workload's run is expected to take, before its model is loaded."""
+"""Plans a workload, and predicts the time of its run, before its model is loaded."""
 
 import logging
 import time
 from collections.abc import Mapping
 
-from flows.workload_run import Night
+from flows.workload_run import Night, Source, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.nights.pace import Pace
+from tasks.read import ReadResult
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
+from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.storage.plan_samples import count_partition_rows
+from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
+
+
+def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
+    """The stages before `infer`: what was read, and its plan; None if no row needs an answer.
+
+    Args:
+        source: the database and the model's files.
+        workload: what to answer.
+        run: gets the artifacts and the seconds of each stage.
+    """
+    found = read_rows(source, workload, run)
+    if not found.num_selected:
+        return found, None
+    return found, plan_rows(source, workload, run, tokenize_rows(source, workload, run, found.requests))
 
 
 def predict_night(
@@ -24,16 +41,17 @@ def predict_night(
     num_answer_tokens: int,
     load_seconds: float = 0.0,
 ) -> Pace | None:
-    """Note what a plan is expected to take, for its report. One that cannot be predicted goes on without.
+    """Note the prediction of a plan in its runs, for their reports. If it fails, only a warning is logged.
 
-    Returns what corrects the forecast while the plan is computed, where it has a deadline.
+    Returns the `Pace` that corrects the forecast while the plan is computed, if the night has a deadline.
 
     Args:
-        runs: each gets the prediction as a note; and the share of the plan's rows that are the run's.
+        night: the engines and the deadline.
+        runs: each run with rows in the plan, and its share of these rows.
         job: what is computed.
-        summary: of its plan.
-        num_answer_tokens: that an answer is taken to have.
-        load_seconds: until the first step, where there is a deadline.
+        summary: of the job's plan.
+        num_answer_tokens: expected length of an answer.
+        load_seconds: time until the first step, if there is a deadline.
     """
     team = night.workers.count(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)

@@ -1,4 +1,4 @@
-"""Prefect around a run of the command line: quiet, and with a server of its own where none is configured."""
+"""The Prefect server of a command: the configured one, else a temporary one of the process."""
 
 import atexit
 import os
@@ -28,24 +28,24 @@ SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
 }
-"""No usage statistics, and no automations; what the environment sets stays as it is."""
+"""No usage statistics and no automations, unless the environment sets them."""
 
 STARTUP_SECONDS = 90
 STOP_SECONDS = 5
 
 
 @contextmanager
-def quiet_prefect() -> Iterator[None]:
-    """A Prefect server that answers, for the length of the block: the configured one, else one of our own.
+def reachable_server() -> Iterator[None]:
+    """A Prefect server that answers: the configured one, else a temporary one.
 
     Raises:
         ConfigError: no Prefect server answers.
     """
     with temporary_server():
         name = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name
-        patience = {PREFECT_API_REQUEST_TIMEOUT: float(os.environ.get(name, STARTUP_SECONDS))}
+        timeout = {PREFECT_API_REQUEST_TIMEOUT: float(os.environ.get(name, STARTUP_SECONDS))}
         try:
-            with temporary_settings(patience), get_client(sync_client=True) as client:
+            with temporary_settings(timeout), get_client(sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
             raise ConfigError(f"no Prefect server at {PREFECT_API_URL.value() or 'this machine'}: {error}") from error
@@ -54,10 +54,9 @@ def quiet_prefect() -> Iterator[None]:
 
 @contextmanager
 def temporary_server() -> Iterator[None]:
-    """Where no server is configured, start one on loopback, without waiting for it; it ends with this process.
+    """If no server is configured, start one on loopback that ends with this process; do not wait for it.
 
-    Prefect's own way to do so imports the whole server into this process first, and leaves it running when this
-    process is killed.
+    Prefect's own ephemeral server is imported into this process first, and goes on if this process is killed.
     """
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
         yield
@@ -72,10 +71,10 @@ def temporary_server() -> Iterator[None]:
             | os.environ
             | get_current_settings().to_environment_variables(exclude_unset=True)
             | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
-            start_new_session=True,  # a terminal's Ctrl-C does not reach it, so that a run can still say how it ended
+            start_new_session=True,  # else Ctrl-C would end it before the run has reported its state
         )
     atexit.register(_stop, process)
-    # Nothing here reads heartbeats, and the end of a run waits up to a second for the thread that sends them.
+    # No heartbeats: a temporary server does not use them, and their thread delays the end of a run by up to a second.
     with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
 

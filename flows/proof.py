@@ -1,4 +1,4 @@
-"""Whether a model outside the plain families is computed as transformers does, before a night begins."""
+"""Checks before a night that a model outside the plain families gives the outputs that transformers gives."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from engine.model.proof.probe import prove
 
 
 def prove_architecture(checkpoint: Path) -> None:
-    """Refuse a decoder that is not computed as transformers does; a few seconds, once for each architecture.
+    """Compare a decoder's outputs with transformers' on a small model; takes seconds, once for each architecture.
 
     Raises:
-        ModelError: with the reason.
+        ModelError: they differ; the message says where.
     """
     if not is_encoder(checkpoint):
         prove(read_config(checkpoint), Engine)

@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster, one GPU each; `prefect-ray` hands partitions to them."""
+"""The workers of a Ray cluster, one GPU each; `prefect-ray` runs partitions on them."""
 
 import importlib.util
 import signal
@@ -29,16 +29,16 @@ SEE_ALL_GPUS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
 }
-"""Ray hides the GPUs that a task did not get. See `tasks.workers.infer_remote.name_device` for why it may not."""
+"""Ray hides the GPUs that a task did not get. `tasks.workers.infer_remote.name_device` needs to see them all."""
 
 CONNECT_SECONDS = 10.0
 
 STOP_SECONDS = 30.0
-"""How long a run that was told to stop waits for the workers."""
+"""How long a stopped run waits for its workers to end."""
 
 
 class RayCluster:
-    """A cluster of which this process becomes a driver when it first needs one, until `leave`.
+    """A Ray cluster. This process joins it as a driver at the first use, and leaves it at `leave`.
 
     Args:
         address: of the cluster's head, ``host:port``, or "auto" for one that this host is part of.
@@ -50,7 +50,7 @@ class RayCluster:
         self._runner: RayTaskRunner[Any] | None = None
 
     def count(self, engine: EngineConfig) -> EngineTeam:
-        """How many engines the cluster has room for.
+        """The engines that the cluster has room for.
 
         Raises:
             ConfigError: see `join_cluster`, `worker_options`.
@@ -60,8 +60,8 @@ class RayCluster:
         return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
 
     @contextmanager
-    def compute(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[PrefectFutureList[Any]]:
-        """Partitions by whatever workers the cluster has room for."""
+    def submit(self, job: InferJob, dispatch_order: Sequence[int]) -> Iterator[PrefectFutureList[Any]]:
+        """One task per partition, on the workers that the cluster has room for."""
         from prefect_ray.context import remote_options
 
         runner = self._join()
@@ -72,10 +72,10 @@ class RayCluster:
             with job.stop.make_on_error():
                 yield futures
         finally:
-            futures.wait(STOP_SECONDS)  # until then each has ended after its step, and kept what it had
+            futures.wait(STOP_SECONDS)  # a stopped worker ends after its step and keeps its answers
 
     def leave(self) -> None:
-        """End the workers; what is computed next joins again."""
+        """End the workers; the next use joins the cluster again."""
         self._joined.close()
         self._runner = None
 
@@ -87,7 +87,7 @@ class RayCluster:
 
 @contextmanager
 def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
-    """Be a driver of a Ray cluster for the length of the block; its workers, and their models, live as long.
+    """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long.
 
     Args:
         address: of the cluster's head, ``host:port``, or "auto" for one that this host is part of.
@@ -102,7 +102,7 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal():  # Ray itself knocks for minutes
+        if port.isdecimal():  # Ray itself would retry for minutes
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(
             address=address,
@@ -115,9 +115,9 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
         raise ConfigError(f"no Ray cluster at {address}: {error}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would hide how we end
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's handler would replace ours, which runs exit handlers
     try:
-        # A worker that does not know the flow's server, which may be a temporary one, would start its own.
+        # Without the URL of the flow's server, each worker would start a temporary one.
         with get_client(sync_client=True) as client:
             server = str(client.api_url)
         with temporary_settings({PREFECT_API_URL: server}), RayTaskRunner(address) as runner:
@@ -127,10 +127,10 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
 
 
 def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
-    """What Ray is asked for, for each worker: a GPU, or on a CPU as many cores as threads, if a host has so many.
+    """The resources of each worker: a GPU, or as many cores as threads, at most those of the largest host.
 
     Raises:
-        ConfigError: the device is none that a cluster can choose.
+        ConfigError: the device names one GPU, or the engine needs several.
     """
     import ray
 
@@ -142,15 +142,15 @@ def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
             "gives each worker one: set runner to local"
         )
     has_gpus = engine.device == "cuda" or (engine.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
-    # Ray waits for ever for a worker with more cores than any of its hosts has.
+    # Ray would wait forever for a worker with more cores than any host has.
     most_cores = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=1)
     share = {"num_gpus": 1} if has_gpus else {"num_cpus": max(1, min(engine.num_threads, most_cores))}
-    # Workers are kept between partitions, and replaced when they die, as often as the run's attempts allow.
+    # Workers are kept between partitions. Dead ones are replaced without a limit: attempts are counted elsewhere.
     return {**share, "max_calls": 0, "max_retries": -1}
 
 
 def count_workers(options: Mapping[str, Any]) -> tuple[int, int]:
-    """How many workers of these options the cluster has room for now, in all and on each of its hosts; at least one."""
+    """How many workers with these options the cluster has room for, in all and per host; at least one."""
     import ray
 
     kind, amount = ("GPU", options["num_gpus"]) if "num_gpus" in options else ("CPU", options["num_cpus"])

@@ -1,4 +1,4 @@
-"""The page of a run: ``python -m flows.report --database X [--run RUN_ID] [--out page.html]``."""
+"""``batchloom report --database X [--run RUN_ID] [--out page.html]``: writes the report of a run."""
 
 import argparse
 import logging
@@ -14,14 +14,15 @@ from tasks.storage.artifact import ArtifactRef
 LOGGER = logging.getLogger("batchloom")
 
 
-def report_run(database: Path, run_id: str, plan: ArtifactRef | None) -> None:
-    """Write the page of a run that is in the database, and link it from the flow run that calls this.
+def report_run(database: str | Path, run_id: str, plan: ArtifactRef | None) -> None:
+    """Write the report of a run and link it from the calling flow run.
 
-    A page that cannot be made is a failed task and a warning, never the end of a night: the answers are in the tables.
+    An error is a failed task and a warning, but does not fail the night: the answers are in the tables.
 
     Args:
-        run_id: of a run in the database.
-        plan: the run's plan artifact; None is what the run's manifest names.
+        database: DuckDB file with the run.
+        run_id: of the run.
+        plan: the run's plan artifact; None for the one that the run's manifest names.
     """
     state = report(str(database), run_id, plan, return_state=True)
     if state.is_completed():
@@ -31,12 +32,12 @@ def report_run(database: Path, run_id: str, plan: ArtifactRef | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page with the options in `arguments` (the process's own if None); returns the exit code."""
+    """Write the report with the options in `arguments` (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.report", description="Write the page of a run: one HTML file that needs nothing else."
+        prog="batchloom report", description="Write the report of a run: one HTML file that needs no other file."
     )
     parser.add_argument("--database", type=Path, required=True, help="DuckDB file")
-    parser.add_argument("--run", metavar="RUN_ID", help="of the table runs (default: the newest)")
+    parser.add_argument("--run", metavar="RUN_ID", help="run_id in the table runs (default: the newest run)")
     parser.add_argument(
         "--out", type=Path, metavar="PAGE", help="file to write (default: report.html in the run's folder)"
     )
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=30.0,
         metavar="VALUE",
-        help="to wait for a locked database (default: 30)",
+        help="seconds to wait while another process has the database open (default: 30)",
     )
     options = parser.parse_args(arguments)
     try:

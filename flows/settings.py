@@ -1,4 +1,4 @@
-"""What a user may set: each field is a question of Prefect's form and an option of the command line."""
+"""The settings of a user: each field is a field of Prefect's form and an option of the command line."""
 
 import logging
 from dataclasses import fields
@@ -18,27 +18,32 @@ from pydantic import (
 )
 
 from engine.config import EngineConfig
+from engine.device.placement import check_device
+from engine.limits import check_kv_budget
 from engine.planning.planner import PlanMethod
+from engine.several_processes import check_gpus
 from tasks.runs.object_store import check_url
 from tasks.storage.artifact import runs_folder
 
 LOGGER = logging.getLogger("batchloom")
 
 RENAMED = {"chunk_tokens": "max_num_batched_tokens"}
-"""Old names of fields, which are understood for one more release."""
+"""Old to new names of fields; the old ones are accepted for one more release."""
 
 _ENGINE_ONLY = ("attention", "compile", "cuda_graphs", "prefix_folder")
+"""Fields of `EngineConfig` that only tests, benchmarks and the flows themselves set."""
+
 _SIZE = r"^(auto|\d+(\.\d+)? ?([kKmMgGtT]i?)?[bB]?)$"
 
 
 class Settings(BaseModel):
-    """Frozen settings; an unknown name is an error. A docstring below a field describes it to users."""
+    """Frozen settings; unknown names are errors. The docstring below a field is its help text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
 
 def _engine_fields() -> dict[str, Any]:
-    """The fields of `EngineConfig`; sizes are text with a unit, and what only tests and benchmarks set is left out."""
+    """The fields of `EngineConfig` but for `_ENGINE_ONLY`; sizes are text with a unit."""
     found: dict[str, Any] = {}
     described = TypeAdapter(EngineConfig).json_schema()["properties"]
     for field in fields(EngineConfig):
@@ -68,32 +73,29 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not RENAMED.keys() & given.keys():
+        if not isinstance(given, dict):
             return given
         for old in RENAMED.keys() & given.keys():
             LOGGER.warning("%s is now called %s; the old name goes with the next release", old, RENAMED[old])
         return {RENAMED.get(name, name): value for name, value in given.items()}
 
     def to_config(self, database: Path | None = None) -> EngineConfig:
-        """The engine's own form, with what is kept beside a database; raises `ConfigError` for what it refuses."""
+        """The engine's configuration; raises `ConfigError` for a wrong value. KV is kept in the runs folder."""
         given: dict[str, Any] = self.model_dump()
         for name in ("kv_memory", "swap_memory", "keep_prefixes"):
-            given[f"{name}_bytes"] = _num_bytes(given.pop(name))
+            size = given.pop(name)
+            given[f"{name}_bytes"] = size if size == "auto" else int(TypeAdapter(ByteSize).validate_python(size))
         if given["keep_prefixes_bytes"] and database is not None:
             given["prefix_folder"] = str(runs_folder(database) / "prefixes")
         return EngineConfig(**given)
 
 
-def _num_bytes(size: str) -> int | Literal["auto"]:
-    return "auto" if size == "auto" else int(TypeAdapter(ByteSize).validate_python(size))
-
-
 Attachments = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*=.+$")], ...]
-"""What SQL of workloads may read beside the database, each as NAME=PATH."""
+"""NAME=PATH of folders and files that the SQL of workloads may read under this name."""
 
 
 def find_attachments(given: Attachments) -> dict[str, str]:
-    """Name to absolute path; raises `ConfigError` for a name that is taken or a path where nothing is."""
+    """Name to absolute path; raises `ConfigError` for a name that is taken or a path that does not exist."""
     if not given:
         return {}
     from tasks.database.attach import parse_attachments
@@ -102,30 +104,26 @@ def find_attachments(given: Attachments) -> dict[str, str]:
 
 
 class PlanSettings(Settings):
-    """How prompts are grouped by their shared beginnings, and how much work is one unit."""
+    """How prompts are grouped by shared prefixes, and how large a partition is."""
 
     method: PlanMethod = "exact"
-    """exact: fewest tokens; paper: BatchLLM's Algorithm 1; none: no prefix is shared"""
+    """how shared prefixes are chosen; exact: fewest computed tokens; paper: BatchLLM's Algorithm 1; none: no sharing"""
     partition_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """tokens of work that an engine takes at a time; auto: a 32nd of all, from 500,000 to 5,000,000"""
+    """tokens in a partition, the work an engine takes at a time; auto: 1/32 of all, from 500,000 to 5,000,000"""
 
 
 class WorkerSettings(Settings):
     """Which processes and machines compute; see `flows.workers.Workers`."""
 
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """engines on this host; auto: one for each GPU, one on a CPU; on a CPU they share its memory"""
+    """number of engines on this host; auto: one for each GPU, one on a CPU; several on a CPU share its memory"""
     runner: Literal["local", "ray"] = "local"
-    """local: this host computes; ray: the workers of a Ray cluster do"""
+    """what computes; local: this host; ray: the workers of a Ray cluster"""
     ray_address: str = "auto"
-    """of the cluster's head, host:port; auto: the cluster that this host is part of"""
-    exchange: Annotated[
-        str,
-        Field(
-            description="fsspec URL of a folder, such as s3://bucket/nights, through which workers that do not see the "
-            "database's folder get their work and hand it in; empty: all see it"
-        ),
-    ] = ""
+    """host:port of the Ray cluster's head; auto: the cluster that this host is part of"""
+    exchange: str = ""
+    """fsspec URL of a folder, such as s3://bucket/nights, through which workers exchange work and answers if they
+    cannot see the database's folder; empty: all can"""
 
     @field_validator("runner")
     @classmethod
@@ -138,3 +136,11 @@ class WorkerSettings(Settings):
     @classmethod
     def _check_exchange(cls, url: str) -> str:
         return url and check_url(url)
+
+    def check_host(self, engine: EngineConfig, checkpoint: Path) -> None:
+        """Raise if this host computes and lacks the device, the GPUs or the KV memory of the settings."""
+        if self.runner == "local":
+            check_device(engine.device)
+            if engine.tensor_parallel_size > 1:
+                check_gpus(engine)
+            check_kv_budget(engine, checkpoint)

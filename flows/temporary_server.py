@@ -1,6 +1,6 @@
-"""The process of a temporary Prefect server: `temporary_server.py PARENT_PID FD` serves on a socket that it inherits.
+"""The process of a temporary Prefect server: `temporary_server.py PARENT_PID FD` serves on an inherited socket.
 
-It is started by path and imports nothing of this project, so that the folder it is started in does not matter.
+It is started by path and imports nothing of this project, so it runs in any working directory.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ PR_SET_PDEATHSIG = 1
 
 if __name__ == "__main__":
     parent_pid, listener_fd = map(int, sys.argv[1:])
-    # The kernel ends this process when its parent ends, however that happens.
+    # The kernel ends this process when its parent ends, even if the parent is killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit("the parent ended before its server began")
 
-    gc.disable()  # what is imported stays: looking for garbage in it takes a fifth of the imports' time
+    gc.disable()  # garbage collection takes a fifth of the imports' time and finds nothing
     import uvicorn
     from prefect.server.api.server import create_app
 

@@ -1,4 +1,4 @@
-"""Who answers the partitions of a night: the engine of this process, several of this host, or a Ray cluster's."""
+"""Infers the partitions of a plan on the engine of this process, several engines of this host, or a Ray cluster."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,20 +35,19 @@ LOGGER = logging.getLogger("batchloom")
 Futures = PrefectFutureList[Any]
 
 FEWEST_TOKENS_TO_PREDICT = 50_000
-"""Prompt tokens to compute: less is done before a device that is not in the table has been measured."""
+"""Prompt tokens to compute below which a plan is not predicted: computing them is faster than measuring the device."""
 
 
 class Workers:
-    """Engines that are loaded when there is work for them, and kept from partition to partition and from workload to
-    workload, until `close`.
+    """The engines of a night. They load the model at the first partition and keep it until `close`.
 
     Args:
         settings: which processes and machines compute.
-        is_isolated: no engine in this process, which rows may end; see `tasks.runs.run.needs_isolation`.
+        is_isolated: run engines in processes of their own, since a row may crash one; see `needs_isolation`.
         make_room: called before engines are loaded.
 
     Attributes:
-        are_loaded: whether partitions have been given to them, so that the next one finds the model in memory.
+        are_loaded: whether the model is in memory.
     """
 
     def __init__(
@@ -62,23 +61,23 @@ class Workers:
         self._pool: WorkerPool | None = None
         self._cluster: RayCluster | None = None
         if settings.runner == "ray":
-            from flows import ray_cluster  # most nights have none
+            from flows import ray_cluster  # imported only when needed
 
             self._cluster = ray_cluster.RayCluster(settings.ray_address)
 
     def infer_partitions(
         self, job: InferJob, dispatch_order: Sequence[int], work: PlannedWork, pace: "Pace | None" = None
     ) -> list[ArtifactRef]:
-        """Map `infer` over the partitions, each to the next engine that is free; returns the parts of all.
+        """Map `infer` over the partitions, each on the next free engine; returns the parts of all partitions.
 
         Args:
             job: what all partitions have in common.
-            dispatch_order: the partitions in the order in which several engines take them.
-            work: in all partitions.
-            pace: of a run with a deadline, if it was forecast.
+            dispatch_order: order in which several engines take the partitions.
+            work: size of all partitions together, for the progress bar.
+            pace: the forecast of a run with a deadline, if there is one.
 
-        Raises what the first failing partition raised, and `KeyboardInterrupt` where somebody made a stop request; what
-        is finished by then stays.
+        Raises the error of the first partition that failed, or `KeyboardInterrupt` after a stop request. Finished parts
+        stay on disk.
         """
         if not self.are_loaded and self._make_room is not None:
             self._make_room()
@@ -91,21 +90,21 @@ class Workers:
             exchange = RunExchange(job.run_folder, job.exchange.url)
             exchange.offer(job.plan)
         cluster = self._cluster
-        computed = cluster.compute(job, dispatch_order) if cluster else self._compute(job, dispatch_order, pace)
+        submitted = cluster.submit(job, dispatch_order) if cluster else self._submit(job, dispatch_order, pace)
         with (
             watch_progress(job.run_folder, job.title, work, show=show),
             exchange.taking() if exchange is not None else nullcontext(),
-            computed as futures,
+            submitted as futures,
         ):
             found = futures.result()
             if None in found:
                 raise KeyboardInterrupt
-        lists = cast("list[list[ArtifactRef]]", found)  # Prefect annotates a list of futures
+        lists = cast("list[list[ArtifactRef]]", found)  # Prefect types it as a list of futures
         parts = list(chain.from_iterable(lists))
         return exchange.find(parts) if exchange is not None else parts
 
     def count(self, engine: EngineConfig) -> EngineTeam:
-        """How many engines will work side by side, with which settings; joins the cluster, if any.
+        """How many engines compute side by side, and their settings; joins the Ray cluster, if there is one.
 
         Raises:
             ConfigError: see `lay_out_workers`, `RayCluster.count`.
@@ -119,7 +118,7 @@ class Workers:
         return self._on_host
 
     def close(self) -> None:
-        """End the processes, leave the cluster, give memory back; the next partition loads again."""
+        """End the engine processes, leave the cluster, free the model; the next partition loads it again."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -129,12 +128,12 @@ class Workers:
         PROCESS_HOST.release()
 
     @contextmanager
-    def _compute(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
-        """Partitions by the engine of this process, in their order, or by one process for each engine."""
+    def _submit(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
+        """One task per partition: on the engine of this process, by partition number, or on one process per engine."""
         team = self.count(job.engine)
         has_pool = self._is_isolated or job.exchange is not None or team.num_engines > 1
         if self._pool is None and has_pool:
-            from tasks.workers.worker_pool import WorkerPool  # most nights compute in this process
+            from tasks.workers.worker_pool import WorkerPool  # imported only when needed
 
             self._pool = WorkerPool(team.environments)
         job = replace(job, engine=team.engine)
@@ -147,7 +146,7 @@ class Workers:
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)
         with runner as threads, job.stop.make_on_error():
             if job.deadline is not None:
-                from flows.nights.in_time import submit_in_time  # most nights have no deadline
+                from flows.nights.in_time import submit_in_time  # imported only when needed
 
                 yield submit_in_time(threads, task, dispatch_order, given, team.num_engines, pace)
             else:
@@ -156,32 +155,34 @@ class Workers:
                 yield threads.map(task, {"partition": order, **same})
 
 
-def compute(
+def infer_plan(
     night: "Night", job: InferJob, summary: PlanSummary, shares: Mapping[Run, float], num_answer_tokens: float
 ) -> list[ArtifactRef] | None:
-    """All partitions of a plan, forecast where they take long; None where there is no time to load the model.
+    """Predict a long plan, then infer its partitions; returns their parts, or None if the model cannot load in time.
 
     Args:
+        night: the workers, and the deadline if there is one.
+        job: what all partitions have in common.
         summary: of the job's plan.
-        shares: the runs whose rows are in the plan, each with its share of them.
-        num_answer_tokens: that an answer is taken to have.
+        shares: each run with rows in the plan, and its share of these rows.
+        num_answer_tokens: expected length of an answer.
     """
     load_seconds, pace = 0.0, None
     if night.deadline is not None:
-        from flows.nights.in_time import find_load_seconds  # most nights have no deadline
+        from flows.nights.in_time import find_load_seconds  # imported only when needed
 
         if (found := find_load_seconds(night, night.deadline, job.title)) is None:
             return None
         load_seconds = found
-    has_time = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
-    if not has_time and night.source.plan_method(job.workload) != "none":
-        from flows.prediction import predict_night  # a simulation that short nights do not need
+    is_short = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
+    if not is_short and night.source.plan_method(job.workload) != "none":
+        from flows.prediction import predict_night  # imported only when needed
 
         pace = predict_night(night, shares, job, summary, max(1, round(num_answer_tokens)), load_seconds)
     work = PlannedWork(
         num_rows=summary.num_rows,
         num_prompt_tokens=summary.sharing.num_processed_tokens,
-        answer_tokens=num_answer_tokens - 1,  # the first token of an answer comes from its prompt; a score has no other
+        answer_tokens=num_answer_tokens - 1,  # decode steps: prefill gives the first token
     )
     with measure_all(shares, "infer"):
         parts = night.workers.infer_partitions(job, summary.dispatch_order, work, pace)
@@ -200,11 +201,11 @@ def measure_all(runs: Iterable[Run], stage: str) -> ExitStack:
 
 
 def _start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
-    """Make a progress bar at 0%; gives what moves it to so many rows. A night goes on where Prefect takes none."""
+    """Create a progress bar at 0%; returns a function that shows a number of rows. Its errors are only logged."""
     key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} prompts to answer"
     try:
         artifact: Any = create_progress_artifact(0.0, key=key, description=description)
-    except Exception as error:  # a server that is away for a moment
+    except Exception as error:  # such as a server that does not answer for a moment
         LOGGER.warning("%s: no progress bar: %s", workload, error)
         return lambda num_done: None
 
@@ -212,6 +213,6 @@ def _start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
         try:
             update_progress_artifact(artifact, progress=100.0 * min(1.0, num_done / max(1, num_rows)))
         except Exception as error:
-            LOGGER.warning("%s: the progress bar stays where it is: %s", workload, error)
+            LOGGER.warning("%s: the progress bar is not updated: %s", workload, error)
 
     return show

@@ -13,7 +13,7 @@ from engine.model.loading.checkpoint import checkpoint_digest, is_plain, resolve
 from engine.planning.planner import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
-from flows.workers import Workers, compute
+from flows.workers import Workers, infer_plan
 from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
@@ -35,11 +35,13 @@ LOGGER = logging.getLogger("batchloom")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from and how their prompts are made and grouped; the same for all workloads of a flow run.
+    """The database, the model's files, and how prompts are planned; the same for all workloads of a flow run.
 
     Attributes:
+        full: answer every row again.
+        attach: name to path of what queries may read beside the database.
         block_size, is_cheapest_first: see `tasks.plan_prefix.write_plan`.
-        choices: by workload, of those that answer some of their rows, as a step of a cascade does.
+        choices: by workload name, which of its rows a step of a cascade answers.
     """
 
     database: Path
@@ -64,15 +66,15 @@ class Source:
         full: bool,
         attach: Mapping[str, str],
     ) -> "Source":
-        """Look the model up. See `flows.nightly.nightly` for the parameters.
+        """Find the model's files and check that the engine can compute them. See `flows.nightly.nightly`.
 
         Raises:
-            ModelError: it cannot be used.
+            ModelError: the model cannot be used.
         """
         checkpoint = resolve_checkpoint(model)
         max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
         if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
-            from flows.proof import prove_architecture  # seconds to import
+            from flows.proof import prove_architecture  # takes seconds to import
 
             prove_architecture(checkpoint)
         check_weights(engine, checkpoint)
@@ -89,7 +91,7 @@ class Source:
         )
 
     def plan_method(self, workload: Workload) -> PlanMethod:
-        """How prompts are grouped. In an encoder every token sees the whole text, so prefixes cannot be shared."""
+        """How prompts are grouped: "none" for an encoder, whose tokens attend to the whole text, else the setting."""
         if workload.kind.is_pooled:
             from engine.encoding.families import is_encoder
 
@@ -100,7 +102,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """What all workloads of one night have in common besides their source: who computes, and what failures mean.
+    """What all workloads of a night share: the source of rows, the engines, and when a run fails.
 
     Attributes:
         deadline: Unix time after which no step of the engine begins; None for none.
@@ -123,10 +125,10 @@ class Night:
         expected_output_tokens: int | None,
         members: tuple[Member, ...] = (),
     ) -> InferJob:
-        """What the workers are told of a run. See `InferJob`."""
+        """What each worker needs to infer partitions of the plan. See `InferJob`."""
         source, exchange = self.source, None
         if url := self.machines.exchange:
-            from tasks.runs.run_exchange import Exchange  # most nights are of one host
+            from tasks.runs.run_exchange import Exchange  # imported only when needed
 
             exchange = Exchange.below(url, run.folder, source.model)
         return InferJob(
@@ -148,29 +150,30 @@ class Night:
 def answer_workload(night: Night, workload: Workload) -> RunSummary:
     """Read, tokenize, plan, infer, write: one workload from table to table.
 
-    However the run ends, what is answered is written, by `stop_run` or by the next night's `recover_runs`.
+    If a stage fails, `stop_run` writes the answers so far; if the process dies, the next night's `recover_runs` does.
     """
     source, workload = night.source, workload.bind(night.source.checkpoint)
     if workload.prompt.layout == "auto":
-        from flows.layouts import settle
+        from flows.layouts import settle  # imported only when needed
 
         (workload,) = settle(source, [workload])
-    run = Run.create(source.database, begin_record(night, workload))
-    num_left = 0
+    run, num_left = begin_run(night, workload), 0
     try:
-        _, plan = read_and_plan(source, workload, run)
-        if plan is not None:
-            num_left = infer(night, workload, run, plan)
+        found = read_rows(source, workload, run)
+        if found.num_selected:
+            tokens = tokenize_rows(source, workload, run, found.requests)
+            plan = plan_rows(source, workload, run, tokens)
+            num_left = infer_rows(night, workload, run, plan)
     except BaseException as error:
-        from tasks.recover import stop_run
+        from tasks.recover import stop_run  # imported only when needed
 
         stop_run(run, workload, error)
         raise
-    return write_and_report(night, workload, run, num_left)
+    return write_rows(workload, run, num_left)
 
 
-def begin_record(night: Night, workload: Workload) -> RunRecord:
-    """The record of a run of the night that starts now."""
+def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run:
+    """A run of the workload that starts now, its folder and record on disk. See `Run.create`."""
     source = night.source
     config = {
         "engine": asdict(night.engine),
@@ -182,17 +185,84 @@ def begin_record(night: Night, workload: Workload) -> RunRecord:
         "full": source.full,
         "attach": dict(source.attach),
     }
-    return RunRecord.begin(workload, source.model, source.model_digest, config)
+    record = RunRecord.begin(workload, source.model, source.model_digest, config)
+    return Run.create(source.database, record, root)
 
 
-def write_and_report(night: Night, workload: Workload, run: Run, num_left: int = 0) -> RunSummary:
-    """End a run that came through: its answers into the tables, then its page.
+def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
+    """The rows to answer, as requests. See `tasks.read.read_requests`."""
+    with run.measure("read"):
+        found = read(
+            str(source.database),
+            workload,
+            source.model_digest,
+            run.folder,
+            full=source.full,
+            attach=source.attach,
+            choice=source.choices.get(workload.name),
+        )
+    run.note({"requests": found.requests}, num_already_done=found.num_already_done)
+    if found.num_selected:
+        LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
+    return found
+
+
+def tokenize_rows(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
+    """The requests' prompts as token ids. See `tasks.tokenize.write_tokens`."""
+    database, checkpoint = str(source.database), str(source.checkpoint)
+    with run.measure("tokenize"):
+        tokens = tokenize(database, requests, workload, checkpoint, source.model_digest, source.max_model_len)
+    run.note({"tokens": tokens})
+    return tokens
+
+
+def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef) -> ArtifactRef:
+    """The prompts grouped by shared prefix and cut into partitions. See `tasks.plan_prefix.write_plan`."""
+    with run.measure("plan"):
+        plan = plan_prefix(
+            str(source.database),
+            tokens,
+            source.plan_method(workload),
+            source.planning.partition_tokens,
+            workload.kind.max_answer_tokens,
+            source.block_size,
+            source.is_cheapest_first,
+        )
+    run.note({"plan": plan})
+    return plan
+
+
+def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
+    """Infer every partition of the plan; returns how many rows the deadline left. See `flows.workers.infer_plan`.
+
+    Raises:
+        FailureRateError: too many rows failed.
+    """
+    source, summary = night.source, read_plan_summary(plan)
+    sharing = summary.sharing
+    run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
+    LOGGER.info("%s: %s", workload.name, summary.text)
+    answer = read_answer_length(source.database, workload)
+    job = night.make_job(workload, run, plan, answer.expected_output_tokens)
+    parts = infer_plan(night, job, summary, {run: 1.0}, answer.num_tokens)
+    return summary.num_rows if parts is None else summary.num_rows - check_failures(night, workload, parts)
+
+
+def check_failures(night: Night, workload: Workload, parts: Sequence[ArtifactRef]) -> int:
+    """The number of rows in a run's parts; raises if too many of them failed. See `FailurePolicy.check`."""
+    reasons, num_tried = count_reasons(parts), sum(part.num_rows for part in parts)
+    set_isolation(night.source.database, workload.name, is_needed=ENDED.reason in reasons)
+    night.failures.check(reasons, num_tried)
+    return num_tried
+
+
+def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
+    """End a run that did not fail: write its answers to the tables, then its report page.
 
     Args:
-        night: whose database it is.
         workload: what was answered.
         run: ended and finished.
-        num_left: rows that its deadline has left.
+        num_left: rows that the deadline left unanswered.
     """
     if num_left:
         run.end("deadline", f"{num_left:,} rows were not reached before the deadline")
@@ -202,78 +272,5 @@ def write_and_report(night: Night, workload: Workload, run: Run, num_left: int =
     run.finish()
     LOGGER.info(summary.text)
     if summary.num_rows:
-        report_run(night.source.database, summary.run_id, run.artifacts.get("plan"))
+        report_run(run.database, summary.run_id, run.artifacts.get("plan"))
     return summary
-
-
-def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
-    """Rows to requests, tokens and plan, as the night and its explanation have them.
-
-    Args:
-        source: of the rows and their prompts.
-        workload: what to answer.
-        run: keeps the artifacts and the seconds that each stage takes.
-    Returns:
-        what was read, and the plan; None where there is nothing to do.
-    """
-    found = read_rows(source, workload, run)
-    return found, plan_requests(source, workload, run, found.requests) if found.num_selected else None
-
-
-def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
-    """Rows to requests. See `read_and_plan`."""
-    with run.measure("read"):
-        attach, choice = dict(source.attach), source.choices.get(workload.name)
-        given = (str(source.database), workload, source.model_digest, run.folder)
-        found = read(*given, full=source.full, attach=attach, choice=choice)
-    run.note({"requests": found.requests}, num_already_done=found.num_already_done)
-    if found.num_selected:
-        LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
-    return found
-
-
-def plan_requests(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
-    """Requests to tokens and plan; returns the plan. See `read_and_plan`."""
-    database, planning = str(source.database), source.planning
-    tokens = tokenize_rows(source, workload, run, requests)
-    with run.measure("plan"):
-        given = (workload.kind.max_answer_tokens, source.block_size, source.is_cheapest_first)
-        plan = plan_prefix(database, tokens, source.plan_method(workload), planning.partition_tokens, *given)
-    run.note({"plan": plan})
-    return plan
-
-
-def tokenize_rows(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
-    """Requests to tokens. See `read_and_plan`."""
-    limit = source.max_model_len
-    with run.measure("tokenize"):
-        tokens = tokenize(str(source.database), requests, workload, str(source.checkpoint), source.model_digest, limit)
-    run.note({"tokens": tokens})
-    return tokens
-
-
-def infer(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
-    """Each partition of the plan to parts, by the night's workers; raises where too many rows failed.
-
-    Args:
-        run: keeps parts, seconds and notes.
-        plan: the plan artifact.
-    Returns:
-        how many rows the deadline has left.
-    """
-    source, summary = night.source, read_plan_summary(plan)
-    sharing = summary.sharing
-    run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
-    LOGGER.info("%s: %s", workload.name, summary.text)
-    answer = read_answer_length(source.database, workload)
-    job = night.make_job(workload, run, plan, answer.expected_output_tokens)
-    parts = compute(night, job, summary, {run: 1.0}, answer.num_tokens)
-    return summary.num_rows if parts is None else summary.num_rows - check_failures(night, workload, parts)
-
-
-def check_failures(night: Night, workload: Workload, parts: Sequence[ArtifactRef]) -> int:
-    """How many rows are in a run's parts; raises where too many of them failed. See `FailurePolicy.check`."""
-    reasons, num_tried = count_reasons(parts), sum(part.num_rows for part in parts)
-    set_isolation(night.source.database, workload.name, is_needed=ENDED.reason in reasons)
-    night.failures.check(reasons, num_tried)
-    return num_tried

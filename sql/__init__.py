@@ -1,4 +1,4 @@
-"""Every SQL statement of the project, one file each; `schema/schema.sql` alone holds several."""
+"""The SQL of the project: one statement per file, except `schema/schema.sql`."""
 
 from functools import cache
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What the first minutes with a GPU are spent on, stage by stage: `python -m benchmarks.first_light`."""
+"""The measurements for the first minutes with a GPU, stage by stage: `python -m benchmarks.first_light`."""

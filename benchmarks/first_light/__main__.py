@@ -1,4 +1,4 @@
-"""The first minutes with a GPU, the most valuable first:  python -m benchmarks.first_light --out FOLDER
+"""Measurements for the first minutes with a GPU, most valuable first:  python -m benchmarks.first_light --out FOLDER
 
 environment   what is installed; the engine without what it does not need; matrix rate, copies, launches
 gate          every kind of tile, merges, the engine's answers, graphs, compute-sanitizer
@@ -8,13 +8,13 @@ again         the worst cases of the grid, measured again
 flex          FlexAttention on some of the grid
 batches       whole batches in the shape of an 8B model, against a server's policies and transformers; profiles
 
-Each stage is a process with a time limit, so that a crash or a hang costs that stage alone. Results are written as
-they come, one JSON file a stage. The same command again skips what is done, goes on with what is not, and repeats what
-failed. If device, versions or commit differ, a stage begins anew.
+Each stage is a process with a time limit, so that a crash or a hang ends only that stage. Results are written as they
+come, one JSON file per stage. The same command again skips finished parts, continues unfinished ones and repeats failed
+ones. If device, versions or commit differ, a stage starts over.
 
 A stage ends with 0: done, 1: something failed, 3: out of time, 124: killed at its limit, or a crash's own code. The
-program ends with 0 where all stages did, 1 where one failed, 3 where only time was short. `--tiny` runs everything on
-the CPU in Triton's interpreter (TRITON_INTERPRET=1), at sizes whose figures mean nothing.
+program ends with 0 if all stages did, 1 if one failed, 3 if only time was short. `--tiny` runs everything on the CPU in
+Triton's interpreter (TRITON_INTERPRET=1), at sizes whose figures mean nothing.
 """
 
 import argparse
@@ -35,20 +35,20 @@ from benchmarks.measuring.result_file import write_result
 STAGE_MINUTES = {
     "environment": 2.0, "gate": 5.0, "tuning": 8.0, "attention": 8.0, "again": 1.5, "flex": 5.0, "batches": 9.5,
 }  # fmt: skip
-"""By stage, the longest that one call gives it."""
+"""By stage, its time limit in one call."""
 
 LAST_SECONDS = 25.0
-"""A part that has begun may take this long after no other may begin."""
+"""Time for a part that is running when no further part may start."""
 
 LEAST_SECONDS = 10.0
-"""A stage for which less is left is not begun."""
+"""A stage does not start with less time left."""
 
 TIMED_OUT = 124
 FAILED, UNFINISHED = 1, 3
 
 
 def run_stage(name: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Runs a stage as a process of its own, killed with all its children at its limit."""
+    """Run a stage in its own process, which is killed with all its children at the limit."""
     print(f"== {name}, at most {seconds:.0f} s", flush=True)
     begin = max(1.0, seconds - LAST_SECONDS)
     command = [
@@ -64,7 +64,7 @@ def run_stage(name: str, arguments: argparse.Namespace, seconds: float) -> dict[
         exit_code = TIMED_OUT
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # also what a crashed stage has started
+            os.killpg(process.pid, signal.SIGKILL)  # also processes that a crashed stage has started
         process.wait()
     return {"exit_code": exit_code, "seconds": round(time.monotonic() - started, 1)}
 

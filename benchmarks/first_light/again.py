@@ -1,4 +1,4 @@
-"""With what is left of the time: the grid's worst cases once more, in a process of their own."""
+"""Measures the grid's worst cases again in another process, if time is left."""
 
 import torch
 
@@ -14,7 +14,7 @@ NUM_AGAIN = 12
 
 
 def run(stage: StageRun) -> None:
-    """The cases in which fused gains least over paged or relay, with what they took before."""
+    """The cases in which fused gains least over paged or relay, with their first times."""
     torch.manual_seed(1)
     found = measured_cases(stage)
     reached = Ceilings(**read_parts(stage.folder, "attention")["ceilings"])

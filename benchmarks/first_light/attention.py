@@ -1,4 +1,4 @@
-"""BatchLLM's Fig. 8 grid, and long decodes that share nothing, with the tuned launches; without FlexAttention."""
+"""BatchLLM's Fig. 8 grid, and long decodes without shared prefixes, with the tuned launches; without FlexAttention."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,10 +28,10 @@ def run(stage: StageRun) -> None:
 
 
 def measured_cases(stage: StageRun) -> dict[str, Any]:
-    """By name, what this stage has found of each case.
+    """By case, the figures of this stage.
 
     Raises:
-        SystemExit: nothing.
+        SystemExit: there are none.
     """
     found = read_parts(stage.folder, "attention")
     found.pop("ceilings", None)
@@ -41,7 +41,7 @@ def measured_cases(stage: StageRun) -> dict[str, Any]:
 
 
 def wanted_cases() -> Iterator[Case]:
-    """Long decodes that share nothing, then the grid: a third of it spread over all of it first, then the others."""
+    """Long decodes without shared prefixes, then the grid: first an evenly spread third of it, then the rest."""
     for num_decode in (32, 128):
         yield Case(
             model="Llama-3-8B", prefix_len=4096, own_len=2048, num_members=1, num_decode=num_decode, num_prefill=0,

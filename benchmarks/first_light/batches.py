@@ -28,20 +28,20 @@ from engine.errors import ConfigError
 from engine.model.model_shape import ModelShape
 
 SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "order": "fcfs"}
-"""What an inference server does: a cache of blocks, at most 256 requests, paged attention, first come first served."""
+"""An inference server's policies: a block cache, at most 256 requests, paged attention, first come first served."""
 
 ROUNDS = {"ours": (2, 2), "ours in fp8": (2, 2), "server": (2, 2), "transformers": (1, 1)}
-"""By engine, unmeasured and measured runs. Ours compile kernels in the first one and capture graphs in the second;
-transformers sets its batching up anew in each run, and its runs are the longest."""
+"""By engine, warm-up and measured runs. Ours compiles kernels in the first one and captures graphs in the second;
+transformers sets up its batching in each run, and its runs are the longest."""
 
 KV_TOKENS = 32_768
-"""A fifth of the batch, as a night is many times what the device holds. In four times as much, a server's cache kept
-all prefixes of such a batch."""
+"""A fifth of the batch, since a night is many times what the device holds. With four times as much memory, a server's
+cache kept all prefixes of such a batch."""
 
 MAIN = ("prefill", "case-1", "case-2")
 
 SHORT = {"case-1-short": ("case-1", 8), "case-2-short": ("case-2", 4)}
-"""By name, the case and its groups that transformers is compared on: it took 136 s on an H200 for what took us 5."""
+"""The cases for transformers, with fewer groups, since it took 136 s on an H200 where batchloom took 5 s."""
 
 WORKLOADS = {"ours": (*MAIN, *SHORT), "transformers": ("prefill", *SHORT)}
 """By engine, what it computes before the others; without an entry, the cases."""
@@ -94,7 +94,7 @@ class Lab:
 
 
 class InProcess:
-    """An engine of this process, seen as one of another by `measure_batch`."""
+    """Wraps an engine of this process, so that `measure_batch` can use it like one of another process."""
 
     def __init__(self, engine: BatchloomEngine | ContinuousEngine) -> None:
         self._engine = engine
@@ -140,7 +140,7 @@ def _free_memory() -> None:
 
 
 def _measure_fp8(stage: StageRun, lab: Lab, ceilings: Ceilings) -> None:
-    """Prefill alone, with products and KV in 8 bits, where the device has them."""
+    """Only prefill, with products and KV in 8 bits, if the device has them."""
     try:
         find_fp8(stage.run.device)
     except ConfigError as error:
@@ -175,7 +175,7 @@ def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceiling
     """Figures of an engine's measured runs.
 
     Args:
-        rounds: unmeasured and measured ones.
+        rounds: numbers of warm-up and measured rounds.
     """
     found = measure_batch(
         {"engine": InProcess(engine)},  # type: ignore[dict-item]
@@ -187,7 +187,7 @@ def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceiling
 
 
 def _profiles(lab: Lab) -> Iterator[tuple[str, Batch]]:
-    """Work of prefill steps alone, of decode steps almost alone, and of both as a night has them."""
+    """Workloads of prefill steps only, of almost only decode steps, and of both as in a night."""
     few = lab.batches["control"].first(2 if lab.is_tiny else 16, 1)
     yield "prefill", replace(few, num_output_tokens=1)
     short = replace(
@@ -199,7 +199,7 @@ def _profiles(lab: Lab) -> Iterator[tuple[str, Batch]]:
 
 
 def _profile(lab: Lab, engine: BatchloomEngine, batch: Batch) -> dict[str, Any]:
-    """The third run, when all is compiled and captured."""
+    """The third run, when everything is compiled and captured."""
     for number in () if lab.is_tiny else (11, 12):
         engine.run(batch.work("shuffled", round_number=number))
     work = batch.work("shuffled", round_number=13)

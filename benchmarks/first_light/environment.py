@@ -1,4 +1,4 @@
-"""What the machine has and reaches, and that the engine runs without what it does not need."""
+"""Versions and rates of the machine; checks that the engine runs without its optional packages."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ engine = Engine.load(model, EngineConfig(device=device, attention=attention, kv_
 answers = engine.generate([Request(request_id="0", token_ids=[5, 6, 7] * 9, max_new_tokens=4, ignore_eos=True)])
 print([list(answer.token_ids) for answer in answers])
 """
-"""The engine in a process that has neither these packages nor a C++ compiler."""
+"""Runs the engine in a process without these packages and without a C++ compiler."""
 
 
 def run(stage: StageRun) -> None:
@@ -54,7 +54,7 @@ def _packages() -> dict[str, Any]:
 
 
 def _without_extras(device: torch.device) -> str:
-    environment = os.environ | {"CXX": "no-compiler"}  # a C compiler stays: Triton builds its launchers with it
+    environment = os.environ | {"CXX": "no-compiler"}  # the C compiler stays, since Triton needs it for launchers
     command = [sys.executable, "-c", WITHOUT_EXTRAS, device.type]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     if done.returncode:
@@ -63,7 +63,7 @@ def _without_extras(device: torch.device) -> str:
 
 
 def _fp8_tflops(device: torch.device, size: int) -> float | str:
-    """Of a product of two float8 matrices with one scale each, or why there is none."""
+    """The rate of a product of two float8 matrices with one scale each, or why there is none."""
     try:
         dtype = find_fp8(device)
     except ConfigError as error:
@@ -78,13 +78,13 @@ def _fp8_tflops(device: torch.device, size: int) -> float | str:
 
 
 def _host_ms(num_rows: int) -> dict[str, float]:
-    """By part; the work lists are cut for an H100 or H200, whatever the device is."""
+    """Milliseconds by part; work lists are cut for an H100 or H200, on any device."""
     tuned = load_tuned("sm_90", element_bits=16, head_dim=128)
     return {part: round(taken, 3) for part, taken in decode_step_ms(tuned, num_rows=num_rows).items()}
 
 
 def _launches(device: torch.device, count: int) -> dict[str, float | str]:
-    """Microseconds of the smallest operation: from the host, one after the other, and within a CUDA graph."""
+    """Microseconds of the smallest operation: launched by the host, and within a CUDA graph."""
     values = torch.zeros(1, device=device)
 
     def launch_all() -> None:

@@ -1,4 +1,4 @@
-"""FlexAttention on the grid's cases, a few of them: torch compiles it for each case anew."""
+"""FlexAttention on a few of the grid's cases, since torch compiles it for each case."""
 
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +13,7 @@ from benchmarks.kernels.attention_step import Case, Step
 from benchmarks.kernels.gpu import DeviceTime, device_time
 
 NUM_CASES = 16
-"""Spread over the grid, as `wanted_cases` gives them."""
+"""Cases spread over the grid, in the order of `wanted_cases`."""
 
 
 def run(stage: StageRun) -> None:

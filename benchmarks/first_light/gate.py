@@ -1,4 +1,4 @@
-"""Whether what runs is right: kernels against float64, answers against transformers; the stage fails if it is not."""
+"""Compares kernels with float64 and answers with transformers; the stage fails if they differ."""
 
 import gc
 import os
@@ -35,10 +35,10 @@ from engine.kernels.triton.work_list import RowField
 from engine.request import Request
 
 BF16_GAP = 0.3
-"""Most that a bf16 answer's token may be below the best float32 logit; logits of these models have a deviation of 1."""
+"""Largest distance of a bf16 answer's token from the best float32 logit; these models' logits have a deviation of 1."""
 
 QUICK = tuple(name for name in NAMES if name != "flex")
-"""Implementations that torch does not compile for each case anew, for ten seconds or more."""
+"""Implementations that torch does not compile for each case, which takes ten seconds or more."""
 
 TINY_CASE = Case(
     model="Qwen2-7B", prefix_len=16, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
@@ -63,7 +63,7 @@ def run(stage: StageRun) -> None:
 
 
 def _tiles(case: Case, device: torch.device) -> dict[str, str]:
-    """Implementations that are quickly there, and ours under every launch: the step alone would take one of them.
+    """Check the implementations that compile quickly, and ours with every launch, not only the one a step would choose.
 
     Raises:
         SystemExit: one of ours is wrong.
@@ -83,10 +83,10 @@ def _tiles(case: Case, device: torch.device) -> dict[str, str]:
 
 
 def _merges(stage: StageRun) -> dict[str, float]:
-    """Random steps in which rows have several parts: right, and the same bits in every repetition.
+    """Check random steps in which rows have several parts: right, and bit-identical in every repetition.
 
     Raises:
-        WrongAnswerError: a result is wrong or not repeatable, or counters stay behind.
+        WrongAnswerError: a result is wrong or not repeatable, or counters are not reset.
     """
     run = stage.run
     num_merges, num_repeats = (1, 2) if stage.is_tiny else (1000, 100)
@@ -128,10 +128,10 @@ def _merges(stage: StageRun) -> dict[str, float]:
 
 
 def _draws(stage: StageRun) -> dict[str, float | str]:
-    """Random draws by each kind of setting: those that sort every row, and the time that ours take.
+    """Compare random draws by each kind of setting with those that sort every row, and time ours.
 
     Raises:
-        WrongAnswerError: rows differ, more than rounding at the border between two tokens explains.
+        WrongAnswerError: more rows differ than rounding between two tokens explains.
     """
     device = stage.run.device
     num_rows, vocab_size = (4, 1500) if stage.is_tiny else (512, 128_256)
@@ -162,7 +162,7 @@ def _random_groups(rng: np.random.Generator, prefix_lens: Sequence[int]) -> list
 
 
 def _prompts(vocab_size: int, num_prompts: int) -> list[list[int]]:
-    """Prompts of which three at a time share a beginning."""
+    """Prompts of which each three share a prefix."""
     rng = np.random.default_rng(4)
     prefixes = [rng.integers(3, vocab_size, length).tolist() for length in (20, 90, 37, 150)]
     return [
@@ -185,7 +185,7 @@ def _engine(folder: str, device: str, dtype: str, **settings: Any) -> Engine:
 
 
 def _answers(folder: str, device: str, prompts: list[list[int]], dtype: str, most_gap: float) -> dict[str, float]:
-    """Each token of the engine's answers against what transformers says in float32.
+    """Compare each token of the engine's answers with transformers' logits in float32.
 
     Raises:
         WrongAnswerError: a token's logit is further than `most_gap` from the best.
@@ -207,7 +207,7 @@ def _answers(folder: str, device: str, prompts: list[list[int]], dtype: str, mos
 
 
 def _graphs(folder: str, device: str, prompts: list[list[int]]) -> dict[str, int]:
-    """The same answers with and without CUDA graphs; they are captured in the second run.
+    """Check that answers are the same with and without CUDA graphs, which are captured in the second run.
 
     Raises:
         WrongAnswerError: they differ.
@@ -222,7 +222,7 @@ def _graphs(folder: str, device: str, prompts: list[list[int]]) -> dict[str, int
 
 
 def _two_ranks(folder: str, device: str, prompts: list[list[int]]) -> str:
-    """The answers of one device from a model on two, with graphs and without.
+    """Check that a model on two devices gives the answers of one device, with and without graphs.
 
     Raises:
         WrongAnswerError: they differ.
@@ -242,7 +242,7 @@ def _two_ranks(folder: str, device: str, prompts: list[list[int]]) -> str:
 
 
 def _sanitize(seconds: float) -> str:
-    """What compute-sanitizer finds in a small check; how it ended where it cannot run."""
+    """The findings of compute-sanitizer in a small check, or why it cannot run."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return "not run: compute-sanitizer is not installed"

@@ -1,4 +1,4 @@
-"""What the stages' files say of each goal: met, missed, or not measured."""
+"""Whether each goal is met, missed or not measured, by the stages' files."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ class Goal:
     """A figure and its bound.
 
     Attributes:
-        found: None where it was not measured.
-        is_least: the bound is the least it may be, else the most.
+        found: None if it was not measured.
+        is_least: whether the bound is a lower bound.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Goal:
 
 
 def goals(folder: Path) -> Iterator[Goal]:
-    """Every goal, from whatever files there are."""
+    """All goals, from the files that exist."""
     gate = read_stage(folder, "gate")
     num_failures = sum("failure" in part for part in gate.get("parts", {}).values())
     is_known = gate.get("status") in ("done", "failed")
@@ -82,7 +82,7 @@ def _speedup(batches: Mapping[str, Any], name: str, other: str) -> float | None:
 
 
 def print_goals(folder: Path) -> None:
-    """A line a goal. The goals are those of one H200; another device is named above the table."""
+    """One line per goal. The goals are for one H200; another device is named above the table."""
     hardware = {read_stage(folder, name).get("hardware") for name in ("gate", "attention", "batches")} - {None}
     print(f"\nGoals for one H200; measured on: {', '.join(sorted(hardware)) or 'nothing yet'}")
     for goal in goals(folder):

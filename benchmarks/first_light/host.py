@@ -1,4 +1,4 @@
-"""What a step of decode rows costs the host, by part: everything but the launches and the device's own time."""
+"""The host's time for a decode step, by part, without launches and the device's time."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.scheduler import Scheduler
 
 PREFIX_TOKENS, OWN_TOKENS, MEMBERS = 400, 50, 16
-"""Of a prompt's shared and own part, and the requests on one prefix."""
+"""Tokens of a prompt's shared and own part, and requests per prefix."""
 
 PARTS = ("schedule", "batch", "work list", "sample", "commit", "record")
 
@@ -27,8 +27,8 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
     """Milliseconds of the host for each part of a decode step, medians over the steps of one run, and their sum.
 
     Args:
-        tuned: what work lists are cut for; 32 query heads on 8 KV heads, 132 processors.
-        num_rows: requests, which decode together from the first steps to the last.
+        tuned: the launches for work lists; 32 query heads, 8 KV heads, 132 processors.
+        num_rows: requests, which decode together in all steps.
         num_steps: tokens of each answer.
     """
     rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
 
 
 class _NoModel:
-    """Says token 7 in every row."""
+    """Gives token 7 in every row."""
 
     eos_token_ids = frozenset([2])
     vocab_size = 500

@@ -1,4 +1,4 @@
-"""Where the device's time goes: kernels by time, and the gaps between them."""
+"""Profiles the device's time: kernels by time, and the gaps between them."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def profiled(call: Callable[[], T]) -> tuple[dict[str, Any], T]:
-    """A call's kernels and gaps, first to last, and its result; without a GPU, the operators of the CPU."""
+    """The kernels and gaps of a call, and its result; without a GPU, the CPU's operators."""
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     with profile(activities=activities, acc_events=True) as profiler:
@@ -31,7 +31,7 @@ def profiled(call: Callable[[], T]) -> tuple[dict[str, Any], T]:
 
 
 def summed(intervals: list[tuple[float, float, str]]) -> dict[str, Any]:
-    """Intervals (begin and end in microseconds, name), in any order, added up."""
+    """The sums of intervals (begin and end in microseconds, name), in any order."""
     if not intervals:
         raise ValueError("the profile has no kernel")
     by_name: dict[str, list[float]] = defaultdict(list)

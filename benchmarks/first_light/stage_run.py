@@ -1,4 +1,4 @@
-"""One stage at work: what it has found is on disk at once, so that neither a crash nor the end of the time costs it."""
+"""Runs the parts of one stage; each result is written at once, so a crash or the end of the time does not lose it."""
 
 import json
 import platform
@@ -19,16 +19,16 @@ from benchmarks.measuring.machine import commit
 from benchmarks.measuring.result_file import write_result
 
 DONE, FAILED, UNFINISHED = 0, 1, 3
-"""Exit codes of a stage. An unfinished one ran out of time; the same command goes on with it."""
+"""Exit codes of a stage. An unfinished stage ran out of time; the same command continues it."""
 
 
 class StageRun:
     """Measures the parts of a stage, and skips those that its file holds already.
 
     Attributes:
-        run: the device, its versions and the commit; a file of another origin is begun anew.
+        run: the device, its versions and the commit; a file with others is started over.
         is_tiny: sizes for Triton's interpreter on the CPU; such figures mean nothing.
-        seconds_left: until the last moment at which a part may begin.
+        seconds_left: time in which a part may start.
     """
 
     def __init__(self, name: str, folder: Path, *, seconds: float, is_tiny: bool, commit: str | None = None) -> None:
@@ -58,9 +58,9 @@ class StageRun:
         return bool(self._document["status"] == "done")
 
     def measure(self, name: str, part: Callable[[], Any]) -> Any:
-        """Keeps what `part` gives; None where it fails, which is kept as well, or where no time is left.
+        """Keep the result of `part`, or its error; returns None if it failed or no time was left.
 
-        A part that the file holds already is not measured again, unless it failed.
+        A part in the file is not measured again, unless it failed.
         """
         parts = self._document["parts"]
         if name in parts and "failure" not in parts[name]:
@@ -88,7 +88,7 @@ class StageRun:
         return found
 
     def end(self) -> int:
-        """Writes how the stage ended; returns its exit code."""
+        """Write how the stage ended; returns its exit code."""
         failed = [name for name, part in self._document["parts"].items() if "failure" in part]
         self._document["status"] = "failed" if failed else "unfinished" if self._left_out else "done"
         write_result(self._file, self._document)
@@ -98,7 +98,7 @@ class StageRun:
 
 
 def interpreted_run() -> GpuRun:
-    """The CPU, where Triton interprets: its figures are of no use, and say so."""
+    """The CPU with Triton's interpreter; its results are marked as meaningless."""
     return GpuRun(
         device=torch.device("cpu"),
         hardware="Triton's interpreter, no figure",

@@ -1,4 +1,4 @@
-"""The launches and costs of what 8B models need, and how far the cost model is from what was measured."""
+"""Tunes launches and costs for 8B models, and measures the error of the cost model."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from engine.kernels.triton import tuned
 from engine.kernels.triton.triton_attention import architecture_of
 
 SIZES = ((16, 128), (32, 128), (16, 64))
-"""Element bits and head dim: bf16 Llama and Qwen2 of 8B first; each gets half of the time that is left."""
+"""Element bits and head dim; bf16 Llama and Qwen2 of 8B come first. Each gets half of the time left."""
 
 TINY_STEPS = (
     TuningStep(groups=[GroupSize(prefix_len=0, members=[(5, 1)])]),
@@ -57,7 +57,7 @@ def _tune(stage: StageRun, bits: int, head_dim: int, seconds: float) -> dict[str
 
 
 def _cost_errors(stage: StageRun, architecture: str, bits: int, head_dim: int) -> dict[str, Any]:
-    """By launch: what the steps of the fit take, and the costs' relative error on them, in the mean and at worst."""
+    """By launch: the times of the fit's steps, and the mean and largest relative error of the costs."""
     steps = TINY_STEPS if stage.is_tiny else None
     bench = TuningBench(stage.run, tune.DTYPES[bits], head_dim, steps)
     found = {}
@@ -75,7 +75,7 @@ def _cost_errors(stage: StageRun, architecture: str, bits: int, head_dim: int) -
 
 @contextmanager
 def tuned_launches(folder: Path) -> Iterator[bool]:
-    """Within it, new attention backends use the launches that the tuning stage has found; whether it has found any."""
+    """In the block, new attention backends use the launches of the tuning stage; gives whether there are any."""
     entries = [part for name, part in read_parts(folder, "tuning").items() if name.startswith("launches")]
     before = tuned.CONFIG_FOLDER
     with tempfile.TemporaryDirectory() as configs:

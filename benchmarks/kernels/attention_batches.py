@@ -1,4 +1,4 @@
-"""Attention steps to test and to measure: sizes in, an AttentionBatch with scattered KV blocks out."""
+"""Makes an AttentionBatch with scattered KV blocks from sizes, for tests and measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class GroupSize:
 def make_batch(groups: Sequence[GroupSize], block_size: int, *, seed: int = 0) -> tuple[AttentionBatch, int]:
     """A step with these groups, and how many KV blocks its block ids span.
 
-    Block ids are drawn at random from a quarter more blocks than are needed, so that no table is in order and some
-    blocks belong to nobody.
+    Block ids are drawn at random from a quarter more blocks than are needed, so that tables are not in order and some
+    blocks are unused.
     """
     members = [member for group in groups for member in group.members]
     suffix_lens = np.array([own_len for own_len, _ in members], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The attention of a step by each implementation that is compared; what can be prepared for all layers is done."""
+"""The attention of a step by each compared implementation; work that all layers share is prepared beforehand."""
 
 import importlib.util
 from collections.abc import Callable, Collection, Iterator
@@ -24,14 +24,14 @@ OURS = tuple(kind.name for kind in BACKENDS)
 
 
 def ours(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> Attend:
-    """A Triton backend; a step's work is prepared beforehand, as it is for all layers of a model."""
+    """A Triton backend; the work list of a step is prepared beforehand, as for all layers of a model."""
     backend = _backend(kind, step)
     work = backend.prepare(step.batch)
     return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
 
 
 def every_launch(step: Step) -> Iterator[tuple[str, Attend]]:
-    """Each Triton backend under each of its tuned launches, whichever of them the step would take."""
+    """Each Triton backend with each of its tuned launches, not only the one that it would choose."""
     for kind in BACKENDS:
         backend = _backend(kind, step)
         for launch in backend.tuned.launches:
@@ -51,7 +51,7 @@ def _backend(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> F
 
 
 def sdpa(step: Step) -> Attend:
-    """One call for the decode requests, one for the prefill chunks, each of one length; KV gathered beforehand."""
+    """torch's SDPA: one call for decode requests, one for prefill chunks of one length; KV is gathered beforehand."""
     batch, case = step.batch, step.case
     group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
     gathered = []
@@ -83,9 +83,9 @@ def sdpa(step: Step) -> Attend:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """A function compiled for the shapes it meets, whatever was compiled before.
+    """A freshly compiled function, independent of what was compiled before.
 
-    torch compiles eight variants of one function and runs all others as they stand; FlexAttention as it stands has all
+    torch compiles eight variants of a function and runs further ones uncompiled; uncompiled FlexAttention holds all
     scores in memory.
     """
     torch.compiler.reset()
@@ -93,7 +93,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 
 def flex(step: Step) -> Attend:
-    """One call over all KV packed in a row; the block mask lets a prefix's KV be read once a block of rows."""
+    """FlexAttention: one call over all KV in one sequence; with the block mask, a block of rows reads a prefix once."""
     batch, device = step.batch, step.query.device
     key, value = (
         torch.cat([*prefixes, *owns]).transpose(0, 1)[None]
@@ -103,7 +103,7 @@ def flex(step: Step) -> Attend:
     sequence = np.repeat(np.arange(batch.num_sequences), num_rows)
     group = np.repeat(np.arange(batch.num_groups), members)[sequence]
     own_position = np.arange(batch.num_rows) - batch.cu_seqlens_q[sequence] + (batch.suffix_lens - num_rows)[sequence]
-    # Each packed token's owner: group g is g, sequence s is num_groups + s; and its place in the owner's KV.
+    # Owner of each packed token (group g: g, sequence s: num_groups + s), and its position in the owner's KV.
     lengths = np.concatenate([batch.prefix_lens, batch.suffix_lens])
     owner = np.repeat(np.arange(len(lengths)), lengths)
     place = np.arange(len(owner)) - (np.cumsum(lengths) - lengths)[owner]
@@ -161,7 +161,7 @@ NAMES = (*OURS, *PEERS)
 
 
 def implementations(step: Step, names: Collection[str] = NAMES) -> Iterator[tuple[str, Callable[[], Attend]]]:
-    """By name, what prepares each of those named; FlashInfer only where it is installed."""
+    """By name, the function that prepares each named implementation; FlashInfer only if it is installed."""
     prepare = {kind.name: partial(ours, kind) for kind in BACKENDS} | PEERS
     for name in NAMES:
         if name in names and (name != "flashinfer" or importlib.util.find_spec(name)):

@@ -1,4 +1,4 @@
-"""Steps on which attention kernels are compared: the points of the grid of BatchLLM's Fig. 8, and their tensors."""
+"""Steps for comparing attention kernels: the grid of BatchLLM's Fig. 8, and its tensors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ parts (packed tiles) behind the prefixes of groups of 16."""
 
 
 def check_cases() -> Iterator[Case]:
-    """Small cases that between them take every kind of tile, and merges of two and of many parts."""
+    """Small cases that cover every kind of tile, and merges of two and of many parts."""
     for prefix_len, own_len, num_members, num_decode, num_prefill, prefill_rows in CHECK_SIZES:
         yield Case(
             model="Qwen2-7B", prefix_len=prefix_len, own_len=own_len, num_members=num_members,
@@ -70,11 +70,11 @@ def check_cases() -> Iterator[Case]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A case's tensors, and the least that any implementation must do for it.
+    """A case's tensors, and the least work of any implementation.
 
     Attributes:
-        num_bytes: every KV token once, queries, outputs.
-        num_flops: two products over what each row sees.
+        num_bytes: each KV token once, queries, outputs.
+        num_flops: two products over the KV that each row attends to.
     """
 
     case: Case

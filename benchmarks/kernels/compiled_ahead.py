@@ -1,4 +1,4 @@
-"""Launches that processes beside the measuring one compile, so that the device need not wait for a compiler."""
+"""Compiles launches in other processes, so that the measuring process does not wait for the compiler."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ from engine.kernels.triton.tuned import Launch
 def compiled_ahead(
     launches: Sequence[Launch], architecture: str, bits: int, head_dim: int
 ) -> Iterator[list[Future[Launch | None]]]:
-    """What `fit_and_compile` makes of each launch, as it comes: the first ones first, on all cores but one.
+    """The results of `fit_and_compile`, in order, computed on all cores but one.
 
-    The processes come from a server that has imported the compiler and has never seen the device: a process that has
-    cannot be forked. The end of the block waits for those that are still at work.
+    Processes are forked from a server that has imported the compiler but not used the device, since a process that has
+    used it cannot be forked. The end of the block waits for running compilations.
 
     Args:
         architecture, bits, head_dim: see `fitted`.
@@ -33,7 +33,7 @@ def compiled_ahead(
 
 
 def fit_and_compile(launch: Launch, architecture: str, bits: int, head_dim: int) -> Launch | None:
-    """As `fitted`; both kernels that `TuningBench` measures a launch with, where it fits, are in Triton's cache then.
+    """See `fitted`. If the launch fits, Triton's cache then has both kernels with which `TuningBench` measures it.
 
     Args:
         launch, architecture, bits, head_dim: see `fitted`.

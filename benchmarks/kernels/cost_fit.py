@@ -1,4 +1,4 @@
-"""What tiles cost by the times of steps that were measured (the formulas of engine/kernels/triton/cost_model.py)."""
+"""Fits the costs of tiles to measured times of steps (the formulas of engine/kernels/triton/cost_model.py)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +10,11 @@ from engine.kernels.triton.tuned import Launch, TunedAttention
 from engine.kernels.triton.work_list import TileField, WorkList
 
 NUM_ROUNDS = 30
-"""Of the fit, each with what bounded every step by the costs of the round before."""
+"""Rounds of the fit; each uses the bounds of the steps by the costs of the last round."""
 
 TRUST = 0.2
-"""Relative error of one step that weighs as much as a cost of twice what was expected. A cost that the steps hardly
-depend on stays near what was expected."""
+"""Relative error of one step that weighs as much as a cost of twice the expected one, so that costs on which the steps
+hardly depend stay near the expected ones."""
 
 
 DeviceCosts = tuple[float, float, float]
@@ -81,7 +81,7 @@ def fit_costs(
 ) -> tuple[list[Launch], DeviceCosts]:
     """The launches and the device with the costs that explain the steps of each launch best.
 
-    A step's time is the highest of several bounds. Which one is known once costs are: so both are found in turn.
+    A step's time is the highest of several bounds. Which one depends on the costs, so both are found in turn.
 
     Args:
         launches: with the costs that are expected.
@@ -114,7 +114,7 @@ def fit_costs(
 
 
 def cost_errors(tuned: TunedAttention, launch: Launch, steps: Sequence[MeasuredStep]) -> list[float]:
-    """By step, what a launch's costs say over what the step took, less 1."""
+    """By step, predicted over measured time, minus 1."""
     device = [tuned.start_us, tuned.memory_kilotoken_us, tuned.l2_kilotoken_us]
     costs = np.array([*device, *_costs(launch)])
     return [round(float((step.bounds(len(device), len(costs)) @ costs).max()) / step.us - 1, 4) for step in steps]
@@ -125,7 +125,7 @@ def _costs(launch: Launch) -> list[float]:
 
 
 def _distinct_tokens(tiles: np.ndarray) -> int:
-    """KV tokens that some tile reads: of each range of the block table, as far as any tile does."""
+    """Number of KV tokens that at least one tile reads."""
     ends: dict[tuple[int, int], int] = {}
     for tile in tiles:
         prefix_len, begin, end = (int(tile[f]) for f in (TileField.PREFIX_LEN, TileField.KV_BEGIN, TileField.KV_END))

@@ -1,4 +1,4 @@
-"""The Triton kernels, compiled for an architecture that need not be at hand, as their launchers would have it."""
+"""Compiles the Triton kernels for any architecture, without a device, as their launchers do."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,9 +35,9 @@ def compile_kernel(
     num_stages: int,
     options: Mapping[str, Any],
 ) -> Any:
-    """Compiles a jit function as its launcher would have it compiled: pointers, strides and offsets in units of 16.
+    """Compile a jit function as its launcher does: pointers, strides and offsets are multiples of 16.
 
-    A launch finds it in Triton's cache, so that a search compiles each candidate once.
+    A launch finds it in Triton's cache, so a search compiles each candidate once.
 
     Args:
         dtypes: of the arguments that are neither strides nor constants, "*bf16" for a pointer.

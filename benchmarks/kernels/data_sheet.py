@@ -1,4 +1,4 @@
-"""What vendors state of devices, and what tiles should cost by it."""
+"""Data sheets of devices, and the costs of tiles estimated from them."""
 
 from dataclasses import dataclass, replace
 
@@ -7,10 +7,10 @@ from engine.kernels.triton.tuned import Launch, TileShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
-    """What a vendor states of a device: leads, not measurements.
+    """A vendor's figures of a device, which are not measured.
 
     Attributes:
-        memory_gb_s, l2_gb_s: bandwidths; L2's, where not stated, is taken as 2.5 times the memory's.
+        memory_gb_s, l2_gb_s: bandwidths; if L2's is not stated, 2.5 times the memory's.
         matrix_tflops: by element bits, dense.
     """
 
@@ -44,29 +44,29 @@ def in_flight_bytes(launch: Launch, bits: int, head_dim: int) -> int:
 
 
 MEMORY_SHARE = 0.8
-"""Of the stated bandwidth that a launch reaches."""
+"""Share of the stated bandwidth that a launch reaches."""
 
 START_US = 9.5
-"""Of a launch, as an H200 took for it."""
+"""Time of a launch on an H200."""
 
 
 def kilotokens_us(sheet: DataSheet, bits: int, head_dim: int) -> tuple[float, float]:
-    """What the device takes to read 1,000 KV tokens of one KV head, from memory and from L2."""
+    """Time to read 1,000 KV tokens of one KV head, from memory and from L2."""
     num_bytes = 1000 * 2 * head_dim * bits // 8
     memory_us, l2_us = num_bytes / (sheet.memory_gb_s * MEMORY_SHARE * 1e3), num_bytes / (sheet.l2_gb_s * 1e3)
     return round(memory_us, 5), round(l2_us, 5)
 
 
 def estimate_costs(launch: Launch, sheet: DataSheet, bits: int, head_dim: int) -> Launch:
-    """Fills in what tiles should cost if each slot had its even share of L2's bandwidth and half the matrix rate."""
+    """Fill in the costs of tiles, if each slot has an equal share of L2's bandwidth and half of the matrix rate."""
     num_slots = sheet.num_processors * launch.programs_per_processor
 
     def costs(shape: TileShape) -> TileShape:
         kilotoken_bytes = 1000 * 2 * head_dim * bits // 8
         kilotoken_flops = 1000 * 4 * head_dim * shape.rows
-        # A step of the loop waits at its barriers for as long, whatever it reads.
+        # A step of the loop waits at its barriers for a fixed time.
         l2_us = 0.45 * 1000 / shape.tokens + kilotoken_bytes / (sheet.l2_gb_s * 1e3 / num_slots)
-        # What is under way arrives about a microsecond after it was asked for, however idle the memory is.
+        # A load arrives about a microsecond after its request, even if the memory is idle.
         waiting_us = kilotoken_bytes / in_flight_bytes(launch, bits, head_dim)
         matrix_us = kilotoken_flops / (sheet.matrix_tflops[bits] * 0.5 * 1e6 / num_slots)
         # A partial is written and read back through L2, in fp32, after an atomic's round trip.

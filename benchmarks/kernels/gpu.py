@@ -1,4 +1,4 @@
-"""The GPU of a measurement: which it is, its versions, its own ceilings, and how time is taken on it."""
+"""The GPU of a measurement: name, versions, its measured ceilings, and timing."""
 
 import platform
 import sys
@@ -30,14 +30,14 @@ class GpuRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What the device itself reaches in this run: reading and writing large arrays, and a large bf16 matrix product."""
+    """The device's own rates in this run: reading and writing large arrays, and a large bf16 matrix product."""
 
     memory_gb_s: float
     matrix_tflops: float
 
 
 def require_gpu(program: str) -> GpuRun:
-    """The first GPU, or the end of the program: a figure for a GPU comes only from a GPU."""
+    """The first GPU; ends the program if there is none."""
     if not torch.cuda.is_available():
         sys.exit(
             f"{program}: no GPU is at hand, so nothing was measured. Run it on a machine with a CUDA or ROCm device."
@@ -58,8 +58,8 @@ class DeviceTime:
     """How long one call takes.
 
     Attributes:
-        us: the median, the L2 cache emptied before each.
-        not_captured: "", or why the call is no CUDA graph: then its time contains what the host takes between launches.
+        us: median, with an empty L2 cache.
+        not_captured: "", or why the call is no CUDA graph: then the time includes the host's time between launches.
     """
 
     us: float
@@ -67,9 +67,9 @@ class DeviceTime:
 
 
 def device_time(call: Callable[[], object], *, rep_ms: float = 200) -> DeviceTime:
-    """The time of a call on the device alone where it can be captured; rep_ms is how long it is measured.
+    """The time of a call on the device, without the host if it can be captured; rep_ms is how long it is measured.
 
-    Without a GPU, where only checks of the programs themselves get to, it is one call's time on the host.
+    Without a GPU, as in checks of the programs themselves, it is the time of one call on the host.
     """
     if not torch.cuda.is_available():
         started = time.perf_counter()
@@ -81,29 +81,29 @@ def device_time(call: Callable[[], object], *, rep_ms: float = 200) -> DeviceTim
 
 
 def captured(call: Callable[[], object]) -> tuple[Callable[[], object], str]:
-    """What launches all of a call at once, and ""; or the call itself, and why it cannot be captured."""
+    """A function that replays the call as one CUDA graph, and ""; or the call itself, and why it cannot be captured."""
     call()  # compiles, and sizes workspaces: neither can be captured
     try:
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves its own stream the current one; the outer context brings this one back.
+        # A failed capture leaves its own stream current; the outer context restores the stream.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             call()
     except Exception as failure:
-        # The end of a failed capture fails as well, and says less.
+        # The end of a failed capture raises, too, with a less useful message.
         return call, in_one_line(failure.__context__ or failure)
     return graph.replay, ""
 
 
 def in_one_line(failure: BaseException) -> str:
-    """What kind of failure it is, and the first line of what it says."""
+    """The type of an error and the first line of its message."""
     return f"{type(failure).__name__}: {(str(failure).strip().splitlines() or [''])[0]}"
 
 
 def measure_ceilings(run: GpuRun, *, num_copied: int = 1 << 30, matrix_size: int = 8192) -> Ceilings:
     """Bandwidth (bytes read plus written) and the rate of a bf16 matrix product on random data.
 
-    Within a CUDA graph a copy is no kernel: an H200 copied with two thirds of the bandwidth that kernels reach. So an
-    array is negated into another.
+    Within a CUDA graph a copy is no kernel and reaches two thirds of the kernels' bandwidth on an H200, so an array is
+    negated into another instead.
 
     Args:
         num_copied: float32 numbers of each array.
@@ -113,7 +113,7 @@ def measure_ceilings(run: GpuRun, *, num_copied: int = 1 << 30, matrix_size: int
     target = torch.empty_like(source)
     copy_us = device_time(lambda: torch.neg(source, out=target)).us
     memory_gb_s = 2 * source.nbytes / copy_us / 1e3
-    # Free before the product: a smaller card must hold it too.
+    # Free the arrays before the product, for GPUs with less memory.
     source = target = torch.empty(0, device=run.device)
     left, right = (torch.randn(matrix_size, matrix_size, device=run.device, dtype=torch.bfloat16) for _ in range(2))
     product_us = device_time(lambda: left @ right).us

@@ -1,4 +1,4 @@
-"""Launches of the attention kernel that are worth trying, and whether one fits an architecture."""
+"""Candidate launches of the attention kernel, and whether one fits an architecture."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ def candidates(architecture: str, bits: int, head_dim: int) -> Iterator[Launch]:
     is_small = architecture.startswith("gfx") or architecture == "default"
     # An LDS of 64 KiB holds one step's keys and values; deeper pipelines and longer steps are NVIDIA's.
     stages = (2, 1) if is_small else (3, 2, 4)
-    # In fp32, for which products take no matrix units on NVIDIA, a wide tile has nothing to win.
+    # In fp32, which uses no matrix units on NVIDIA, wide tiles gain nothing.
     wides = [("decode", 0, 4), ("decode", 0, 2)]
     if bits == 16:
         wides += [("grouped", 64, 4), ("mixed", 128, 8), ("mixed", 128, 4), ("mixed", 64, 8)]
@@ -39,7 +39,7 @@ def _shape(rows: int, tokens: int) -> TileShape:
 
 
 def fitted(launch: Launch, architecture: str, bits: int, head_dim: int) -> Launch | None:
-    """The launch with the programs that fit a processor; None where it does not compile within the limits."""
+    """The launch with the number of programs that fit a processor; None if it exceeds the limits."""
     targets = tuple(TARGETS) if architecture == "default" else (architecture,)
     if any(in_flight_bytes(launch, bits, head_dim) > LIMITS[target].program_shared_bytes for target in targets):
         return None
@@ -54,6 +54,6 @@ def fitted(launch: Launch, architecture: str, bits: int, head_dim: int) -> Launc
 
 
 def described(launch: Launch) -> str:
-    """What tells a candidate from the others."""
+    """A text that identifies a candidate."""
     shapes = " and ".join(f"{shape.rows}x{shape.tokens}" for shape in launch.shapes)
     return f"{launch.name} {shapes}, {launch.num_warps} warps, {launch.num_stages} stages"

@@ -1,4 +1,4 @@
-"""Attention steps of known tiles, and what a launch takes for them."""
+"""Attention steps with known tiles, and the times of a launch for them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from engine.kernels.triton.tuned import Launch
 
 NUM_Q_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 32, 8, 16
 REP_MS = 50.0
-"""How long a step is measured: a candidate is run on dozens of them."""
+"""How long a step is measured; a candidate runs dozens of steps."""
 
 Backend = FusedAttention | RelayAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningStep:
-    """A step, and the backends it is run with: with plain tiles only, or with prefix tiles as well."""
+    """A step and its backends: with plain tiles only, or also with prefix tiles."""
 
     groups: list[GroupSize]
     has_prefix_tiles: bool = False
@@ -34,7 +34,7 @@ class TuningStep:
 
 
 def tuning_steps() -> Iterator[TuningStep]:
-    """Steps that tell the costs apart: starts, KV from memory, KV read again, partial results; and long chunks."""
+    """Steps that separate the costs of starts, KV from memory, KV read again, and partial results; and long chunks."""
     for num_requests in (32, 256):
         for own in (64, 512, 2048):
             yield TuningStep(groups=[GroupSize(prefix_len=0, members=[(own, 1)]) for _ in range(num_requests)])
@@ -49,10 +49,10 @@ def tuning_steps() -> Iterator[TuningStep]:
 
 
 class TuningBench:
-    """Measures launches for one element type and head dim; what the steps' results must be is computed once.
+    """Measures launches for one element type and head dim; the steps' expected results are computed once.
 
     Attributes:
-        not_captured: "", or why times contain the host's (`DeviceTime.not_captured`).
+        not_captured: "", or why times include the host's (`DeviceTime.not_captured`).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TuningBench:
         self._expected: dict[int, torch.Tensor] = {}
 
     def measure(self, launch: Launch) -> list[MeasuredStep]:
-        """What the launch takes for each step, by each backend that the step is run with.
+        """The times of the launch for each step and backend.
 
         Raises:
             WrongAnswerError: a result differs from the reference's.
@@ -88,7 +88,7 @@ class TuningBench:
         )  # fmt: skip
 
     def _time(self, index: int, step: TuningStep, backend: Backend, launch: Launch) -> MeasuredStep:
-        """A step's tiles, and the time of one layer after its result was compared."""
+        """A step's tiles and its time for one layer, after its result was compared."""
         batch, num_blocks = make_batch(step.groups, BLOCK_SIZE)
         query, k_cache, v_cache = self._inputs(batch, num_blocks)
         scale = self._head_dim**-0.5
@@ -110,7 +110,7 @@ class TuningBench:
         )
 
     def _inputs(self, batch: AttentionBatch, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same query and caches for a step, whichever candidate is measured."""
+        """Query and caches of a step, the same for all candidates."""
         generator = torch.Generator(device=self._run.device).manual_seed(0)
         cache = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, self._head_dim)
 

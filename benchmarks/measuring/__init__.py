@@ -1,1 +1,1 @@
-"""What benchmarks share: the work, the machine, correctness, timing, result files."""
+"""Shared by the benchmarks: workloads, machine description, correctness, timing, result files."""

@@ -10,10 +10,10 @@ from benchmarks.peers.protocol import Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Prompts that begin alike.
+    """Prompts with a common prefix.
 
     Attributes:
-        own: what follows the prefix, one list of token ids a request.
+        own: the token ids after the prefix, one list per request.
     """
 
     prefix: list[int]
@@ -29,8 +29,8 @@ class Batch:
     """A workload as token ids.
 
     Attributes:
-        labels: to be scored after each prompt; empty where tokens are written.
-        shape: what it is made of, in words.
+        labels: to be scored after each prompt; empty if tokens are generated.
+        shape: description of the lengths and degrees.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Batch:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Of all groups together, each prefix once."""
+        """Tokens of all groups' prefixes, each counted once."""
         return sum(len(group.prefix) for group in self.groups)
 
     @property
     def num_distinct_tokens(self) -> int:
-        """Prompt tokens that have to be computed when every prefix is computed once."""
+        """Prompt tokens to compute if every prefix is computed once."""
         return self.num_prefix_tokens + sum(len(own) for group in self.groups for own in group.own)
 
     @property
@@ -64,10 +64,10 @@ class Batch:
         return self.num_output_tokens + max(len(group.prefix) + max(map(len, group.own)) for group in self.groups)
 
     def work(self, order: str, *, round_number: int = 0) -> Work:
-        """The rows "grouped" by document, or "shuffled" (always the same way).
+        """The rows "grouped" by document, or "shuffled" with a fixed seed.
 
-        Nothing of one round may serve another, whatever an engine keeps. So every prompt's first token depends on the
-        round; who shares what with whom does not change.
+        The first token of every prompt depends on the round, so an engine cannot use what it cached in another round.
+        Sharing within the round does not change.
         """
         prompts = [
             [(prompt[0] + 7919 * round_number) % self.vocab_size, *prompt[1:]]
@@ -79,7 +79,7 @@ class Batch:
         return Work(token_ids=prompts, num_output_tokens=self.num_output_tokens, labels=self.labels)
 
     def first(self, num_groups: int, num_members: int) -> "Batch":
-        """A small part of it, for comparing answers."""
+        """A small part of the batch, to compare answers."""
         groups = [Group(prefix=group.prefix, own=group.own[:num_members]) for group in self.groups[:num_groups]]
         return replace(self, groups=groups)
 
@@ -95,6 +95,6 @@ def random_groups(
         prefix = rng.integers(0, vocab_size, prefix_tokens).tolist()
         own = [rng.integers(0, vocab_size, length).tolist() for length in own_tokens]
         for number, tokens in enumerate(own):
-            tokens[0] = (tokens[0] + number) % vocab_size  # equal first tokens would be one token more of sharing
+            tokens[0] = (tokens[0] + number) % vocab_size  # different first tokens, else prefixes would share one token
         groups.append(Group(prefix=prefix, own=own))
     return groups

@@ -1,4 +1,4 @@
-"""Charts of results as SVG files, drawn with what draws the pictures of a report's page."""
+"""Charts of results as SVG files, drawn with the functions of the report page."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ def _colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def _svg_file(title: str, heading: str, colours: Mapping[str, str], picture: Picture) -> str:
-    """The picture on white, below its heading and its legend, with the page's styles by day."""
+    """The picture on white with heading and legend, in the page's light style."""
     css = files("tasks.report_page").joinpath("page.css").read_text("utf-8")
     values = dict(re.findall(r"(--\w+): ([^;]+);", css.partition("@media")[0]))
     rules = re.findall(r"^svg (?:text|[.](?:tick|middle|end|grid|axis))\b.*$", css, re.MULTILINE)

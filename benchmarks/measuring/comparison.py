@@ -1,4 +1,4 @@
-"""Engines beside each other: whether their answers are right, and how fast they are."""
+"""Compares engines: whether their answers are right, and how fast they are."""
 
 import argparse
 import json
@@ -22,17 +22,17 @@ from engine.model.model_shape import ModelShape
 LOAD_SECONDS = 900.0
 GATE_GROUPS, GATE_MEMBERS = 3, 2
 ROOM_BYTES = 1024**3
-"""What an engine may take besides its weights and the KV memory."""
+"""Memory that an engine may take besides weights and KV."""
 
 
 def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Batch]) -> dict[str, Verdict]:
-    """Every engine's float32 answers to a small part of each workload, in KV memory that does not hold all of it."""
+    """By engine, the verdict on its float32 answers to a small part of each workload, in too little KV memory."""
     parts = [batch.first(GATE_GROUPS, GATE_MEMBERS) for batch in batches]
     longest = max(part.longest_request for part in parts)
     kv_tokens = cdiv(3 * longest, 2 * BLOCK_TOKENS) * BLOCK_TOKENS
     verdicts = {peer.name: Verdict() for peer in peers}
     given = []
-    for peer in peers:  # one engine in memory at a time, and the referee after them
+    for peer in peers:  # one engine in memory at a time, then the referee
         try:
             with session.start(peer.name, peer.module, peer.arguments) as engine:
                 engine.load(session.settings(peer.name, "float32", kv_tokens, longest), LOAD_SECONDS)
@@ -55,14 +55,14 @@ def check_answers(session: Session, peers: Sequence[Peer], batches: Sequence[Bat
 def measure(
     session: Session, peers: Sequence[Peer], batches: Sequence[Batch], arguments: argparse.Namespace
 ) -> Iterator[tuple[str, Any]]:
-    """Parts of the report, each time as far as it goes: "engines", "ceilings", "workloads".
+    """Yield parts of the report: "engines", "ceilings", "workloads", each complete so far.
 
-    After these "measured": the workload's index and the engines that were measured on it just now.
+    Then "measured": the workload's index, and the engines that were just measured on it.
 
     Args:
         session: how engines are started.
         peers: in the order in which they are loaded.
-        batches: what they are timed on.
+        batches: the workloads.
         arguments: of the command line.
     """
     longest = max(batch.longest_request for batch in batches)
@@ -110,7 +110,7 @@ def _load_engines(
     longest: int,
     loads: dict[str, Any],
 ) -> dict[str, PeerProcess]:
-    """Those that could be loaded.
+    """The engines that could be loaded, by name.
 
     Args:
         stack: ends their processes.
@@ -118,7 +118,7 @@ def _load_engines(
         peers: to be loaded.
         arguments: of the command line.
         longest: tokens of the longest request.
-        loads: gets what each said of itself, or why it failed.
+        loads: filled with what each engine reported of its loading, or why it failed.
     """
     engines = {}
     for peer in peers:

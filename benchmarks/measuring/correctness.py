@@ -1,4 +1,4 @@
-"""The gate before any speed: does each engine give the answers of a float32 transformers model?"""
+"""Checks before any timing that each engine gives the answers of a float32 transformers model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Verdict:
         largest_gap: of any token's logit to the best one.
         largest_label_error: of any label's log-probability.
         first_wrong: the first answer that is neither, or None: workload, request, position, gap.
-        failure: why there are no answers at all, or None.
+        failure: why the engine gave no answers, or None.
     """
 
     num_answers: int = 0
@@ -56,7 +56,7 @@ class Verdict:
 
 
 class Referee:
-    """Judges answers, each different one once."""
+    """Judges answers; equal ones are judged once."""
 
     def __init__(self, process: PeerProcess, timeout_seconds: float) -> None:
         self._process = process

@@ -1,10 +1,10 @@
 """An embedding night, stage by stage, for ``python -m benchmarks.scale --night embeddings``.
 
 Texts of mixed lengths (log-normal, 33 words of one token each in the median) in a real DuckDB file, and an encoder that
-is shallow and as wide as a real one: embeddings of 384 numbers, and little to compute. The stages are the night's own:
-read, tokenize, plan, infer (every partition, one after the other, as a worker does it) and write.
+is as wide as a real one but shallow: embeddings of 384 numbers, and little to compute. The stages are the night's own:
+read, tokenize, plan, infer (every partition, one after the other, as a worker does) and write.
 
-Checked: every text has one embedding, and those of a sample are what transformers gives for the text alone.
+Checked: every text has one embedding, and a sample of them equals what transformers gives for the text alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +48,8 @@ table = "document_embeddings"
 
 
 def prepare(folder: Path, num_rows: int) -> None:
-    """Model, workload and database."""
-    from benchmarks.embed import NUM_WORDS, make_checkpoint  # torch is no part of most stages' memory
+    """Write model, workload and database."""
+    from benchmarks.embed import NUM_WORDS, make_checkpoint  # most stages' memory must not include torch
 
     make_checkpoint(folder / "model", "shallow")
     (folder / "embeddings.toml").write_text(WORKLOAD)
@@ -73,7 +73,7 @@ def _load(folder: Path) -> Workload:
 
 
 def run_stage(stage: str, folder: Path) -> None:
-    """One stage in this process; the run's folder holds what the earlier ones have made."""
+    """Run one stage in this process; the run's folder holds the results of earlier ones."""
     workload, model, database = _load(folder), folder / "model", folder / "case.duckdb"
     if stage == "read":
         run = Run.create(database, RunRecord.begin(workload, str(model), "model", {}))
@@ -106,7 +106,7 @@ def run_stage(stage: str, folder: Path) -> None:
 
 
 def check(folder: Path, num_rows: int) -> dict[str, Any]:
-    """The size of what was made; raises `WrongAnswerError` where a row is missing, twice or wrong."""
+    """The sizes of the results; raises `WrongAnswerError` if a row is missing, written twice or wrong."""
     with connect(folder / "case.duckdb") as connection:
         counts = connection.execute(
             "select count(*), count(distinct doc_id), count(*) filter (status = 'ok'), sum(num_prompt_tokens)"

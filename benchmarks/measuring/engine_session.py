@@ -1,4 +1,4 @@
-"""How the engines of one call are started: each a process of its own, with the same model, threads and limits."""
+"""Starts the engines of a benchmark, each in its own process, with the same model, threads and limits."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ BLOCK_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What all engines of one call have in common.
+    """What all engines of a benchmark have in common.
 
     Attributes:
-        options: an engine's own settings, by engine.
-        logs: folder for what engines print.
+        options: further settings, by engine.
+        logs: folder for the output of engines.
         run_seconds: longest that one run of one workload may take.
     """
 
@@ -37,7 +37,7 @@ class Session:
 
     @property
     def num_unmeasured(self) -> int:
-        """Runs until nothing is compiled any more: batchloom captures a CUDA graph when it meets a size again."""
+        """Warm-up runs: on a GPU two, since batchloom captures a CUDA graph when a size occurs again."""
         return 2 if is_gpu(self.device) else 1
 
     def start(self, name: str, module: str, arguments: Sequence[str] = ()) -> PeerProcess:

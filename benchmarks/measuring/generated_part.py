@@ -1,4 +1,4 @@
-"""The parts of a document that a program writes, each between two markers; people write the rest."""
+"""Replaces the generated parts of a document, each of which is between two markers."""
 
 from collections.abc import Iterable
 

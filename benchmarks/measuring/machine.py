@@ -1,4 +1,4 @@
-"""Where a measurement was taken; recorded with every result."""
+"""Describes the machine and the command of a measurement; recorded with every result."""
 
 import os
 import platform
@@ -24,13 +24,13 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_command(module: str, command_line: Sequence[str]) -> str:
-    """How to measure again: the command, its absolute paths cut down to their last part."""
+    """The command that repeats the measurement; absolute paths are cut to their last part."""
     names = [Path(argument).name if argument.startswith("/") else argument for argument in command_line]
     return shlex.join(["python", "-m", module, *names])
 
 
 def commit() -> str:
-    """The repository's commit, with "+" where the working tree differs from it; "unknown" without git or repository."""
+    """The repository's commit, with "+" if the working tree differs from it; "unknown" without git or repository."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],

@@ -1,4 +1,4 @@
-"""What a benchmark must know of a checkpoint without loading it."""
+"""The sizes of a checkpoint's model, read without loading it."""
 
 import json
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""How much memory this process has had at most."""
+"""The peak memory of this process."""
 
 from pathlib import Path
 
 
 def peak_resident_gb() -> float:
-    """Of this process image; unlike ru_maxrss it does not carry over what the parent had."""
+    """Peak resident memory in GB; unlike ru_maxrss it does not include the parent's."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e9

@@ -1,4 +1,4 @@
-"""A benchmark's result: printed, and as a file."""
+"""Prints a benchmark's result and writes it to a file."""
 
 import json
 import os
@@ -11,13 +11,13 @@ from benchmarks.measuring.machine import describe_command
 
 
 def report(name: str, command_line: Sequence[str] | None, out: Path | None, **found: Any) -> None:
-    """Prints what a benchmark found as JSON, with its name and command, and keeps it as a file.
+    """Print the result of a benchmark as JSON, with its name and command, and write it to a file.
 
     Args:
         name: of the benchmark's module.
         command_line: its arguments; None: the process's own.
         out: see `write_result`; None: no file.
-        found: what it found, and on which machine.
+        found: the figures, and the machine.
     """
     given = sys.argv[1:] if command_line is None else command_line
     result = {"benchmark": name, "command": describe_command(f"benchmarks.{name}", given), **found}
@@ -27,7 +27,7 @@ def report(name: str, command_line: Sequence[str] | None, out: Path | None, **fo
 
 
 def write_result(file: Path, result: Mapping[str, Any]) -> None:
-    """Writes JSON, into a folder that is made where it is missing; a file of before stays whole until this one is."""
+    """Write JSON; make the folder if needed, and replace an existing file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(file.name + ".tmp")
     unfinished.write_text(json.dumps(result, indent=1) + "\n")

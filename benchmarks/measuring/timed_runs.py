@@ -1,4 +1,4 @@
-"""Engines timed side by side on one batch, and what is reported of their runs."""
+"""Times engines side by side on one batch, and computes the figures of their runs."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What the machine itself reached beside the engines; the best of all rounds, since nothing goes above a ceiling.
+    """The rates that the machine itself reached: the best of all rounds, as upper bounds for engines.
 
     Attributes:
-        device: what was measured: the GPU's name, or "CPU".
-        by_product: operations a second of each kind of matrix product that was tried.
+        device: the GPU's name, or "CPU".
+        by_product: operations per second of each kind of matrix product.
     """
 
     device: str
@@ -62,13 +62,13 @@ def measure_batch(
     """Times every engine once in each round.
 
     Args:
-        num_unmeasured: rounds before the first one that is measured.
+        num_unmeasured: warm-up rounds.
         first_round: number of the first round. Prompts of two rounds share nothing if their numbers differ: an engine
             that keeps KV from call to call would be served by what it computed before.
         before_round: called before each measured round; measures the machine.
 
     Returns:
-        By engine: its runs, or why it has none.
+        by engine, its runs, or why it has none.
     """
     found: dict[str, Timed | str] = {}
     names = list(engines)
@@ -97,10 +97,10 @@ def measure_batch(
 
 
 def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Ceilings) -> dict[str, Any]:
-    """What is reported of one engine's runs. Shares are of the machine's own rate, attention not counted as work.
+    """The figures of one engine's runs. Shares are of the machine's own rate; attention is not counted as work.
 
-    A computed token counts as all layers' work; batchloom leaves most of the last one out on a CPU. A share above 1
-    is None, with the reason under "not_measured": no engine goes above a ceiling, so the ceiling is wrong.
+    A computed token counts as the work of all layers, though batchloom skips most of the last one on a CPU. A share
+    above 1 is None, with the reason under "not_measured": then the measured ceiling is too low.
     """
     seconds = statistics.median(timed.seconds)
     num_output = batch.num_requests * batch.num_output_tokens
@@ -146,7 +146,7 @@ def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Ceilings) -
 
 
 def speedups(found: Mapping[str, Timed | str]) -> dict[str, dict[str, float]]:
-    """batchloom over each other engine: the ratio of medians, and the least and the most of any round."""
+    """batchloom's speed over each other engine's: ratio of medians, least and most of any round."""
     ours = found.get(OURS)
     if not isinstance(ours, Timed):
         return {}

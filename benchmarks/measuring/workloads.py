@@ -1,8 +1,8 @@
-"""What is measured: BatchLLM's workloads (section 6.1 and 6.2) and real texts, as token ids.
+"""BatchLLM's workloads (section 6.1 and 6.2) and workloads of real texts, as token ids.
 
-Lengths of the paper are scaled by one factor, share degrees are kept. Each workload has as many groups as make its
-size, and at least so many that their prefixes do not fit in the KV memory at once; where that would take more than
-three times the size (short prefixes of long prompts), it stays at that.
+The paper's lengths are scaled by one factor, share degrees are kept. A workload has as many groups as its size takes,
+or more, so that their prefixes do not fit in the KV memory at once; but at most three times its size (for short
+prefixes of long prompts).
 """
 
 import json
@@ -19,7 +19,7 @@ from benchmarks.measuring.batch import Batch, Group, random_groups
 MICRO_LENGTHS = ((2000, 200), (1000, 1000), (200, 2000))
 MICRO_DEGREES = (4, 16)
 OVERFLOW = 1.1
-"""Prefixes of all groups take this many times the KV memory."""
+"""Least size of all prefixes, in multiples of the KV memory."""
 
 INSTRUCTION = "Answer the question about the text in a few words.\n\nText: "
 JUDGE_INSTRUCTION = "Does the passage answer the query? Reply with yes or no.\n\nQuery: "
@@ -27,11 +27,11 @@ JUDGE_INSTRUCTION = "Does the passage answer the query? Reply with yes or no.\n\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How large workloads are.
+    """The sizes of workloads.
 
     Attributes:
-        scale: of the paper's lengths.
-        num_tokens: distinct prompt tokens of a workload, about.
+        scale: factor of the paper's lengths.
+        num_tokens: about so many distinct prompt tokens in a workload.
         kv_tokens: tokens whose KV fits in memory.
         article_tokens: most tokens of an article as a document.
     """
@@ -50,7 +50,7 @@ def workload_names() -> list[str]:
 def make_batches(
     names: list[str], sizes: Sizes, *, tokenizer: Path, squad: Path | None, ranking: Path | None
 ) -> Iterator[Batch]:
-    """The named workloads; those of texts whose path is None are left out, which the caller has to tell."""
+    """The named workloads; workloads of texts whose path is None are left out."""
     for name in names:
         if name in _random_makers():
             yield _random_makers()[name](name, sizes)
@@ -79,7 +79,7 @@ def case_2(name: str, sizes: Sizes) -> Batch:
 
 
 def scoring(name: str, sizes: Sizes) -> Batch:
-    """Case 2 without writing: two labels are scored after each prompt."""
+    """Case 2 without generation: two labels are scored after each prompt."""
     labels = (sizes.vocab_size // 3, sizes.vocab_size // 2)
     return _varied(name, sizes, prefix_tokens=770, own_tokens=978, degree=11.36, num_output_tokens=1, labels=labels)
 
@@ -91,7 +91,7 @@ def questions(name: str, sizes: Sizes) -> Batch:
 
 
 def control(name: str, sizes: Sizes) -> Batch:
-    """Nothing shared: prompts as long as those of case 1."""
+    """No shared prefixes: prompts as long as those of case 1."""
     return _varied(name, sizes, prefix_tokens=1100, own_tokens=400, degree=1.0, num_output_tokens=64)
 
 
@@ -113,7 +113,7 @@ def _varied(
     num_output_tokens: int,
     labels: tuple[int, ...] = (),
 ) -> Batch:
-    """Lengths vary by a quarter to both sides of the mean; degrees are the two whole numbers around theirs."""
+    """Lengths vary by up to a quarter around the mean; degrees are the two whole numbers around the mean."""
     rng = np.random.default_rng(5)
     prefix_tokens, own_tokens = _scaled(prefix_tokens, sizes), _scaled(own_tokens, sizes)
     num_groups = _num_groups(sizes, prefix_tokens, round(degree * own_tokens))
@@ -182,8 +182,8 @@ def squad_batch(name: str, sizes: Sizes, tokenizer: Tokenizer, file: Path) -> Ba
 
 
 def ranking_batch(name: str, sizes: Sizes, tokenizer: Tokenizer, folder: Path) -> Batch:
-    """TREC's form: queries.tsv and corpus.tsv (id, text), qrels.txt (query, 0, passage, grade): each passage that is
-    graded for a query is judged yes or no."""
+    """TREC's form: queries.tsv and corpus.tsv (id, text), qrels.txt (query, 0, passage, grade): each
+    passage graded for a query is judged yes or no."""
     queries, passages = (
         dict(line.split("\t", 1) for line in (folder / file).read_text().splitlines() if line)
         for file in ("queries.tsv", "corpus.tsv")
@@ -207,7 +207,7 @@ def ranking_batch(name: str, sizes: Sizes, tokenizer: Tokenizer, folder: Path) -
 def _beginning(
     paragraphs: list[tuple[str, list[str]]], most_tokens: int, tokenizer: Tokenizer
 ) -> tuple[str, list[str]]:
-    """As many whole paragraphs as the limit allows, the first in any case, and their questions."""
+    """As many whole paragraphs as the limit allows, at least one, and their questions."""
     texts: list[str] = []
     questions: list[str] = []
     num_tokens = 0
@@ -229,7 +229,7 @@ def _text_group(tokenizer: Tokenizer, prefix: str, own: list[str]) -> Group:
 
 
 def _as_many_as_fit(groups: list[Group], sizes: Sizes) -> list[Group]:
-    """Evenly spread over the file, so that a part of it is like the whole."""
+    """Items evenly spread over the file, so that a part resembles the whole."""
     distinct = np.mean([len(group.prefix) + sum(map(len, group.own)) for group in groups])
     prefix = np.mean([len(group.prefix) for group in groups])
     count = min(len(groups), _num_groups(sizes, float(prefix), float(distinct - prefix)))

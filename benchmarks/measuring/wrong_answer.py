@@ -1,5 +1,5 @@
-"""What ends a benchmark before any figure."""
+"""The error that ends a benchmark without figures."""
 
 
 class WrongAnswerError(Exception):
-    """What is measured gives a wrong answer, so there are no figures."""
+    """The measured program gives a wrong answer, so there are no figures."""

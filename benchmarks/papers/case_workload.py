@@ -19,10 +19,10 @@ class Case:
     requests to every document would save 63 %.
 
     Attributes:
-        instruction_tokens: the same in all prompts, part of the prefix.
+        instruction_tokens: length of the instruction, which is the same in all prompts and part of the prefix.
         prefix_tokens, own_tokens, answer_tokens: means.
         share_degree: requests that share a prefix, averaged over requests.
-        answer_spread: how far answers are from their mean at most, as a fraction of it.
+        answer_spread: largest distance of an answer's length from the mean, as a fraction of the mean.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Case:
     answer_spread: float = 0.25
 
     def scaled(self, scale: float, num_requests: int) -> "Case":
-        """Lengths times `scale`; share degrees stay."""
+        """The same with lengths times `scale`; share degrees stay."""
         return replace(
             self,
             num_requests=num_requests,
@@ -79,7 +79,7 @@ CASE_2 = Case(
 
 
 def longest_tokens(requests: Sequence[Request]) -> int:
-    """Of any request, its answer included."""
+    """Tokens of the longest request with its answer."""
     return max(len(request.token_ids) + request.max_new_tokens for request in requests)
 
 

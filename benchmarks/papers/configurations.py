@@ -1,4 +1,4 @@
-"""Configurations that several tables compare: servers as the papers' baselines have them, and this engine."""
+"""Configurations of several tables: servers, as the papers' baselines, and this engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from engine.config import EngineConfig
 Settings = Mapping[str, Any]
 
 SERVER: Settings = {"sharing": "none", "order": "fcfs", "max_running_requests": 256, "output_reserve": 0.0}
-"""A server's policies: what arrives first starts first, 256 at most, admitted by the memory that is held now."""
+"""A server's policies: first come first served, at most 256 requests, admitted by the memory in use now."""
 
 WHOLE: Settings = {"prefill": "whole", "max_num_batched_tokens": 8192}
-"""Prompts whole, several to a step: without chunks, servers allow larger steps."""
+"""Whole prompts, several per step: without chunks, servers allow larger steps."""
 
 SERVERS: Mapping[str, Settings] = {
     "server": {**SERVER, **WHOLE},
@@ -31,5 +31,5 @@ def describe(settings: Settings) -> str:
 
 
 def simulated_config(settings: Settings) -> EngineConfig:
-    """As servers on GPUs are run: blocks of 16 tokens, 2,048 tokens a step."""
+    """Settings of servers on GPUs: blocks of 16 tokens, 2,048 tokens per step."""
     return EngineConfig(**{"block_size": 16, "max_num_batched_tokens": 2048, **settings})

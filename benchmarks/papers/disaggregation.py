@@ -1,5 +1,5 @@
-"""When prefill and decode on devices of their own pay for handing KV over (batching notes, "When Disaggregation Makes
-Sense"): device seconds a request, by a roofline."""
+"""When separate devices for prefill and decode gain more than the KV transfer costs (batching notes, "When
+Disaggregation Makes Sense"): device seconds per request, by a roofline."""
 
 from dataclasses import dataclass
 
@@ -20,12 +20,12 @@ ALONE: Settings = {"sharing": "none"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Device seconds of one request, on devices that do both, and on devices that do one of the two.
+    """Device seconds of one request, on devices that do both phases, and on devices that do one of them.
 
     Attributes:
-        chunked_s, whole_s: both on one device, prompts mixed with decode tokens or in steps of their own.
-        prefill_s, decode_s: apart; the latter with as many requests as the decoding device's whole memory holds.
-        kv_bytes: handed over.
+        chunked_s, whole_s: both phases on one device, prompts mixed with decode tokens or in steps of their own.
+        prefill_s, decode_s: on separate devices; decode with as many requests as the device's memory holds.
+        kv_bytes: transferred.
     """
 
     chunked_s: float
@@ -39,12 +39,12 @@ class Split:
         return self.prefill_s + self.decode_s
 
     def longest_transfer_s(self, together_s: float) -> float:
-        """What handing over may cost before doing it loses; 0 where even a free one does."""
+        """The longest KV transfer that still gains; 0 if even a free one does not."""
         return max(0.0, together_s - self.apart_s)
 
 
 def disaggregation() -> Table:
-    """Analytic but for the devices that do both, whose runs are simulated."""
+    """Analytic, except for devices that do both phases, whose runs are simulated."""
     rows: list[list[Cell]] = []
     series: dict[str, list[tuple[float, float]]] = {}
     for num_prompt in PROMPT_TOKENS:

@@ -1,4 +1,4 @@
-"""Measured runs on the processor: answers compared in float32 first, then interleaved rounds of all configurations."""
+"""Measured runs on the CPU: answers are compared in float32, then all configurations run in interleaved rounds."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ NUM_WARM_UP_REQUESTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One configuration to be measured.
+    """One configuration to measure.
 
     Attributes:
         settings: fields of `EngineConfig`.
@@ -36,7 +36,7 @@ class MeasuredRun:
     """One run of a trial.
 
     Attributes:
-        completion_seconds: of each answered request, from the run's beginning.
+        completion_seconds: from the start of the run to each answer.
     """
 
     seconds: float
@@ -50,7 +50,7 @@ class MeasuredRun:
 
     @property
     def num_tokens(self) -> int:
-        """That steps computed, padding not counted."""
+        """Tokens that steps computed, without padding."""
         return sum(step.num_tokens for step in self.steps)
 
     @property
@@ -58,18 +58,18 @@ class MeasuredRun:
         return sum(completion.error is not None for completion in self.completions.values())
 
     def mean_completion_seconds(self, requests: Sequence[Request]) -> float:
-        """Of those requests that have an answer."""
+        """Mean completion time of the answered requests."""
         found = [self.completion_seconds.get(request.request_id) for request in requests]
         return statistics.fmean(seconds for seconds in found if seconds is not None)
 
 
 class Lab:
-    """A model on this processor.
+    """A model on this CPU.
 
     Args:
         model: checkpoint folder.
-        name: what results call it.
-        dtype: of what is timed; answers are compared in float32.
+        name: its name in results.
+        dtype: of timed runs; answers are compared in float32.
     """
 
     def __init__(self, model: Path, *, name: str, dtype: str, num_threads: int) -> None:
@@ -84,7 +84,7 @@ class Lab:
         return self.shape.vocab_size
 
     def measure(self, trials: Mapping[str, Trial], *, num_repeats: int) -> dict[str, MeasuredRun]:
-        """Each trial's run of median time; all take turns, so that what else the machine does meets all alike.
+        """By trial, the run of median time. Trials take turns, so that other programs slow down all of them.
 
         Raises:
             WrongAnswerError: the greedy answers differ in float32.
@@ -101,7 +101,7 @@ class Lab:
         return {name: sorted(found, key=lambda run: run.seconds)[num_repeats // 2] for name, found in runs.items()}
 
     def compare(self, trials: Mapping[str, Trial]) -> None:
-        """A part of each workload in as much less memory, float32: the same answers, or an error that says why not."""
+        """Compare answers to a part of each workload in float32, in proportionally less memory."""
         expected: dict[str, Sequence[int]] = {}
         for name, trial in trials.items():
             requests = [

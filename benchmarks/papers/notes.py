@@ -1,4 +1,4 @@
-"""The batching notes' choices, one question each: when requests start, whole or chunked prefill, order, preemption."""
+"""The choices of the batching notes: when requests start, whole or chunked prefill, order, preemption."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ CASE = replace(CASE_1, num_requests=1000, answer_spread=0.9)
 URGENT_EVERY = 8
 TIGHT: Settings = {"output_reserve": 0.0}
 CAPPED: Settings = {"max_running_requests": 64}
-"""A batch has to end before the work does, or else there is no difference."""
+"""Fewer than all requests, else the ways of batching would not differ."""
 
 QUESTIONS: Mapping[str, Mapping[str, Settings]] = {
     "batching": {name: {**CAPPED, "batching": name} for name in ("static", "dynamic", "continuous")},
@@ -26,7 +26,7 @@ MEASURED_QUESTIONS: Mapping[str, Mapping[str, Settings]] = {
     **QUESTIONS,
     "disaggregation": {name: {"disaggregation": name} for name in ("none", "processes")},
 }
-"""A simulation has one device, so it knows nothing of a second process."""
+"""With disaggregation, which cannot be simulated, since a simulation has one device."""
 
 SCALE, NUM_REQUESTS, CHUNK_TOKENS, CAP = 0.1, 32, 256, 8
 NUM_REPEATS = 3
@@ -34,7 +34,7 @@ NUM_REPEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one configuration came to; urgent_completion_seconds is None where nobody knows whose answer came when."""
+    """The figures of one configuration; urgent_completion_seconds is None if completion times are unknown."""
 
     question: str
     name: str
@@ -73,7 +73,7 @@ def simulated_notes() -> Table:
 
 
 def measured_notes(lab: Lab) -> Table:
-    """The same with lengths scaled down, on the processor."""
+    """The same with lengths scaled down, measured on the CPU."""
     requests = make_requests(CASE.scaled(SCALE, NUM_REQUESTS), vocab_size=lab.vocab_size)
     outcomes = [outcome for question in MEASURED_QUESTIONS for outcome in _measured(lab, question, requests)]
     method = (
@@ -84,7 +84,7 @@ def measured_notes(lab: Lab) -> Table:
 
 
 def make_requests(case: Case, **options: int) -> list[Request]:
-    """Shuffled; every eighth row is urgent, and answers' lengths are known beforehand, as "sjf" needs them."""
+    """Shuffled requests; every eighth one is urgent, and answer lengths are known beforehand, as "sjf" needs."""
     return [
         replace(request, priority=int(row % URGENT_EVERY == 0), expected_output_tokens=request.max_new_tokens)
         for row, request in enumerate(case.requests(**options))

@@ -1,4 +1,4 @@
-"""Results into docs/papers.md: each table between its own two markers, its plots as SVG files beside the page."""
+"""Writes results into docs/papers.md: each table between its two markers, plots as SVG files next to the page."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from benchmarks.measuring.generated_part import replace_generated
 
 
 def render_page(results: Mapping[str, Any], document: Path) -> None:
-    """Rewrites what stands between the markers of each table, and the plots.
+    """Replace the text between the markers of each table, and the plots.
 
     Raises:
         ValueError: a table's markers are missing.

@@ -26,11 +26,11 @@ PACKINGS: Mapping[str, Settings] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What one packing makes of prompts in batches of one size.
+    """The size of prompts under one packing, in batches of one size.
 
     Attributes:
-        num_rows: computed in all, padding included.
-        most_rows: of a step.
+        num_rows: computed rows with padding.
+        most_rows: rows of the largest step.
     """
 
     num_rows: int
@@ -44,13 +44,13 @@ class Layout:
             sizes = [len(batch) * max(batch) for batch in batches]
         else:
             sizes = [sum(batch) for batch in batches]
-        # A bin of prepacked prompts is as long as the longest prompt, and is a step.
+        # Prepacked: a step is a bin that is as long as the longest prompt.
         most_rows = max(lengths) if packing == "prepacked" else max(sizes)
         return cls(num_rows=sum(sizes), most_rows=most_rows)
 
 
 def prepacking(lab: Lab) -> Table:
-    """Each packing at each batch size; every batch is prefilled, and gives one token each."""
+    """Each packing at each batch size; batches are prefilled and give one token per prompt."""
     prompts = _prompts(lab.vocab_size)
     lengths = [len(prompt.token_ids) for prompt in prompts]
     rows: list[list[Cell]] = []
@@ -111,7 +111,7 @@ def _prompts(vocab_size: int) -> list[Request]:
 
 
 def _trials(prompts: Sequence[Request], batch_size: int) -> Iterator[tuple[str, Trial]]:
-    """A batch is a step; but prepacked, a bin as long as the longest prompt is one."""
+    """A step is a batch; when prepacked, a bin as long as the longest prompt."""
     longest = max(len(prompt.token_ids) for prompt in prompts)
     for name, settings in PACKINGS.items():
         is_sorted = name == "length-ordered"
@@ -124,5 +124,5 @@ def _trials(prompts: Sequence[Request], batch_size: int) -> Iterator[tuple[str, 
 
 
 def _row_bytes(shape: ModelShape) -> int:
-    """KV of a token, and what a layer holds of it at most: the residual stream, its norm, gate, up, their product."""
+    """Bytes of a token: its KV, and the activations in a layer: residual stream, norm, gate, up, their product."""
     return shape.kv_bytes_per_token + (2 * shape.hidden_size + 3 * shape.intermediate_size) * shape.value_bytes

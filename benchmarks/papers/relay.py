@@ -1,4 +1,4 @@
-"""Decode attention with a shared prefix read once, against every request reading its own copy (RelayAttention 3.4)."""
+"""Decode attention that reads a shared prefix once, compared with a copy per request (RelayAttention 3.4)."""
 
 import statistics
 import time
@@ -23,13 +23,13 @@ OWN_TOKENS = 128
 NUM_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 32
 NUM_REPEATS = 15
 CACHE_BYTES = 128 * 2**20
-"""Written between two runs, so that KV comes from memory, as it does in a model of many layers."""
+"""Size of a buffer written between runs, so that KV comes from memory, as in a model of many layers."""
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One decode step, as a group with a prefix and as requests that each have a copy of it."""
+    """One decode step: as a group with a prefix, and as requests that each have a copy of the prefix."""
 
     query: torch.Tensor
     k_cache: torch.Tensor
@@ -39,7 +39,7 @@ class Step:
 
     @classmethod
     def make(cls, num_requests: int, prefix_tokens: int, dtype: torch.dtype) -> "Step":
-        """Blocks hold the same values in either form, so both have the same result."""
+        """Make both forms, with the same values in their blocks, so that results are equal."""
         shared, num_blocks = make_batch(
             [GroupSize(prefix_len=prefix_tokens, members=[(OWN_TOKENS, 1)] * num_requests)], BLOCK_SIZE
         )
@@ -113,7 +113,7 @@ def relay(num_threads: int) -> Table:
 
 
 def _measure(num_requests: int, prefix_tokens: int) -> tuple[float, float]:
-    """Milliseconds shared and with copies, once both agree in float32 and in bfloat16."""
+    """Milliseconds with a shared prefix and with copies, after both agree in float32 and in bfloat16."""
     for dtype, tolerance in TOLERANCES.items():
         kernels = NativeOperations(
             num_q_heads=NUM_HEADS, num_kv_heads=NUM_HEADS, head_dim=HEAD_DIM, dtype=dtype, block_size=BLOCK_SIZE,

@@ -1,4 +1,4 @@
-"""Token saving ratio: implicit caching against explicit grouping against the best any could reach (BatchLLM 6.3.1)."""
+"""Token saving ratio: implicit caching, explicit grouping, and the upper bound (BatchLLM 6.3.1)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ RUNS: Sequence[tuple[str, Settings, bool, str]] = (
 
 
 def saving() -> Table:
-    """The scheduler's own counts where a run is simulated, the plan's where there is nothing but a plan."""
+    """The scheduler's counts for simulated runs, the plan's counts for plans."""
     rows = [*_simulated(), *_planned(CASE_1.requests())]
     return Table(
         method=f"{A100.text}; case 1 at full length ({CASE_1.num_requests:,} requests)",

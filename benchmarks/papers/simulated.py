@@ -23,7 +23,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a run is simulated: a model's shape in bfloat16 on a device of `engine.simulation.device`."""
+    """What is simulated: a model's shape in bfloat16 on a device of `engine.simulation.device`."""
 
     model: str
     shape: ModelShape
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def kv_bytes(self) -> int:
-        """KV memory on the whole device."""
+        """KV memory of the whole device."""
         memory_bytes = DEVICES[self.device].memory_bytes
         return predicted_kv_bytes(memory_bytes, self.shape.weight_bytes, memory_fraction=MEMORY_FRACTION)
 
@@ -48,7 +48,7 @@ class Place:
         return Roofline(self.shape, DEVICES[self.device], "bfloat16")
 
     def run(self, requests: Sequence[Request], config: EngineConfig, *, kv_bytes: int | None = None) -> "SimulatedRun":
-        """The requests through one configuration, with the whole device's KV memory or less."""
+        """Simulate the requests with one configuration, in the device's whole KV memory or less."""
         block_bytes = config.block_size * self.shape.kv_bytes_per_token
         steps = list(
             simulate_plan(
@@ -74,7 +74,7 @@ MI250 = Place(model="Qwen2-7B", shape=QWEN2_7B, device="mi250")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """A run's steps, and figures that the papers give."""
+    """The steps of a run, and the papers' metrics."""
 
     requests: Sequence[Request]
     steps: Sequence[SimulatedStep]
@@ -91,7 +91,7 @@ class SimulatedRun:
 
     @property
     def token_saving_ratio(self) -> float:
-        """Eq. 2 by what the steps computed; recomputation after a preemption counts against it."""
+        """Eq. 2 with the tokens that steps computed, recomputation after preemption included."""
         return 1 - self.summary.num_prompt_tokens / sum(len(request.token_ids) for request in self.requests)
 
     @property
@@ -106,22 +106,22 @@ class SimulatedRun:
 
     @property
     def warm_tokens(self) -> list[int]:
-        """Of each step before the cool-down."""
+        """Tokens of each step before the cool-down."""
         return [step.record.num_tokens for step in self.steps[: self.num_warm_steps]]
 
     @property
     def mean_tokens(self) -> float:
-        """Of a step before the cool-down."""
+        """Mean tokens of a step before the cool-down."""
         return sum(self.warm_tokens) / max(1, self.num_warm_steps)
 
     @property
     def valley_share(self) -> float:
-        """Of the steps before the cool-down, those with less than half the tokens that a step may have."""
+        """Share of the steps before the cool-down that use less than half of the token budget."""
         return sum(count < self.max_num_batched_tokens / 2 for count in self.warm_tokens) / max(1, self.num_warm_steps)
 
     @property
     def mean_completion_seconds(self) -> float:
-        """From the beginning of the run to a request's answer."""
+        """Mean seconds from the start of the run to an answer."""
         elapsed = weighted = 0.0
         for step in self.steps:
             elapsed += step.cost.seconds

@@ -1,4 +1,4 @@
-"""A table of one experiment: what its rows are, how they were come by, and the plot beside it."""
+"""The table of one experiment: its method, rows and plots."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ Cell = str | float | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One experiment's result; JSON as it stands.
+    """The result of one experiment, of JSON types.
 
     Attributes:
         method: "simulated" with the device, or "measured" with the model; and the workload, in words.
         columns: headings, with units.
         rows: one configuration each, its cells in the order of the columns.
-        plots: drawn beside it.
+        plots: shown with the table.
     """
 
     method: str
@@ -26,10 +26,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What a picture shows.
+    """One plot.
 
     Attributes:
-        slug: ends the file's name.
+        slug: last part of the file name.
         kind: "bars": series are groups of bars, name to value. "lines": series are lines, (x, y) each.
         labels: of bars, their unit; of lines, x and y.
     """

@@ -1,5 +1,5 @@
-"""The engines that are compared: each a process of its own, in its own environment, behind one protocol.
+"""The compared engines: each runs in its own process and environment, behind one protocol.
 
-Modules named ``*_engine``, and what they import of this folder, run in an engine's environment: they may import nothing
-but the standard library and that engine's packages. `catalog` and `process` belong to the program that measures.
+Modules named ``*_engine``, and the modules of this folder that they import, run in an engine's environment: they may
+import only the standard library and that engine's packages. `catalog` and `process` belong to the measuring program.
 """

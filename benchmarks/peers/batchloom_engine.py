@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class BatchloomEngine:
-    """Plans each run anew; the plan is part of its time."""
+    """Plans each run; the time of planning counts."""
 
     def __init__(self, attention: str = "auto") -> None:
         self._attention = attention
 
     @classmethod
     def around(cls, engine: Engine) -> "BatchloomEngine":
-        """An engine that this process has loaded already."""
+        """Wraps an engine that this process has loaded."""
         made = cls()
         made._engine = engine
         return made
@@ -51,7 +51,7 @@ class BatchloomEngine:
 
     @cache  # noqa: B019 - one engine a process
     def _grammar(self, schema: str) -> "Grammar":
-        from engine.grammar import Grammar, Vocabulary  # only constrained answers need its library
+        from engine.grammar import Grammar, Vocabulary  # imported only when needed
 
         tokenizer = Tokenizer.from_file(str(self._tokenizer))
         engine = self._engine

@@ -1,4 +1,4 @@
-"""Which engines there are, and the Python that runs each on this machine."""
+"""The engines that can be compared, and the Python interpreter of each on this machine."""
 
 import importlib.util
 import sys
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PEERS_FOLDER = Path(__file__).parents[2] / ".peers"
-"""One virtual environment an engine; `make bench-peers` makes them."""
+"""One virtual environment per engine; made by `make bench-peers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +16,11 @@ class Peer:
 
     Attributes:
         module: run with ``python -m``; it serves the protocol.
-        package: what its environment must be able to import.
-        environment: folder within PEERS_FOLDER; "" where batchloom's own environment does.
-        is_cpu_only: cannot take part where the others run on a GPU.
-        can_score: answers a work with labels by scoring them; others write one token instead.
-        has_int8: computes products of int8 weights and activations, where that is asked for.
+        package: that its environment must have.
+        environment: folder in PEERS_FOLDER; "" for batchloom's own environment.
+        is_cpu_only: is skipped on a GPU.
+        can_score: scores labels; other engines generate one token instead.
+        has_int8: can compute with int8 weights and activations.
     """
 
     name: str
@@ -34,13 +34,7 @@ class Peer:
 
 
 PEERS = (
-    Peer(
-        name="batchloom",
-        module="benchmarks.peers.batchloom_engine",
-        package="torch",
-        can_score=True,
-        has_int8=True,
-    ),
+    Peer(name="batchloom", module="benchmarks.peers.batchloom_engine", package="torch", can_score=True, has_int8=True),
     Peer(
         name="batchloom-torch",
         module="benchmarks.peers.batchloom_engine",
@@ -49,13 +43,7 @@ PEERS = (
         is_cpu_only=True,
         can_score=True,
     ),
-    Peer(
-        name="vllm",
-        module="benchmarks.peers.vllm_engine",
-        package="vllm",
-        environment="vllm",
-        has_int8=True,
-    ),
+    Peer(name="vllm", module="benchmarks.peers.vllm_engine", package="vllm", environment="vllm", has_int8=True),
     Peer(
         name="openvino",
         module="benchmarks.peers.openvino_engine",
@@ -95,13 +83,13 @@ def is_gpu(device: str) -> bool:
 def available(
     peers: Sequence[Peer], chosen: Mapping[str, Path], device: str, dtype: str
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """By engine: the interpreters of those that can be measured, and why the others are skipped.
+    """The interpreters of engines that can be measured, and why the others are skipped, by name.
 
     Args:
-        peers: that were asked for.
+        peers: the wanted engines.
         chosen: interpreters named by the user, by engine.
-        device: that they are to run on.
-        dtype: that is timed.
+        device: of the measurement.
+        dtype: of the measurement.
     """
     pythons, skipped = {}, {}
     for peer in peers:
@@ -118,7 +106,7 @@ def available(
 
 
 def find_python(peer: Peer, chosen: Mapping[str, Path]) -> Path | None:
-    """The interpreter that has the engine's package; None where this machine has none.
+    """The interpreter that has the engine's package; None if this machine has none.
 
     Args:
         chosen: interpreters named by the user, by engine.

@@ -1,4 +1,4 @@
-"""What the machine itself reaches: the rate of the model's own matrix products, and memory bandwidth."""
+"""Measures the machine itself: the rate of the model's matrix products, and memory bandwidth."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.peers.protocol import Loaded, LoadSettings, serve
 
 MOST_LAYERS = 8
-"""Layers whose weights take turns, so that no cache holds them all; a large model needs fewer."""
+"""Layers whose weights are used in turn, so that caches do not hold them all; a large model needs fewer."""
 
 MOST_WEIGHT_BYTES = 4 * 1024**3
 ROWS = (512, 1024, 2048, 4096)
 MANY_ROWS = 16384
-"""On a GPU as well: there the host's launches bound small products of few rows."""
+"""Measured as well on a GPU, where launches by the host bound products of few rows."""
 
 COPY_BYTES = 1 << 29
 MEASURE_SECONDS = 0.3
@@ -25,7 +25,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class CeilingsEngine:
-    """Best of several ways and sizes: a ceiling is what nothing goes above."""
+    """The best rate of several implementations and sizes is the ceiling."""
 
     def load(self, settings: LoadSettings) -> Loaded:
         torch.set_num_threads(settings.num_threads)
@@ -38,9 +38,9 @@ class CeilingsEngine:
 
     @torch.inference_mode()
     def measure(self, _: dict[str, object]) -> dict[str, object]:
-        """Operations a second by kind of product and number of rows, and bytes a second of a large copy.
+        """Operations per second by kind of product and number of rows, and bytes per second of a large copy.
 
-        The first call tries every kind; later ones, which take a second, the one that was the fastest.
+        The first call tries every kind; later calls measure only the fastest one, for a second.
         """
         rates: dict[str, float] = {}
         if self._best is not None:
@@ -62,7 +62,7 @@ class CeilingsEngine:
         }
 
     def _products(self) -> dict[str, list[tuple[int, int, Product]]]:
-        """By kind: each product of the layers in turn, (inputs, outputs, call)."""
+        """By kind, the products of the layers in turn: (inputs, outputs, call)."""
         shape = self._shape
         q, kv = shape.num_q_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         hidden, inner = shape.hidden_size, shape.intermediate_size
@@ -96,7 +96,7 @@ class CeilingsEngine:
         return num_in, num_out, lambda rows: linear(rows, weight)
 
     def _packed(self, num_in: int, num_out: int) -> tuple[int, int, Product]:
-        """In the layout that oneDNN's product reads fastest."""
+        """With weights in oneDNN's packed layout."""
         weight = torch.ops.mkldnn._reorder_linear_weight(self._weight(num_in, num_out), 1024)
         return num_in, num_out, lambda rows: torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
 

@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file for llama.cpp: the same weights, rounded to the format that is asked for."""
+"""Writes a Llama checkpoint as a GGUF file for llama.cpp, with weights rounded to the given format."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def write_gguf(checkpoint: Path, file: Path, dtype: str) -> None:
     """Matrices in `dtype` ("int8" is Q8_0), norms in float32; no vocabulary, since prompts are token ids.
 
     Raises:
-        ValueError: not a Llama, or a tensor that has no place in the file.
+        ValueError: the model is not a Llama, or a tensor is unknown.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     if config["model_type"] != "llama":
@@ -71,6 +71,6 @@ def _name(names: TensorNameMap, name: str) -> str:
 
 
 def _interleaved(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """llama.cpp rotates neighbouring rows of a head, transformers a row with the one half a head away."""
+    """Reorder rows: llama.cpp rotates neighbouring rows of a head, transformers rows half a head apart."""
     halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, values.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)

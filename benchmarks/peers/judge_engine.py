@@ -1,4 +1,4 @@
-"""The referee: a stock transformers model in float32, one sequence at a time, that says how right an answer is."""
+"""The referee: a stock transformers model in float32 that judges answers, one sequence at a time."""
 
 import torch
 import transformers
@@ -8,7 +8,7 @@ from benchmarks.peers.stock_model import load_stock_model
 
 
 class JudgeEngine:
-    """Teacher forcing: each token of an answer against what the model says after the prompt and the tokens before."""
+    """Teacher forcing: compares each token of an answer with the logits after the prompt and the tokens before."""
 
     def load(self, settings: LoadSettings) -> Loaded:
         self._model = load_stock_model(settings, torch.float32)

@@ -1,8 +1,8 @@
 """llama.cpp behind the benchmark's protocol: continuous batching over sequences that share the cells of a prefix.
 
-llama.cpp leaves the schedule to its caller. This one does what a good caller would: prompts start in the order given,
-each takes over the longest beginning that any sequence still holds, one whose beginning is being computed waits for it,
-and finished sequences are kept for those who come later until their memory is needed, the longest unused first.
+llama.cpp leaves the schedule to its caller. This schedule is a good one: prompts start in the order given; each reuses
+the longest prefix that a sequence holds, and waits for a prefix that is being computed; finished sequences are kept for
+later prompts until their memory is needed, the least recently used is dropped first.
 """
 
 import time
@@ -19,10 +19,10 @@ from benchmarks.peers.llama_cpp_context import LlamaCppContext
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 
 LOOK_AHEAD = 64
-"""Waiting prompts that may start before one that waits for its beginning to be computed."""
+"""Most waiting prompts that may overtake one that waits for its prefix."""
 
 MIN_SHARED = 16
-"""A shorter beginning is not worth waiting for."""
+"""A prompt does not wait for a shorter prefix."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,9 +30,9 @@ class Slot:
     """One sequence of llama.cpp's memory.
 
     Attributes:
-        tokens: whose KV it holds, or will hold after this step.
-        cells: for each of them, the memory cell; several sequences may have the same.
-        request: whose it is; None when it only keeps a finished prompt.
+        tokens: tokens whose KV it holds, or will hold after this step.
+        cells: the memory cell of each token; sequences may share cells.
+        request: that it computes; None if it only keeps a finished prompt.
     """
 
     number: int
@@ -44,18 +44,18 @@ class Slot:
 
     @property
     def is_reading(self) -> bool:
-        """Not yet done with its prompt."""
+        """Whether its prompt is not computed yet."""
         return len(self.tokens) - self.num_computed > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a schedule may use.
+    """The limits of a schedule.
 
     Attributes:
-        num_parallel: sequences that are answered at a time.
-        num_slots: sequences in all, with those that are only kept.
-        num_cells: of the memory, one a token.
+        num_parallel: sequences answered at a time.
+        num_slots: all sequences, including those that are only kept.
+        num_cells: memory cells, one per token.
         max_num_batched_tokens: most rows in a batch.
     """
 
@@ -66,10 +66,10 @@ class Limits:
 
 
 class LlamaCppEngine:
-    """One context, and a schedule of its own for each work."""
+    """One context; each work gets its own schedule."""
 
     def load(self, settings: LoadSettings) -> Loaded:
-        """Options: max_parallel (16), sequences answered at a time; max_sequences (64), with those that are kept."""
+        """Options: max_parallel (16), sequences answered at a time; max_sequences (64), including kept ones."""
         self._limits = Limits(
             num_parallel=int(settings.options.get("max_parallel", 16)),
             num_slots=int(settings.options.get("max_sequences", 64)),
@@ -100,7 +100,7 @@ class LlamaCppEngine:
 
 
 class _Run:
-    """One work from first to last token."""
+    """The schedule of one work."""
 
     def __init__(self, context: LlamaCppContext, limits: Limits, work: Work) -> None:
         self._context = context
@@ -117,7 +117,7 @@ class _Run:
         self._clock = count(1)
 
     def finish(self) -> int:
-        """Runs to the end; returns the number of rows computed."""
+        """Run to the end; returns the number of computed rows."""
         num_computed = 0
         while self._waiting or any(slot.request is not None for slot in self._slots):
             self._admit()
@@ -143,7 +143,7 @@ class _Run:
         self._waiting.extendleft(reversed(skipped))
 
     def _start(self, request: int) -> bool | None:
-        """Gives a request a sequence; False where memory is short, None where it is better to wait."""
+        """Give a request a sequence; False if memory is short, None if it should wait for its prefix."""
         prompt = self._prompts[request]
         held = [(_common(slot.tokens[: slot.num_computed], prompt), slot) for slot in self._slots]
         best, source = max(held, key=lambda pair: pair[0])
@@ -164,7 +164,7 @@ class _Run:
         if len(+self._users) + reserved + needed > self._limits.num_cells or not idle:
             if source.request is not None or not source.cells or self._running():
                 return False
-            best = 0  # nobody runs: even the sequence that it would have continued has to go
+            best = 0  # nothing runs: even the sequence that it would continue must be dropped
             self._clear(source)
         target = spare[0] if spare else source
         shared = source.cells[:best]
@@ -182,7 +182,7 @@ class _Run:
         slot.tokens, slot.cells, slot.num_computed = [], [], 0
 
     def _step(self) -> int:
-        """One batch: every answer's next token first, then prompts in the order they started."""
+        """One batch: the next token of every answer first, then prompts in the order in which they started."""
         rows: list[tuple[int, int, int, bool]] = []
         owners: dict[int, Slot] = {}
         for slot in sorted(self._running(), key=lambda slot: (slot.is_reading, slot.last_used)):
@@ -214,7 +214,7 @@ class _Run:
 
 
 def _common(held: list[int], prompt: list[int]) -> int:
-    """Tokens that both begin with."""
+    """Number of common first tokens."""
     num_tokens = min(len(held), len(prompt))
     if held[:num_tokens] == prompt[:num_tokens]:
         return num_tokens

@@ -13,16 +13,16 @@ import openvino_genai
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 
 BLOCK_SIZE = 32
-"""What the pipeline uses on a CPU."""
+"""The pipeline's block size on a CPU."""
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "bf16"}
 """Of the arithmetic; beside int8 weights, products quantise their rows themselves."""
 
 
 class OpenVinoEngine:
-    """KV in the arithmetic's own format: the default of 8 bits holds more tokens in the same memory, less exactly.
+    """KV has the number format of the arithmetic; the default of 8 bits would be less exact.
 
-    Where int8 is asked for, weights and KV have 8 bits.
+    With int8, weights and KV have 8 bits.
     """
 
     def load(self, settings: LoadSettings) -> Loaded:
@@ -56,9 +56,8 @@ class OpenVinoEngine:
         results = self._pipeline.generate(prompts, [config] * len(prompts))
         seconds = time.perf_counter() - started
         token_ids = [list(result.m_generation_ids[0]) for result in results]
-        # With prefix caching, release 2026.4.1 drops requests without an error when prompts of an earlier call come
-        # back while its KV memory is full, on any CPU, and all requests from then on. The benchmark's rounds share
-        # nothing, so they do not meet it.
+        # With prefix caching, release 2026.4.1 drops requests without an error if prompts of an earlier call come again
+        # while its KV memory is full. The benchmark's rounds share no prompts, so this does not occur.
         num_dropped = token_ids.count([])
         if num_dropped:
             raise RuntimeError(f"dropped {num_dropped} of {len(token_ids)} requests: its scheduler found no KV block")

@@ -1,4 +1,4 @@
-"""An engine's process, seen from the program that measures: started, asked, stopped while others are measured."""
+"""An engine's process, as the measuring program uses it: started, called, stopped while others are measured."""
 
 import contextlib
 import json
@@ -19,11 +19,11 @@ FAREWELL_SECONDS = 20
 
 
 class PeerError(Exception):
-    """An engine cannot be loaded, fails, or does not answer in time; the message says which and why."""
+    """An engine cannot be loaded, fails, or does not answer in time; the message names it and the reason."""
 
 
 def require_all_answers(name: str, work: Work, answers: Answers) -> None:
-    """Raises `PeerError` unless each prompt has an answer of the length that was asked for."""
+    """Raises `PeerError` unless each prompt has an answer of the wanted length."""
     if work.schema:
         found, expected = {0 < len(tokens) <= work.num_output_tokens for tokens in answers.token_ids}, True
     elif answers.label_logprobs:
@@ -39,7 +39,7 @@ def require_all_answers(name: str, work: Work, answers: Answers) -> None:
 
 
 class PeerProcess:
-    """One engine in a process group of its own. While nobody asks it, the group is stopped: it takes no CPU time.
+    """One engine in its own process group. Between calls the group is stopped, so it takes no CPU time.
 
     Use as a context manager; leaving it ends the group.
     """
@@ -74,25 +74,25 @@ class PeerProcess:
             self._process.wait(FAREWELL_SECONDS)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             pass
-        self._signal(signal.SIGKILL)  # children that outlived it, too
+        self._signal(signal.SIGKILL)  # its children, too
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
 
     def load(self, settings: LoadSettings, timeout_seconds: float) -> tuple[Loaded, float, dict[str, int]]:
-        """What it is, the seconds that took, its peak memory. Raises `PeerError`."""
+        """Load the model; gives versions and details, seconds, peak memory. Raises `PeerError`."""
         reply = self.call("load", asdict(settings), timeout_seconds)
         return Loaded(**reply["answer"]), reply["seconds"], reply["memory"]
 
     def run(self, work: Work, timeout_seconds: float) -> tuple[Answers, dict[str, int]]:
-        """The answers, and its peak memory meanwhile. Raises `PeerError`, also for a wrong number or length of them."""
+        """The answers and the peak memory. Raises `PeerError`, also for a wrong number or length of answers."""
         reply = self.call("run", asdict(work), timeout_seconds)
         answers = Answers(**reply["answer"])
         require_all_answers(self.name, work, answers)
         return answers, reply["memory"]
 
     def call(self, name: str, arguments: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        """Continues the process, calls a method of its engine, stops it again. Raises `PeerError`."""
+        """Continue the process, call a method of its engine, stop it again. Raises `PeerError`."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         try:
@@ -115,7 +115,7 @@ class PeerProcess:
         while b"\n" not in parts[-1]:
             is_ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
             if not is_ready:
-                # It would compute beside the others, and what it says then would be taken for its next answer.
+                # Else it would go on computing, and its late answer would be taken for the next one.
                 self._signal(signal.SIGKILL)
                 self._process.wait()
                 raise self._failure(f"{name} took more than {timeout_seconds:.0f} s, and was ended")
@@ -129,5 +129,5 @@ class PeerProcess:
         return PeerError(f"{self.name}: {what} (its log: {self._log})")
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # the group has ended; whoever asks it next is told
+        with contextlib.suppress(ProcessLookupError):  # the group has ended; the next call reports it
             os.killpg(self._process.pid, number)

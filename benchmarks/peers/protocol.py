@@ -1,7 +1,7 @@
-"""What the benchmark tells an engine's process and hears from it: one JSON object a line. Standard library alone.
+"""The protocol between a benchmark and an engine's process: one JSON object per line. Standard library only.
 
-The process reads requests from standard input and answers on what was its standard output; whatever the engine's
-libraries print goes to standard error instead.
+The process reads calls from standard input and answers on its original standard output; output of the engine's
+libraries is redirected to standard error.
 """
 
 import ctypes
@@ -18,18 +18,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """The same for every engine, but for options.
+    """Settings that are the same for every engine, except options.
 
     Attributes:
         model: checkpoint folder: config.json, safetensors, tokenizer.json.
-        dtype: "float32" or "bfloat16", of weights, arithmetic and KV; or "int8": of weights and of what they are
-            multiplied with, KV in the format that serves the engine best.
-        kv_tokens: tokens whose KV fits in the memory that every engine gets.
+        dtype: "float32" or "bfloat16", of weights, arithmetic and KV; or "int8", of weights and activations,
+            with KV in the engine's best format.
+        kv_tokens: tokens whose KV fits in the KV memory.
         kv_bytes: the same in bytes.
         max_num_batched_tokens: most tokens in one step of the model.
-        max_model_len: longest prompt plus answer that will be asked.
-        scratch: folder for what an engine makes of the checkpoint; kept between runs.
-        options: an engine's own settings, by name.
+        max_model_len: tokens of the longest prompt plus answer.
+        scratch: folder for converted checkpoints; kept between runs.
+        options: further settings of the engine, by name.
     """
 
     model: str
@@ -49,9 +49,9 @@ class Work:
     """Prompts to answer greedily, each with the same number of new tokens, end-of-sequence tokens ignored.
 
     Attributes:
-        token_ids: one list a request.
-        labels: token ids to score after each prompt instead of writing; an engine that cannot score writes one token.
-        schema: JSON schema that every answer keeps to, which ends where its JSON does; "": free answers.
+        token_ids: one list per request.
+        labels: token ids to score after each prompt; an engine that cannot score generates one token.
+        schema: JSON schema of every answer, which ends with its JSON; "": no schema.
     """
 
     token_ids: list[list[int]]
@@ -62,14 +62,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What an engine did with a `Work`.
+    """The result of a `Work`.
 
     Attributes:
-        token_ids: per request, in the order of the work; empty lists where labels were scored.
-        label_logprobs: per request, normalised over the labels; empty where the engine wrote tokens.
+        token_ids: per request, in the order of the work; empty lists if labels were scored.
+        label_logprobs: per request, normalised over the labels; empty if the engine generated tokens.
         seconds: from token ids in memory to token ids in memory, planning included.
-        num_computed_tokens: rows that went through the layers; None where the engine does not say.
-        details: whatever else the engine knows, numbers by name.
+        num_computed_tokens: tokens that went through the layers; None if the engine does not report it.
+        details: further numbers, by name.
     """
 
     token_ids: list[list[int]]
@@ -81,7 +81,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """An engine that is ready.
+    """The answer to `load`.
 
     Attributes:
         versions: of the packages that compute, by name.
@@ -93,10 +93,10 @@ class Loaded:
 
 
 def serve(engine: Any) -> None:
-    """Answers requests until standard input ends. Each names a method of the engine.
+    """Answer calls of the engine's methods until standard input ends.
 
-    An engine that is compared has `load(settings: LoadSettings) -> Loaded` and `run(work: Work) -> Answers`; any other
-    method is given a mapping and gives one.
+    Compared engines have `load(settings: LoadSettings) -> Loaded` and `run(work: Work) -> Answers`; other methods take
+    a mapping and return one.
 
     An answer carries the seconds that the call took and the process's memory: {"answer", "seconds", "memory"}, or
     {"error"} with the traceback, after which the process goes on.
@@ -118,7 +118,7 @@ def serve(engine: Any) -> None:
                 "seconds": seconds,
                 "memory": memory(),
             }
-        except Exception as error:  # told to whoever asked, with all that is known
+        except Exception as error:  # reported to the caller
             reply = {
                 "error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
                 "traceback": traceback.format_exc(),
@@ -128,7 +128,7 @@ def serve(engine: Any) -> None:
 
 
 def end_with_parent() -> None:
-    """This process is killed when the one that started it ends, even while it is stopped and could not see that."""
+    """Have the kernel kill this process when its parent ends, even while it is stopped."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of Linux
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
@@ -141,7 +141,7 @@ def process_tree() -> list[int]:
             try:
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # the process has ended
     tree = [os.getpid()]
     for pid in tree:
         tree += [child for child, parent in parents.items() if parent == pid]
@@ -149,12 +149,12 @@ def process_tree() -> list[int]:
 
 
 def reset_peak_memory() -> None:
-    """Starts a new high-water mark of memory, on host and device."""
+    """Reset the peak memory of host and device."""
     for pid in process_tree():
         try:
             Path(f"/proc/{pid}/clear_refs").write_text("5")
         except OSError:
-            continue  # ended, or not allowed: then the mark is that of the whole life
+            continue  # ended, or not permitted: then the peak is that of its whole life
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""A stock model of transformers, as it is compared and as it judges."""
+"""Loads a stock transformers model, for the compared engines and for the referee."""
 
 import torch
 import transformers

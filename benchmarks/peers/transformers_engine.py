@@ -15,7 +15,7 @@ PAD = 0
 
 
 class TransformersEngine:
-    """A stock model; attention by torch's own fused product."""
+    """A stock model with torch's scaled dot product attention."""
 
     def load(self, settings: LoadSettings) -> Loaded:
         self._settings = settings
@@ -61,7 +61,7 @@ class ContinuousEngine(TransformersEngine):
 
     @classmethod
     def around(cls, model: transformers.PreTrainedModel, settings: LoadSettings) -> "ContinuousEngine":
-        """A model that this process has already."""
+        """Wraps a model that this process has loaded."""
         made = cls()
         made._settings, made._model = settings, model
         return made
@@ -83,7 +83,7 @@ class ContinuousEngine(TransformersEngine):
             progress_bar=False,
         )
         seconds = time.perf_counter() - started
-        # Named req_0, req_1, ... in the order given, whatever the order of the answers.
+        # Requests are named req_0, req_1, ... in the order given; answers come in any order.
         answers = [found[f"req_{index}"].generated_tokens for index in range(len(work.token_ids))]
         return Answers(token_ids=[list(map(int, answer)) for answer in answers], seconds=seconds)
 

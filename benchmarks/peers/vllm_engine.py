@@ -11,15 +11,15 @@ from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
 from benchmarks.peers.w8a8_checkpoint import write_w8a8
 
 BLOCK_SIZE = 32
-"""Of vLLM's sizes the smallest for the CPU: its default of 128 there leaves the end of most prefixes uncached."""
+"""vLLM's smallest block size for the CPU; with its default of 128 the end of most prefixes is not cached."""
 
 LEAST_MEMORY_SHARE, SPARE_BYTES = 0.3, 4 * 2**30
-"""Of the machine's memory, checked at start; the KV memory is what num_gpu_blocks_override says. The spare bytes are
-what vLLM takes beside weights and KV."""
+"""vLLM checks the share of the machine's memory at start; num_gpu_blocks_override sets the KV memory. The spare bytes
+are for what vLLM takes besides weights and KV."""
 
 
 class VllmEngine:
-    """The engine lives in this process, as vLLM offers for batch use: nothing travels between processes."""
+    """vLLM with its engine in this process, as for batch use, so that nothing is sent between processes."""
 
     def load(self, settings: LoadSettings) -> Loaded:
         """Options are arguments of `vllm.LLM`."""
@@ -33,7 +33,7 @@ class VllmEngine:
         arguments = {
             "model": settings.model,
             "dtype": "bfloat16" if settings.dtype == "int8" else settings.dtype,
-            # Only grammars need a tokenizer, and not every checkpoint that is measured has one.
+            # Only grammars need a tokenizer, and some measured checkpoints have none.
             "skip_tokenizer_init": not (Path(settings.model) / "tokenizer.json").is_file(),
             "enable_prefix_caching": True,
             "enable_chunked_prefill": True,
@@ -67,7 +67,7 @@ class VllmEngine:
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - started
         token_ids = [list(output.outputs[0].token_ids) for output in outputs]
-        # A request that is preempted has its cached tokens counted once: what it computes again is not in this figure.
+        # vLLM counts a preempted request's cached tokens once, so tokens that it computes again are missing here.
         num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
         num_prompt = sum(map(len, work.token_ids))
         num_decoded = sum(len(ids) - 1 for ids in token_ids)
@@ -80,7 +80,7 @@ class VllmEngine:
 
 
 def _memory_share(checkpoint: Path, kv_bytes: int) -> float:
-    """What vLLM may take of a CPU's memory: weights of 16 bits may be computed with in 32."""
+    """The share of the CPU's memory that vLLM may take; 16-bit weights may be held in 32 bits."""
     weight_bytes = 2 * sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(LEAST_MEMORY_SHARE, min(0.9, (weight_bytes + kv_bytes + SPARE_BYTES) / total_bytes))

@@ -1,4 +1,4 @@
-"""A checkpoint in compressed-tensors' form of int8 weights and activations (W8A8), as vLLM takes it."""
+"""Writes a checkpoint with int8 weights and activations (W8A8) in compressed-tensors' format for vLLM."""
 
 import json
 import shutil
@@ -12,11 +12,11 @@ SCHEME = {
     "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
     "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},
 }
-"""One scale for each row of a weight, one for each token, found as it comes."""
+"""One scale per row of a weight, and one per token, computed at run time."""
 
 
 def write_w8a8(checkpoint: Path, scratch: Path) -> Path:
-    """The folder of the same model with int8 projections, made once; embedding, output layer and norms stay."""
+    """The folder of the model with int8 projections, made once; embedding, output layer and norms stay as they are."""
     folder = scratch / f"{checkpoint.name}-w8a8"
     if (folder / "config.json").is_file():
         return folder
@@ -42,5 +42,5 @@ def write_w8a8(checkpoint: Path, scratch: Path) -> Path:
         "config_groups": {"group_0": SCHEME},
         "ignore": ["lm_head"],
     }
-    (folder / "config.json").write_text(json.dumps(config))  # last: what has it is whole
+    (folder / "config.json").write_text(json.dumps(config))  # last, since a folder with config.json counts as complete
     return folder

@@ -1,1 +1,1 @@
-"""Nights that a file describes: read, checked, run."""
+"""Night files: read, checked, run."""

@@ -1,4 +1,4 @@
-"""What is wrong with a night, found in seconds, without loading a model: ``batchloom check night.toml``."""
+"""Errors of a night file, found in seconds without loading a model: ``batchloom check night.toml``."""
 
 import argparse
 import json
@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.device.placement import check_device
 from engine.errors import BatchloomError
-from engine.limits import check_kv_budget
 from engine.model.loading.checkpoint import is_plain
 from engine.model.loading.hub import resolve_head
 from flows.cli import EXIT_FAILED
 from flows.nights.night_file import NightPlan, load_night
+from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems
 from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
@@ -22,17 +21,17 @@ from tasks.workloads.workload import Workload
 
 
 def find_problems(plan: NightPlan) -> list[str]:
-    """Everything that would end the night or a step of it, as far as can be known before it; a line each.
+    """The errors that would end the night or one of its steps, one line each.
 
-    Looked at: models and their settings, prompts and labels against each model's tokenizer, queries, their columns and
-    types, tables of answers.
+    Checked: models and their settings, prompts and labels with each model's tokenizer, queries with their columns and
+    types, output tables.
     """
     problems: list[str] = []
     workloads = dict(plan.workloads)
     for name, (model, settings) in plan.models.items():
         answered = {step.name: plan.workloads[step.name] for step in plan.steps if step.model == name}
         try:
-            found, bound = check_model(model, settings.to_config(), answered, is_local=plan.machines.runner == "local")
+            found, bound = check_model(model, settings.to_config(), answered, plan.machines)
             problems += found
             workloads |= bound
         except (BatchloomError, OSError) as error:
@@ -45,29 +44,27 @@ def find_problems(plan: NightPlan) -> list[str]:
 
 
 def check_model(
-    model: str, config: EngineConfig, workloads: Mapping[str, Workload], *, is_local: bool
+    model: str, config: EngineConfig, workloads: Mapping[str, Workload], machines: WorkerSettings
 ) -> tuple[list[str], dict[str, Workload]]:
-    """Raise what keeps the model from being used at all.
+    """Check a model and the workloads that it answers.
 
     Args:
         model: checkpoint folder, GGUF file or hub id.
         config: of its engine.
-        workloads: that it answers, by the names of their steps.
-        is_local: whether it computes on this host.
+        workloads: by name of their step.
+        machines: where it computes.
     Returns:
-        what keeps it from answering a workload, a line each, and the other workloads bound to it.
+        the errors of workloads, one line each, and the other workloads, bound to the model.
     Raises:
-        BatchloomError: the model or a setting cannot be used.
+        BatchloomError: the model or a setting cannot be used for any workload.
     """
     checkpoint = resolve_head(model)
     max_model_len = read_max_model_len(checkpoint, config.max_model_len)
     if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
-        from flows.proof import prove_architecture  # seconds to import
+        from flows.proof import prove_architecture  # takes seconds to import
 
         prove_architecture(checkpoint)
-    if is_local:
-        check_device(config.device)
-        check_kv_budget(config, checkpoint)
+    machines.check_host(config, checkpoint)
     codec = TextCodec.load(checkpoint)
     problems, bound = [], {}
     for step, unbound in workloads.items():
@@ -85,7 +82,7 @@ def check_model(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the night file in `arguments` (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="batchloom check", description="Find what is wrong with a night file, without loading a model."
+        prog="batchloom check", description="Find the errors of a night file, without loading a model."
     )
     parser.add_argument("file", type=Path, metavar="NIGHT.toml")
     options = parser.parse_args(arguments)

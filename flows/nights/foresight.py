@@ -1,33 +1,33 @@
-"""Rows of steps, planned and forecast before the night, to choose what fits before its deadline."""
+"""Plans and predicts a step before the night, to choose the rows that fit before the deadline."""
 
 import tempfile
 from pathlib import Path
 
 from flows.layouts import settle
-from flows.workload_run import Night, begin_record, read_and_plan
+from flows.prediction import read_and_plan
+from flows.workload_run import Night, begin_run
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.nights.allotment import Portion, list_portions
 from tasks.read import read_answer_length
-from tasks.runs.run import Run
 from tasks.storage.plan_file import read_plan_summary
 from tasks.workloads.workload import Workload
 
 
 def foresee(night: Night, workload: Workload) -> list[Portion]:
-    """The partitions of a step, as if it were answered alone; none where its prompts are not grouped.
+    """The partitions of a step that is answered alone, with their predicted times; none if prompts are not grouped.
 
-    Tokens stay in the database's cache, so that the step does not make them again.
+    Tokens stay in the database's cache, so the step does not make them again.
 
     Raises:
-        what keeps rows from being read or their cost from being known.
+        the error of the stage or of the prediction that failed.
     """
     source = night.source
     if source.plan_method(workload) == "none":
         return []
     with tempfile.TemporaryDirectory(prefix="batchloom-foresight-") as folder:
         (workload,) = settle(source, [workload.bind(source.checkpoint)], is_kept=False)
-        run = Run.create(source.database, begin_record(night, workload), Path(folder))
+        run = begin_run(night, workload, Path(folder))
         _, plan = read_and_plan(source, workload, run)
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:
             return []

@@ -1,4 +1,4 @@
-"""Models loaded and partitions handed out while there is time."""
+"""Nights with a deadline: loads a model only if there is time, and submits partitions one by one."""
 
 import logging
 import threading
@@ -24,12 +24,12 @@ Futures = PrefectFutureList[Any]
 
 
 def find_load_seconds(night: "Night", deadline: float, title: str) -> float | None:
-    """How long the night's engines take until their first step, 0 where they are loaded; None where it is too long.
+    """Seconds until the first step of the night's engines, 0 if they are loaded; None if the deadline comes first.
 
     Args:
-        night: the engines, and the model that they load.
+        night: the engines and the model that they load.
         deadline: Unix time.
-        title: of the run, for the line that says that it is not begun.
+        title: of the run, for the log.
     """
     if night.workers.are_loaded:
         return 0.0
@@ -49,14 +49,15 @@ def submit_in_time(
     num_engines: int,
     pace: Pace | None,
 ) -> Futures:
-    """A task for each partition, begun only when an engine is free and the job's deadline has not come.
+    """One task per partition, submitted when an engine is free, until the job is asked to stop.
 
     Args:
-        threads: where the tasks run.
-        task: takes `partition` and what is `given`, the job among it.
+        threads: runs the tasks.
+        task: takes `partition` and the keyword arguments in `given`, one of which is the job.
         dispatch_order: the partitions.
-        num_engines: partitions under way at a time.
-        pace: notes when partitions begin and end; None where nothing was forecast.
+        given: see `task`.
+        num_engines: number of partitions that run at a time.
+        pace: notes when partitions begin and end; None if nothing was forecast.
     """
     free = threading.Semaphore(num_engines)
     futures: Futures = PrefectFutureList()  # type: ignore[abstract]
@@ -73,7 +74,7 @@ def submit_in_time(
 
 
 def _end(partition: int, stop: StopRequest, pace: Pace | None, free: threading.Semaphore, _: Any) -> None:
-    """A partition that was not stopped in the middle has taken its whole time."""
+    """Note the time of a partition that was not stopped half-way, and free its engine."""
     try:
         if pace is not None and not stop.is_made:
             pace.end(partition, time.time())

@@ -1,4 +1,4 @@
-"""A night of several workloads, as its file describes it: each is a flow run of its own within the night's."""
+"""The flow of a night file: its workloads in order, each as a subflow."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from prefect import flow
 from pydantic import Field
 
 from engine.errors import ConfigError, NightError
-from flows.nightly import go_on_unread
+from flows.nightly import survive_closed_console
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
@@ -36,9 +36,9 @@ from tasks.workloads.workload import Workload
 LOGGER = logging.getLogger("batchloom")
 
 LEAST_SPARE = 0.05
-"""Of the time before the night: where steps that were allotted time leave less of it, nothing is begun again."""
+"""Share of the night's time that must be left to take up again steps that ended early for the sake of others."""
 
-go_on_unread()
+survive_closed_console()
 
 
 @flow(name="nightly", flow_run_name="night-{file.stem}", retries=0, persist_result=False)
@@ -53,15 +53,15 @@ def night(
 
     Args:
         file: the night file.
-        full: answer every row again, not only what is new or changed.
-        until: when the night has to end, as 06:00; instead of what the file says.
-        budget: how long the night may take, as 90min; instead of what the file says.
-        lock_timeout_seconds: how long to wait while another process has the database open.
+        full: answer all rows again, not only new and changed ones.
+        until: time at which the night ends, such as 06:00; replaces the file's until and budget.
+        budget: how long the night may take, such as 90min; replaces the file's until and budget.
+        lock_timeout_seconds: seconds to wait while another process has the database open.
 
     Returns:
         a summary for each workload, in the order in which they ran.
     Raises:
-        ConfigError, WorkloadError: the file is wrong; found before any work.
+        ConfigError, WorkloadError: the file is wrong; raised before any work.
         NightError: workloads failed; the others are answered.
     """
     begun = datetime.now().astimezone()
@@ -69,7 +69,7 @@ def night(
     limits = (until, budget) if until or budget else (plan.until, plan.budget)
     deadline = find_deadline(*limits, begun)
     with connect(plan.database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path ends here, before anything is made beside it
+        pass  # a wrong path fails here, before a folder is made next to it
     if plan.publish is not None:
         check_target(plan.database, plan.publish)
     with hold_database(plan.database):
@@ -98,16 +98,16 @@ def night(
 
 
 class NightRun:
-    """The engines of a night and what its steps came to. One model's engines are in memory, until another one has rows.
+    """The engines and the results of a night. One model is in memory, until another one has rows to answer.
 
     Args:
-        plan: the night.
-        full: answer every row again.
+        plan: the night file.
+        full: answer all rows again.
         deadline: Unix time after which no step of an engine begins; None for none.
 
     Attributes:
-        summaries: of the workloads that came through, in their order.
-        errors: by workload, of those that failed.
+        summaries: of the workloads that did not fail, in the order in which they ran.
+        errors: by name of the workload that failed.
     """
 
     def __init__(self, plan: NightPlan, full: bool, deadline: float | None) -> None:
@@ -118,18 +118,18 @@ class NightRun:
             for name, (model, settings) in plan.models.items()
         }
         self._nights: dict[str, Night] = {}
-        self._kept: dict[str, float] = {}  # seconds, of each step that has not begun
+        self._reserved: dict[str, float] = {}  # step to the seconds that are reserved for it until it begins
         self._least_spare = 0.0
         self.summaries: list[RunSummary] = []
         self.errors: dict[str, Exception] = {}
 
     def allot_time(self) -> None:
-        """Choose before the night what fits in it, where several models have rows that are known by now."""
+        """With a deadline and several models among the first steps, reserve time for each of these steps."""
         plan, portions, load_seconds = self._plan, list[Portion](), dict[str, float]()
         first = [step for step in plan.steps if not step.after]
         if self._deadline is None or len({step.model for step in first}) == 1:
             return
-        from flows.nights.foresight import foresee  # most nights have no deadline
+        from flows.nights.foresight import foresee  # imported only when needed
 
         for step in first:
             night = self._use(step.model)
@@ -140,20 +140,23 @@ class NightRun:
                     given = (source.database, source.checkpoint, source.model_digest, night.engine)
                     load_seconds[step.model] = forecast_load(*given)
             except Exception as error:
-                LOGGER.warning("%s: no time is kept for it: %s", step.name, " ".join(str(error).split()))
+                LOGGER.warning("%s: no time is reserved for it: %s", step.name, " ".join(str(error).split()))
             else:
                 portions += found
         models = {step.name: step.model for step in first}
         seconds_left = max(0.0, self._deadline - time.time())
         for name, share in allot(portions, models, load_seconds, seconds_left).items():
-            self._kept[name] = share.seconds
+            self._reserved[name] = share.seconds
             rows = f"{share.num_rows:,} of {share.num_rows + share.num_left:,} rows"
             line = "%s: %s should fit before the deadline, %s are left for the next night"
             LOGGER.info(line, name, rows, f"{share.num_left:,}")
         self._least_spare = 0.0 if self._use(first[0].model).source.full else LEAST_SPARE * seconds_left
 
     def list_left(self, outcomes: Mapping[str, Outcome]) -> list[Step]:
-        """Steps that ended early for the sake of others, where these have left time; none that would begin anew."""
+        """Steps to take up again: they ended early to leave time for others, and enough of it is left.
+
+        None with `full`: a step would answer the same rows again.
+        """
         if self._deadline is None or not self._least_spare or self._deadline - time.time() < self._least_spare:
             return []
         left = {name for name, outcome in outcomes.items() if outcome == "left"}
@@ -161,13 +164,13 @@ class NightRun:
         return [replace(step, after=tuple(name for name in step.after if name in left)) for step in steps]
 
     def answer(self, wave: Wave) -> dict[str, Outcome]:
-        """Run a wave's workloads, and say how each ended; a failed one does not keep the others from theirs.
+        """Run a wave's workloads and say how each ended; the others go on if one fails.
 
-        It ends early enough for the steps behind it that time is kept for.
+        Its deadline leaves the time that is reserved for later steps.
         """
         night, results = self._use(wave.model), dict[str, RunSummary | Exception]()
         if self._deadline is not None:
-            night = replace(night, deadline=begin_wave(wave.steps, self._kept, self._deadline))
+            night = replace(night, deadline=begin_wave(wave.steps, self._reserved, self._deadline))
         choices: dict[str, RowChoice] = {}
         for name in wave.steps:
             try:
@@ -181,7 +184,7 @@ class NightRun:
         return {name: self._note(name, result) for name, result in results.items()}
 
     def _choose_rows(self, name: str, source: Source) -> dict[str, RowChoice]:
-        """The rows that the step answers, by its name; empty where it answers all of its workload's."""
+        """By name of the step, the rows that a step of a cascade answers; empty if it is not of a cascade."""
         step = self._plan.cascades.get(name)
         if step is None:
             return {}
@@ -209,16 +212,16 @@ class NightRun:
         return self._deadline is None or time.time() < self._deadline
 
     def close(self) -> None:
-        """Give back the memory of the model that is loaded, end its processes."""
+        """Free the loaded model and end its processes."""
         for night in self._nights.values():
             night.workers.close()
 
     def _use(self, model: str) -> Night:
-        """The night with this model, which is loaded when it has rows to answer."""
+        """The `Night` of this model, which is loaded when it has rows to answer."""
         if model not in self._nights:
             plan = self._plan
             names = [step.name for step in plan.steps if step.model == model]
-            first = {step.workload for name in names if (step := plan.cascades.get(name))}  # whose rows they get
+            first = {step.workload for name in names if (step := plan.cascades.get(name))}  # same rows, another model
             is_isolated = any(needs_isolation(plan.database, name) for name in {*names, *first})
             self._nights[model] = Night(
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
@@ -233,7 +236,7 @@ class NightRun:
 
 
 def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """Answer workloads of one model and adapter, together where that can be, and say by name how each ended."""
+    """Answer workloads of one model and adapter, as one batch if possible; gives summaries and errors by name."""
     results: dict[str, RunSummary | Exception] = {}
     together = [workload for workload in workloads if not workload.kind.is_pooled]
     if len(together) > 1 and not night.machines.exchange:
@@ -241,7 +244,7 @@ def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSu
             results = answer_wave(night, together)
         except Exception as error:
             names = " + ".join(workload.name for workload in together)
-            LOGGER.warning("%s: each goes on alone: %s", names, " ".join(str(error).split()))
+            LOGGER.warning("%s: not answered as one batch, but one by one: %s", names, " ".join(str(error).split()))
     for workload in workloads:
         if workload.name not in results:
             try:
@@ -252,7 +255,7 @@ def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSu
 
 
 def answer_step(night: Night, workload: Workload) -> RunSummary:
-    """`answer_workload` as a flow run of its own, within the night's."""
+    """`answer_workload` as a subflow of the night."""
 
     @flow(name="workload", flow_run_name=workload.name, retries=0, persist_result=False)
     def answer(workload_name: str) -> RunSummary:
@@ -262,7 +265,7 @@ def answer_step(night: Night, workload: Workload) -> RunSummary:
 
 
 def answer_wave(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """`answer_together` as a flow run of its own, within the night's."""
+    """`answer_together` as a subflow of the night."""
 
     @flow(name="workloads", flow_run_name=" + ".join(one.name for one in workloads), retries=0, persist_result=False)
     def answer(workload_names: tuple[str, ...]) -> dict[str, RunSummary | Exception]:

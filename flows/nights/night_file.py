@@ -1,4 +1,4 @@
-"""A night as a TOML file: its database, its models, its workloads and what each comes after."""
+"""A night file: a TOML file with a database, models, workloads, and the order of the workloads."""
 
 import tomllib
 from collections.abc import Mapping
@@ -25,19 +25,18 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class ModelTable(EngineSettings):
-    """A table [models.NAME]: where the model is, and how it computes."""
+    """A table [models.NAME]: the model's path and its engine settings."""
 
     path: Text
 
     @property
     def engine(self) -> EngineSettings:
-        """The settings alone."""
+        """The engine settings without the path."""
         return EngineSettings(**self.model_dump(exclude={"path"}, exclude_unset=True))
 
 
 class WorkloadTable(Settings):
-    """A table [[workload]]: its file, the model that answers it, its adapter, the workloads whose answers it reads, its
-    cascade."""
+    """A table [[workload]]: its file, model and adapter, the workloads whose answers it reads, its cascade."""
 
     file: Text
     model: str = ""
@@ -52,7 +51,7 @@ class WorkloadTable(Settings):
 
 
 class NightTables(Settings):
-    """The file's keys, as written."""
+    """The keys of a night file, as written."""
 
     database: Text
     models: Annotated[dict[str, ModelTable], Field(min_length=1)]
@@ -68,20 +67,20 @@ class NightTables(Settings):
     @field_validator("until", mode="before")
     @classmethod
     def _as_text(cls, given: Any) -> Any:
-        """TOML has times and dates of its own."""
+        """TOML times and dates as text."""
         return given.isoformat() if isinstance(given, (datetime, time)) else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightPlan:
-    """What a night file says, with absolute paths.
+    """A night file with its workloads loaded and its paths absolute.
 
     Attributes:
-        models: name to checkpoint (folder, file or hub id) and settings.
+        models: name to checkpoint (folder, file or hub id) and engine settings.
         steps: the graph, in the order of the file.
-        workloads: of each step, by its name.
-        cascades: by name of the step, of those that belong to one.
-        attach: name to absolute path of what SQL may read beside the database.
+        workloads: by name of the step.
+        cascades: by name of the step, if it belongs to a cascade.
+        attach: name to absolute path of a folder or file that queries may read.
         until, budget: see `tasks.nights.deadline.find_deadline`.
     """
 
@@ -103,8 +102,8 @@ def load_night(path: Path) -> NightPlan:
     """Read a night file and the workloads that it names.
 
     Raises:
-        ConfigError: the file cannot be read, a key is missing, unknown or wrong, a model is not named in it, or the
-            workloads wait for each other.
+        ConfigError: the file cannot be read, a key is missing, unknown or wrong, a model is not in it, or workloads
+            wait for each other.
         WorkloadError: a workload's file is wrong.
     """
     try:
@@ -168,7 +167,7 @@ def _load_workload(folder: Path, table: WorkloadTable) -> Workload:
 
 
 def _find(folder: Path, file: str) -> str | Path:
-    """A workload's file beside the night file, else the name of a shipped one."""
+    """The path of a workload's file, relative to the night file's folder; else the name of a shipped workload."""
     is_shipped = (SHIPPED / f"{file}.toml").is_file() and not (folder / file).exists()
     return file if is_shipped else folder / file
 
@@ -185,7 +184,7 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
 
 
 def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Cascade]:
-    """By name of the workload."""
+    """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file."""
     found = {
         step.name: table.cascade
         for step, table in zip(steps, tables.workload, strict=True)
@@ -199,7 +198,7 @@ def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Ca
 
 
 def _check_tables(workloads: list[Workload]) -> None:
-    """Raise `ConfigError` where two workloads write to one table."""
+    """Raise `ConfigError` if two workloads write to the same table."""
     owners: dict[str, str] = {}
     for workload in workloads:
         table = workload.output.table.lower()
@@ -209,7 +208,7 @@ def _check_tables(workloads: list[Workload]) -> None:
 
 
 def _describe_fault(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
-    """A fault in a line: table, key, what was expected, what was found."""
+    """One line for an error: table, key, expected and given value."""
     names: list[str] = []
     for part in fault["loc"]:
         if isinstance(part, int):

@@ -1,20 +1,20 @@
-"""Workloads of one model that do not read each other's answers: planned as one batch, each written to its own table."""
+"""Answers several workloads of one model as one batch, planned together; each is written to its own table."""
 
 import logging
 from collections.abc import Sequence
 
 from engine.errors import FailureRateError
 from flows.layouts import settle
-from flows.workers import compute, measure_all
+from flows.workers import infer_plan, measure_all
 from flows.workload_run import (
     Night,
-    begin_record,
+    begin_run,
     check_failures,
-    infer,
-    plan_requests,
+    infer_rows,
+    plan_rows,
     read_rows,
     tokenize_rows,
-    write_and_report,
+    write_rows,
 )
 from tasks.nights.joint_tokens import count_shared, join_tokens, name_shared
 from tasks.plan_prefix import plan_prefix
@@ -30,75 +30,74 @@ from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
 
-Job = tuple[Workload, Run]
+WorkloadRun = tuple[Workload, Run]
 
 
 def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """Answer workloads from one plan: a beginning that prompts of several share is computed once for all.
+    """Answer workloads from one plan, so that a prefix that they share is computed once.
 
-    Each has a run of its own, with its table, content keys, counts and report. Steps, the seconds of planning and
-    inference, the plan's saving and what was forecast of them are those of all, and each run names what it shares with
-    which other one. A deadline leaves rows of any of them.
+    Each workload has its own run: table, content keys, counts, report. Steps, seconds of planning and inference, the
+    plan's saving and the forecast are those of the whole batch. A deadline may leave rows of any workload.
 
     Args:
-        night: whose model answers.
-        workloads: none reads what another one writes.
+        night: the source of rows and the engines.
+        workloads: none may read another's answers.
     Returns:
-        of each workload its summary, or why it failed where too many of its rows did.
+        by workload its summary, or the error if too many of its rows failed.
     Raises:
-        what ends all of them; what is answered is in the tables all the same.
+        the error of a stage, which ends all runs; answers so far are written.
     """
-    jobs: list[Job] = []
+    runs: list[WorkloadRun] = []
     workloads = settle(night.source, workloads)
     try:
         for workload in workloads:
-            jobs.append((workload, Run.create(night.source.database, begin_record(night, workload))))
-        ends = _answer_jobs(night, jobs)
+            runs.append((workload, begin_run(night, workload)))
+        ends = _answer(night, runs)
     except BaseException as error:
-        for workload, run in jobs:
+        for workload, run in runs:
             stop_run(run, workload, error)
         raise
     results: dict[str, RunSummary | Exception] = {}
-    for workload, run in jobs:
+    for workload, run in runs:
         end = ends.get(workload.name, 0)
         if isinstance(end, Exception):
             stop_run(run, workload, end)
             results[workload.name] = end
         else:
-            results[workload.name] = write_and_report(night, workload, run, end)
+            results[workload.name] = write_rows(workload, run, end)
     return results
 
 
-def _answer_jobs(night: Night, jobs: Sequence[Job]) -> dict[str, int | Exception]:
-    """Read, tokenize, plan and infer; gives by workload how many rows the deadline has left, or why it failed."""
+def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Exception]:
+    """Read, tokenize, plan and infer; gives by workload the number of rows that the deadline left, or its error."""
     source = night.source
     busy = []
-    for workload, run in jobs:
+    for workload, run in runs:
         found = read_rows(source, workload, run)
         if found.num_selected:
             busy.append((workload, run, found.requests))
-    if len(busy) == 1:
-        workload, run, requests = busy[0]
-        return {workload.name: infer(night, workload, run, plan_requests(source, workload, run, requests))}
     if not busy:
         return {}
     tokens = [tokenize_rows(source, workload, run, requests) for workload, run, requests in busy]
-    jobs = [(workload, run) for workload, run, _ in busy]
-    return _infer_together(night, jobs, tokens, _plan_together(night, jobs, tokens))
+    runs = [(workload, run) for workload, run, _ in busy]
+    if len(runs) == 1:
+        workload, run = runs[0]
+        return {workload.name: infer_rows(night, workload, run, plan_rows(source, workload, run, tokens[0]))}
+    return _infer_together(night, runs, tokens, _plan_together(night, runs, tokens))
 
 
-def _plan_together(night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
-    """The plan of all prompts, noted in each run with what the run shares with the others."""
+def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
+    """The plan of all prompts. Each run notes it, and how many prompt tokens it shares with each other run."""
     source, planning, database = night.source, night.source.planning, str(night.source.database)
-    num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in jobs], tokens))
+    num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in runs], tokens))
     given = (planning.partition_tokens, num_answer_tokens, source.block_size, source.is_cheapest_first)
-    with measure_all([run for _, run in jobs], "plan"):
+    with measure_all([run for _, run in runs], "plan"):
         joint = join_tokens(database, tokens)
         plan = plan_prefix(database, joint, planning.method, *given)
-        shared = count_shared(joint, find_first_row_ids(tokens), jobs[0][1].folder)
+        shared = count_shared(joint, find_first_row_ids(tokens), runs[0][1].folder)
     sharing = read_plan_summary(plan).sharing
-    names = [workload.name for workload, _ in jobs]
-    for number, (_, run) in enumerate(jobs):
+    names = [workload.name for workload, _ in runs]
+    for number, (_, run) in enumerate(runs):
         run.note(
             {"plan": plan},
             shared_with=name_shared(names, shared, number),
@@ -109,11 +108,11 @@ def _plan_together(night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactR
 
 
 def _infer_together(
-    night: Night, jobs: Sequence[Job], tokens: Sequence[ArtifactRef], plan: ArtifactRef
+    night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef], plan: ArtifactRef
 ) -> dict[str, int | Exception]:
-    """Each partition of the joint plan to parts of all runs; gives by workload the rows left, or why it failed."""
+    """Infer the partitions of the joint plan to parts of each run. See `_answer` for the result."""
     source, summary = night.source, read_plan_summary(plan)
-    lengths = [read_answer_length(source.database, workload) for workload, _ in jobs]
+    lengths = [read_answer_length(source.database, workload) for workload, _ in runs]
     firsts = find_first_row_ids(tokens)
     members = tuple(
         Member(
@@ -122,16 +121,16 @@ def _infer_together(
             first_row_id=first_row_id,
             expected_output_tokens=length.expected_output_tokens,
         )
-        for (workload, run), first_row_id, length in zip(jobs, firsts, lengths, strict=True)
+        for (workload, run), first_row_id, length in zip(runs, firsts, lengths, strict=True)
     )
-    job = night.make_job(*jobs[0], plan, None, members)
+    job = night.make_job(*runs[0], plan, None, members)
     LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
-    shares = {run: ref.num_rows / summary.num_rows for (_, run), ref in zip(jobs, tokens, strict=True)}
-    if compute(night, job, summary, shares, num_answer_tokens) is None:
-        return {workload.name: ref.num_rows for (workload, _), ref in zip(jobs, tokens, strict=True)}
+    shares = {run: ref.num_rows / summary.num_rows for (_, run), ref in zip(runs, tokens, strict=True)}
+    if infer_plan(night, job, summary, shares, num_answer_tokens) is None:
+        return {workload.name: ref.num_rows for (workload, _), ref in zip(runs, tokens, strict=True)}
     ends: dict[str, int | Exception] = {}
-    for (workload, run), ref in zip(jobs, tokens, strict=True):
+    for (workload, run), ref in zip(runs, tokens, strict=True):
         try:
             ends[workload.name] = ref.num_rows - check_failures(night, workload, run.list_parts())
         except FailureRateError as error:
@@ -140,6 +139,6 @@ def _infer_together(
 
 
 def _average(values: Sequence[int], tokens: Sequence[ArtifactRef]) -> float:
-    """Of a number of each workload, by its rows."""
+    """The mean of a value of each workload, weighted by its number of rows."""
     num_rows = [ref.num_rows for ref in tokens]
     return sum(value * rows for value, rows in zip(values, num_rows, strict=True)) / max(1, sum(num_rows))

@@ -1,1 +1,1 @@
-"""How good answers are: samples before a night, two prompts beside each other, gold rows and calibration."""
+"""How good answers are: samples, comparisons of two prompts, evaluation with gold rows, calibration."""

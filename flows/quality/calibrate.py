@@ -17,7 +17,7 @@ from tasks.runs.run_record import artifact_key
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else what was fitted would not reach Prefect's log
+LOGGER.setLevel(logging.INFO)  # else Prefect's log would not show the result
 
 
 @flow(name="calibrate", flow_run_name="calibrate-{database.stem}-{workload}", retries=0, persist_result=False)
@@ -28,28 +28,28 @@ def calibrate(
     method: Method = "auto",
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> Sequence[Calibration]:
-    """Fit a monotone map to each probability that gold rows judge; a view gives the calibrated values.
+    """Fit a monotone map from each probability to the share of right gold rows; a view has the calibrated values.
 
     Args:
         database: DuckDB file with the answers and the gold rows.
-        workload: a shipped one by name, another by the path of its TOML file.
-        gold: table or view with expected values, as evaluate takes it; at least 50 rows with an answer.
-        method: platt is a logistic curve, isotonic follows many rows closer; auto is isotonic from 1,000 rows on.
-        lock_timeout_seconds: how long to wait while another process has the database open.
+        workload: the name of a shipped workload or the path of a TOML file.
+        gold: table or view with expected values, as for evaluate; at least 50 of its rows must have an answer.
+        method: platt: a logistic curve; isotonic: piecewise linear, for many rows; auto: isotonic from 1,000 rows on.
+        lock_timeout_seconds: seconds to wait while another process has the database open.
 
     Returns:
         the maps.
     Raises:
-        BatchloomError: a parameter names nothing usable, or gold does not suffice; the message says what and where.
+        BatchloomError: a parameter is wrong or there are too few gold rows; the message says what and where.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path ends here, before anything is made beside it
-    job = use_kept(database, load_workload(workload))
-    found = calibrate_answers(str(database), job, gold, method)
+        pass  # a wrong path fails here, before a folder is made next to it
+    loaded = use_kept(database, load_workload(workload))
+    found = calibrate_answers(str(database), loaded, gold, method)
     for each in found:
         name = each.column_name + (f" of {each.label!r}" if each.label is not None else "")
         errors = f"mean squared error {each.brier_before:.4f} before, {each.brier_after:.4f} after, in five folds"
-        LOGGER.info("%s: %s: %s on %s gold rows: %s", job.name, name, each.method, f"{each.num_rows:,}", errors)
+        LOGGER.info("%s: %s: %s on %s gold rows: %s", loaded.name, name, each.method, f"{each.num_rows:,}", errors)
     rows = [
         {
             "column": each.column_name,
@@ -61,7 +61,8 @@ def calibrate(
         }
         for each in found
     ]
-    create_table_artifact(rows, key=artifact_key("calibration", job.name), description=f"Calibrations of {job.name}")
+    description = f"Calibrations of {loaded.name}"
+    create_table_artifact(rows, key=artifact_key("calibration", loaded.name), description=description)
     return found
 
 

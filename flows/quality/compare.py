@@ -1,6 +1,6 @@
-"""A prompt diff: `batchloom compare OLD.toml NEW.toml --database X --model M --sample 200 [--gold TABLE]`.
+"""Compares two prompts: `batchloom compare OLD.toml NEW.toml --database X --model M --sample 200 [--gold TABLE]`.
 
-rows of the new workload --sample--> both prompts of each row as one plan --infer--> answers that changed, what is right
+rows of the new workload --sample--> both prompts of each row --plan--> one plan --infer--> changed answers, agreement
 """
 
 import logging
@@ -12,12 +12,11 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from engine.device.placement import check_device
-from engine.limits import check_kv_budget
+from flows.prediction import read_and_plan
 from flows.quality.comparison_page import publish_comparison, render_comparison
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, Source, infer, read_and_plan
+from flows.workload_run import Night, Source, infer_rows
 from tasks.answers.pair import PairedAnswers
 from tasks.comparison.comparison import PromptDiff, count_computed
 from tasks.comparison.difference import compare_with_gold, measure_agreement
@@ -35,7 +34,7 @@ from tasks.storage.artifact import ArtifactRef, prune_cache
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else what it says would not reach Prefect's log
+LOGGER.setLevel(logging.INFO)  # else Prefect's log would not show the result
 
 SEED = 0
 
@@ -54,37 +53,35 @@ def compare(
     attach: Attachments = (),
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> PromptDiff:
-    """Answer the same rows by two workloads, as one batch, and show what changes; nothing is written.
+    """Answer the same rows with two workloads, as one batch, and show which answers change; nothing is written.
 
     Args:
-        database: DuckDB file with the inputs, and the gold rows if any.
-        model: checkpoint folder, GGUF file or hub id of a causal language model.
-        workloads: two with the same key, the one that is and the one that is to take its place.
-        sample: rows of the second workload that both answer.
-        gold: table or view with expected values, as evaluate takes it.
+        database: DuckDB file with the input tables, and the gold rows if any.
+        model: checkpoint folder, GGUF file or Hugging Face hub id of a language model.
+        workloads: two with the same key: the old one, then the new one.
+        sample: number of rows of the new workload that both answer.
+        gold: table or view with expected values, as for evaluate.
         engine: how the model computes.
-        planning: how prompts are grouped, and how much work is one unit.
-        failures: when to try again, and when to give up.
+        planning: how prompts are grouped by shared prefixes, and how large a partition is.
+        failures: when the run tries again, and when it fails.
         machines: which processes and machines compute.
-        attach: NAME=PATH of what SQL of workloads may read beside the database: a folder, a DuckDB or SQLite file.
-        lock_timeout_seconds: how long to wait while another process has the database open.
+        attach: NAME=PATH of a folder, DuckDB or SQLite file that the SQL of workloads may read under this name.
+        lock_timeout_seconds: seconds to wait while another process has the database open.
 
     Returns:
-        both answers to each row, measures of both against gold, and what answering all rows anew would take.
+        both answers to each row, metrics of both with gold rows, and a forecast for answering all rows anew.
     Raises:
-        BatchloomError: a parameter names nothing usable; the message says what and where.
+        BatchloomError: a parameter is wrong; the message says what and where.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path ends here, before anything is made beside it
+        pass  # a wrong path fails here, before a folder is made next to it
     first, second = (use_kept(database, load_workload(name)) for name in workloads)
     with hold_database(database):
         protect_result_storage()
         prune_cache(database)
         config = engine.to_config()
         source = Source.find(database, model, config, planning, True, find_attachments(attach))
-        if machines.runner == "local":
-            check_device(config.device)
-            check_kv_budget(config, source.checkpoint)
+        machines.check_host(config, source.checkpoint)
         workers = Workers(machines)
         night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
         try:
@@ -100,9 +97,9 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     """See `compare`.
 
     Args:
-        night: the engines and the source of rows.
+        night: the source of rows and the engines.
         first, second: the workloads.
-        num_rows: of the sample.
+        num_rows: size of the sample.
         gold: table of expected values; None for none.
     """
     source = night.source
@@ -125,7 +122,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         limit = source.max_model_len
         tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
         plans = {side: _plan(night, both, of_side, folder / f"{side}.parquet") for side, of_side in tokens.items()}
-        infer(night, both, run, plans["both"])
+        infer_rows(night, both, run, plans["both"])
         rows = read_pairs(second, both.kind, chosen, tokens["both"], run.list_parts())
         differences = [] if gold is None else compare_with_gold(source.database, gold, (first, second), rows)
         lengths = [[row.num_output_tokens[side] for row in rows if row.errors[side] is None] for side in (0, 1)]
@@ -153,7 +150,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
 
 
 def _begin(source: Source, workload: Workload, folder: Path) -> Run:
-    """A run that is gone with the folder."""
+    """A run whose folder is in `folder`, which is temporary."""
     return Run.create(source.database, RunRecord.begin(workload, source.model, source.model_digest, {}), folder)
 
 

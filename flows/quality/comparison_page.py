@@ -1,29 +1,23 @@
-"""A prompt diff as a page for people, on a terminal or as an artifact of its flow run."""
+"""A comparison of two prompts as text for a terminal or for an artifact of its flow run."""
 
-import io
-import shutil
-
-from prefect.artifacts import create_markdown_artifact
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from flows.quality.evaluation_page import show_interval
 from flows.quality.evaluation_page import show_value as show_metric
 from flows.quality.sample_page import ARTIFACT_COLUMNS, list_forecast, show_value
+from flows.quality.text_page import TextPage, publish_page
 from tasks.comparison.comparison import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
-from tasks.runs.run_record import artifact_key
 
 MOST_ROWS = 50
 """Changed rows that are shown."""
 
 
 def render_comparison(found: PromptDiff, columns: int = 0) -> str:
-    """What changed, what is right, what all rows would take; `columns` of 0 is the terminal's width."""
-    page = io.StringIO()
-    console = Console(width=columns or shutil.get_terminal_size((120, 0)).columns, file=page, color_system=None)
+    """Changed answers, agreement, metrics with gold rows, forecast; `columns` of 0 is the terminal's width."""
+    page = TextPage(columns)
     first, second = found.names
     if not found.rows:
         return f"{second}: no rows to compare"
@@ -31,28 +25,26 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
     share = len(changed) / len(found.rows)
     title = f"{first} against {second}: {len(changed):,} of {len(found.rows):,} rows have another answer ({share:.1%})"
     tokens = f"{found.num_tokens_together:,} prompt tokens computed in one batch; {found.num_tokens_apart:,} in two"
-    console.print(escape(f"{title}\n{tokens}"), highlight=False)
+    page.console.print(escape(f"{title}\n{tokens}"), highlight=False)
     if changed:
-        console.print(_list_changes(found, changed[:MOST_ROWS]))
+        page.console.print(_list_changes(found, changed[:MOST_ROWS]))
     if len(changed) > MOST_ROWS:
-        console.print(f"... and {len(changed) - MOST_ROWS:,} more\n", highlight=False)
+        page.console.print(f"... and {len(changed) - MOST_ROWS:,} more\n", highlight=False)
     if found.agreements:
-        console.print(_list_agreements(found))
+        page.console.print(_list_agreements(found))
     if found.differences:
-        console.print(_list_differences(found))
+        page.console.print(_list_differences(found))
     if found.forecast is not None:
-        console.print(escape(f"Answering all rows by {second}:"), highlight=False)
-        console.print(list_forecast(found.forecast))
-    return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+        page.console.print(escape(f"Answering all rows by {second}:"), highlight=False)
+        page.console.print(list_forecast(found.forecast))
+    return page.text
 
 
 def publish_comparison(found: PromptDiff) -> None:
-    """Keeps the page as the artifact ``comparison-<second workload>`` of the flow run that calls this."""
-    create_markdown_artifact(
-        markdown=f"```\n{render_comparison(found, ARTIFACT_COLUMNS)}\n```",
-        key=artifact_key("comparison", found.names[1]),
-        description=f"{found.names[0]} against {found.names[1]}: {len(found.changed):,} of {len(found.rows):,} changed",
-    )
+    """Store the page as the artifact ``comparison-<second workload>`` of the calling flow run."""
+    first, second = found.names
+    description = f"{first} against {second}: {len(found.changed):,} of {len(found.rows):,} changed"
+    publish_page("comparison", second, render_comparison(found, ARTIFACT_COLUMNS), description)
 
 
 def _list_changes(found: PromptDiff, changed: list[PairedRow]) -> Table:
@@ -60,18 +52,18 @@ def _list_changes(found: PromptDiff, changed: list[PairedRow]) -> Table:
     for name in (*changed[0].key, *found.names):
         table.add_column(escape(name), overflow="fold")
     for row in changed:
-        table.add_row(*map(show_value, row.key.values()), _say(row, 0), _say(row, 1))
+        table.add_row(*map(show_value, row.key.values()), _show_answer(row, 0), _show_answer(row, 1))
     return table
 
 
-def _say(row: PairedRow, side: int) -> str:
+def _show_answer(row: PairedRow, side: int) -> str:
     if row.errors[side] is not None:
         return f"error: {show_value(row.errors[side])}"
     hidden = ("_logprobs", "_probabilities")
-    said = {name: value for name, value in row.answers[side].items() if not name.endswith(hidden)}
-    if len(said) == 1:
-        return show_value(next(iter(said.values())))
-    return escape(", ".join(f"{name} {show_value(value)}" for name, value in said.items()))
+    shown = {name: value for name, value in row.answers[side].items() if not name.endswith(hidden)}
+    if len(shown) == 1:
+        return show_value(next(iter(shown.values())))
+    return escape(", ".join(f"{name} {show_value(value)}" for name, value in shown.items()))
 
 
 def _list_agreements(found: PromptDiff) -> Table:

@@ -22,7 +22,7 @@ from tasks.layouts.kept import use_kept
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else the metrics would not reach Prefect's log
+LOGGER.setLevel(logging.INFO)  # else Prefect's log would not show the metrics
 
 
 @flow(name="evaluate", flow_run_name="evaluate-{database.stem}-{workload}", retries=0, persist_result=False)
@@ -37,30 +37,30 @@ def evaluate(
     k: Annotated[int, Field(ge=1)] = 10,
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> Evaluation:
-    """Say how good the answers of a workload are, against gold rows or another run, with confidence intervals.
+    """Measure the answers of a workload with gold rows or another run, with confidence intervals.
 
-    Every compared row and every metric is kept in the database, see docs/evaluation.md, and the page of the run whose
-    answers they are shows them.
+    Every compared row and every metric is kept in the database, see docs/evaluation.md. The report of the run that gave
+    the answers shows them.
 
     Args:
         database: DuckDB file with the answers and the gold rows.
-        workload: a shipped one by name, another by the path of its TOML file.
-        gold: table or view with the columns of the workload's key and expected values, named as the answers' columns.
+        workload: the name of a shipped workload or the path of a TOML file.
+        gold: table or view with the workload's key columns and the expected values, named as the answer columns.
         run: the run whose answers are compared; the newest answer of each row if not given.
-        against: another run, for the agreement of the two.
-        min: METRIC=VALUE, COLUMN.METRIC=VALUE or COLUMN.METRIC.LABEL=VALUE; fails where the metric is below.
-        max: the same for what should be small, such as ece; fails where the metric is above.
-        k: length of the ranked lists that nDCG looks at.
-        lock_timeout_seconds: how long to wait while another process has the database open.
+        against: another run, to measure the agreement of the two.
+        min: METRIC=VALUE, COLUMN.METRIC=VALUE or COLUMN.METRIC.LABEL=VALUE; fails if the metric is below the value.
+        max: as min, for a metric that should be small, such as ece; fails if it is above the value.
+        k: length of the ranked lists for nDCG.
+        lock_timeout_seconds: seconds to wait while another process has the database open.
 
     Returns:
-        what was compared and all metrics.
+        what was compared, and all metrics.
     Raises:
-        QualityError: a metric is below its min or above its max; all are in the database all the same.
-        BatchloomError: a parameter names nothing usable; the message says what and where.
+        QualityError: a metric is below its min or above its max; all metrics are in the database.
+        BatchloomError: a parameter is wrong; the message says what and where.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path ends here, before anything is made beside it
+        pass  # a wrong path fails here, before a folder is made next to it
     thresholds = [Threshold.parse(text, is_least=True) for text in min]
     thresholds += [Threshold.parse(text, is_least=False) for text in max]
     evaluation = evaluate_workload(str(database), use_kept(database, load_workload(workload)), gold, run, against, k)

@@ -1,28 +1,23 @@
-"""An evaluation as a page for people, on a terminal or as an artifact of its flow run."""
+"""An evaluation as text for a terminal or for an artifact of its flow run."""
 
-import io
-
-from prefect.artifacts import create_markdown_artifact
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.quality.text_page import TextPage, publish_page
 from tasks.evaluation.evaluation import GOLD, Evaluation, Metric
-from tasks.runs.run_record import artifact_key
 
 COLUMNS = 100
 
 
 def render_evaluation(evaluation: Evaluation) -> str:
-    """What was compared, and a table of all metrics."""
-    page = io.StringIO()
-    console = Console(width=COLUMNS, file=page, color_system=None)
+    """What was compared, and the table of metrics."""
+    page = TextPage(COLUMNS)
     whose = "newest answers" if evaluation.answers == "newest" else f"answers of run {evaluation.answers}"
     others = [f"gold table {evaluation.gold}"] if evaluation.gold else []
     others += [f"run {evaluation.against}"] if evaluation.against else []
-    console.print(escape(f"{evaluation.workload}: {whose} against {' and '.join(others)}"), highlight=False)
-    console.print(
+    page.console.print(escape(f"{evaluation.workload}: {whose} against {' and '.join(others)}"), highlight=False)
+    page.console.print(
         f"{evaluation.num_gold_rows:,} rows to compare with: {evaluation.num_ok:,} answered, "
         f"{evaluation.num_errors:,} failed (they count as wrong), {evaluation.num_unanswered:,} without an answer",
         highlight=False,
@@ -36,24 +31,21 @@ def render_evaluation(evaluation: Evaluation) -> str:
         metric = each.metric if each.reference == GOLD else f"{each.metric} of both runs"
         value, interval = show_value(each), show_interval(each)
         table.add_row(escape(each.column_name), escape(each.label or ""), metric, value, interval, f"{each.num_rows:,}")
-    console.print(table)
-    return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+    page.console.print(table)
+    return page.text
 
 
 def show_value(each: Metric) -> str:
-    """The value with four digits."""
+    """The value with three decimals, or four digits from 10 on."""
     return f"{each.value:.3f}" if abs(each.value) < 10 else f"{each.value:.4g}"
 
 
 def show_interval(each: Metric) -> str:
-    """``0.812 to 0.934``; a dash where it is not known."""
+    """``0.812 to 0.934``, or ``-`` if it is not known."""
     return "-" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}"
 
 
 def publish_evaluation(evaluation: Evaluation) -> None:
-    """Keeps the page as the artifact ``evaluation-<workload>`` of the flow run that calls this."""
-    create_markdown_artifact(
-        markdown=f"```\n{render_evaluation(evaluation)}\n```",
-        key=artifact_key("evaluation", evaluation.workload),
-        description=f"{evaluation.workload}: answers against {evaluation.gold or evaluation.against}",
-    )
+    """Store the page as the artifact ``evaluation-<workload>`` of the calling flow run."""
+    description = f"{evaluation.workload}: answers against {evaluation.gold or evaluation.against}"
+    publish_page("evaluation", evaluation.workload, render_evaluation(evaluation), description)

@@ -1,4 +1,4 @@
-"""`nightly --sample N`: some rows of each workload answered and shown, and what all of them will take."""
+"""`nightly --sample N`: answers some rows of each workload, shows them with a forecast for all rows."""
 
 import logging
 import tempfile
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.layouts import settle
+from flows.prediction import read_and_plan
 from flows.quality.sample_page import publish_sample, render_sample
-from flows.workload_run import Night, begin_record, infer, plan_requests, read_and_plan, write_and_report
+from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
 from tasks.runs.run import Run
@@ -22,52 +23,52 @@ SEED = 0
 
 
 def answer_samples(night: Night, workloads: Sequence[Workload], num_rows: int, keep: bool) -> list[RunSummary]:
-    """See `answer_sample`, for each workload in turn; returns the summaries of the runs that were written."""
+    """Call `answer_sample` for each workload; returns the summaries of runs that were written. See `answer_sample`."""
     found = [answer_sample(night, workload, num_rows, keep) for workload in workloads]
     return [summary for summary in found if summary is not None]
 
 
 def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -> RunSummary | None:
-    """Answer a sample of a workload's rows, show it with a forecast for all of them.
+    """Answer a sample of a workload's rows; show the answers and a forecast for all rows.
 
-    The plan of all rows is left where the night finds it. Nothing else is kept unless `keep` is set: then the answers
-    are written as a run's, and count as done.
+    The plan of all rows stays in the cache for the night.
 
     Args:
-        night: the engines and the source of rows.
+        night: the source of rows and the engines.
         workload: what to answer.
-        num_rows: of the sample.
-        keep: write the answers.
+        num_rows: size of the sample.
+        keep: whether the answers are written to the tables, and so count as done.
     Returns:
-        the summary of the run that was written; None where nothing is.
+        the summary of the run; None if nothing was written.
     """
     source = night.source
     (workload,) = settle(source, [workload], is_kept=keep)
     with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder:
-        whole = Run.create(source.database, begin_record(night, workload), Path(folder))
+        whole = begin_run(night, workload, Path(folder))
         found, plan = read_and_plan(source, workload, whole)
         if plan is None:
             LOGGER.info("%s: nothing new to do", workload.name)
             return None
-        run = Run.create(source.database, begin_record(night, workload), None if keep else Path(folder))
+        run = begin_run(night, workload, None if keep else Path(folder))
         try:
-            tokens = whole.artifacts["tokens"]
-            sample = choose_rows(found.requests, tokens, plan, run.folder, num_rows, SEED, workload)
+            all_tokens = whole.artifacts["tokens"]
+            sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, SEED, workload)
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
-            sample_plan = plan_requests(source, workload, run, sample.requests)
-            num_left = infer(night, workload, run, sample_plan)
+            tokens = tokenize_rows(source, workload, run, sample.requests)
+            sample_plan = plan_rows(source, workload, run, tokens)
+            num_left = infer_rows(night, workload, run, sample_plan)
         except BaseException as error:
             if keep:
                 stop_run(run, workload, error)
             raise
         _show(night, workload, run, sample, plan, sample_plan)
-        return write_and_report(night, workload, run, num_left) if keep else None
+        return write_rows(workload, run, num_left) if keep else None
 
 
 def _show(
     night: Night, workload: Workload, run: Run, sample: Sample, plan: ArtifactRef, sample_plan: ArtifactRef
 ) -> None:
-    """The answers, and the forecast where the model's cost on this device is known."""
+    """Show the answers, and the forecast if it can be computed."""
     rows = read_sample(sample, workload, run.list_parts())
     output_tokens = [row.num_output_tokens for row in rows if row.error is None]
     team = night.workers.count(night.engine)

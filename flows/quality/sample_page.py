@@ -1,22 +1,18 @@
-"""A sample's answers and the forecast for all rows as a page for people, on a terminal or as an artifact."""
+"""A sample's answers and the forecast for all rows as text for a terminal or for an artifact of its flow run."""
 
-import io
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.quality.text_page import TextPage, publish_page, show_duration, show_size
 from tasks.forecast.sampled import Estimate, SampledForecast
-from tasks.runs.run_record import artifact_key
 from tasks.sample import SampledRow
 
 MOST_CHARACTERS = 300
-"""Of a value that is shown."""
+"""Characters after which a shown value is cut."""
 
 ARTIFACT_COLUMNS = 140
 
@@ -24,36 +20,31 @@ ARTIFACT_COLUMNS = 140
 def render_sample(
     workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None, columns: int = 0
 ) -> str:
-    """A table of the answers, and what all rows will take.
+    """The answers and the forecast as tables.
 
     Args:
         workload: its name.
-        rows: of the sample.
-        num_all: rows that it was chosen from.
-        forecast: None where there is none.
+        rows: the sample.
+        num_all: number of rows that the sample was chosen from.
+        forecast: for all rows; None if there is none.
         columns: width; 0 is the terminal's.
     """
-    page = io.StringIO()
-    console = Console(width=columns or shutil.get_terminal_size((120, 0)).columns, file=page, color_system=None)
+    page = TextPage(columns)
     num_failed = sum(row.error is not None for row in rows)
-    console.print(
+    page.console.print(
         escape(f"{workload}: {len(rows):,} of {num_all:,} rows answered as a sample, {num_failed:,} of them failed"),
         highlight=False,
     )
-    console.print(_list_answers(rows))
+    page.console.print(_list_answers(rows))
     if forecast is not None:
-        console.print(list_forecast(forecast))
-    return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+        page.console.print(list_forecast(forecast))
+    return page.text
 
 
 def publish_sample(workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None) -> None:
-    """Keeps the page as the artifact ``sample-<workload>`` of the flow run that calls this. See `render_sample`."""
-    page = render_sample(workload, rows, num_all, forecast, ARTIFACT_COLUMNS)
-    create_markdown_artifact(
-        markdown=f"```\n{page}\n```",
-        key=artifact_key("sample", workload),
-        description=f"{workload}: {len(rows):,} of {num_all:,} rows answered",
-    )
+    """Store the page as the artifact ``sample-<workload>`` of the calling flow run. See `render_sample`."""
+    text = render_sample(workload, rows, num_all, forecast, ARTIFACT_COLUMNS)
+    publish_page("sample", workload, text, f"{workload}: {len(rows):,} of {num_all:,} rows answered")
 
 
 def _list_answers(rows: Sequence[SampledRow]) -> Table:
@@ -74,7 +65,7 @@ def _list_answers(rows: Sequence[SampledRow]) -> Table:
 
 
 def list_forecast(forecast: SampledForecast) -> Table:
-    """What all rows will take, with error bars."""
+    """The forecast for all rows, with 95% intervals."""
     table = Table(title="All rows, with 95% intervals", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("", "forecast"):
         table.add_column(name)
@@ -86,18 +77,18 @@ def list_forecast(forecast: SampledForecast) -> Table:
         table.add_row(name, as_text(estimate.value), *ends)
 
     add("prompts", Estimate(value=forecast.num_rows), _count)
-    add("time of inference", forecast.seconds, _duration)
+    add("time of inference", forecast.seconds, show_duration)
     add("prompt tokens to compute", Estimate(value=forecast.num_prompt_tokens), _count)
     add("output tokens", forecast.num_output_tokens, _count)
     add("tokens of an answer", forecast.answer_tokens, lambda value: f"{value:,.1f}")
-    add(f"KV memory, of {_size(forecast.kv_budget_bytes)}", forecast.peak_kv_bytes, _size)
-    add("weights", Estimate(value=forecast.weight_bytes), _size)
+    add(f"KV memory, of {show_size(forecast.kv_budget_bytes)}", forecast.peak_kv_bytes, show_size)
+    add("weights", Estimate(value=forecast.weight_bytes), show_size)
     add("sample's time over its simulation", forecast.speed_ratio, lambda value: f"{value:.2f}")
     return table
 
 
 def show_value(value: object) -> str:
-    """A value of the database in one line, without markup, cut where it is long. A MAP is a list of pairs."""
+    """A value of the database in one line, markup escaped, long ones cut. A MAP is given as a list of pairs."""
     if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
         return ", ".join(f"{show_value(key)} {show_value(item)}" for key, item in value)
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
@@ -106,13 +97,3 @@ def show_value(value: object) -> str:
 
 def _count(value: float) -> str:
     return f"{value:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.2f} MB"

@@ -1,5 +1,5 @@
--- purpose: the tables of another duckdb file, under a name, to be read only
--- grain:   an attached database, as long as this process has the database open
+-- purpose: attach another duckdb file read-only under a name
+-- grain:   an attached database, until this process closes the database
 -- inputs:  the file
 -- identifiers: {name}
 -- parameters: $path

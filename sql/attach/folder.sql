@@ -1,5 +1,5 @@
--- purpose: a place for the views of a folder's files, in memory
--- grain:   an attached database, as long as this process has the database open
+-- purpose: an in-memory database for the views of a folder's files
+-- grain:   an attached database, until this process closes the database
 -- inputs:  none
 -- identifiers: {name}
 -- parameters: none

@@ -1,4 +1,4 @@
--- purpose: the rows of a PARQUET file under the name of the file; read anew each time
+-- purpose: a view of a Parquet file, named after the file, which is read at each query
 -- grain:   a view
 -- inputs:  the file, whose path as a text literal stands where <path> is
 -- identifiers: {name}, {file}

@@ -1,6 +1,6 @@
--- purpose: the newest probabilities beside their calibrated values; null where no map was fitted for the workload and the
---          model that gave them
--- grain:   one row a key, column of probabilities and label
+-- purpose: the newest probabilities with their calibrated values; null if the workload and the model that gave them have
+--          no map
+-- grain:   one row per key, column of probabilities and label
 -- inputs:  the workload's view of newest answers, runs, calibrations, macro calibrated_probability_of
 -- identifiers: {view}, {latest}, {keys}, {columns}: of probabilities
 -- parameters: none

@@ -1,4 +1,4 @@
--- purpose: forget the maps that are fitted anew
+-- purpose: delete the maps that are about to be fitted again
 -- grain:   the maps of a workload and model
 -- inputs:  calibrations
 -- parameters: $workload_digest, $model_digest

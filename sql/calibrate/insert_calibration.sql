@@ -1,4 +1,4 @@
--- purpose: keep a map
+-- purpose: store a fitted map
 -- grain:   one row
 -- inputs:  none
 -- parameters: as the columns

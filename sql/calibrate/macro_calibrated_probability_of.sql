@@ -1,5 +1,5 @@
--- purpose: a probability as a map of the table calibrations has it; null where there is no map
--- grain:   a scalar; lies in the database, where views of calibrated answers call it
+-- purpose: a probability calibrated by a row of the table calibrations; null if there is none
+-- grain:   a scalar; kept in the database, since its views call it
 -- inputs:  none
 -- parameters: none
 

@@ -1,4 +1,4 @@
--- purpose: the model of the newest answers that the workload as it is gave
+-- purpose: the model of the newest answers to the workload in its present form
 -- grain:   at most one row
 -- inputs:  answers, runs
 -- parameters: $workload_digest

@@ -1,8 +1,8 @@
--- purpose: probabilities and whether what they are of was so
--- grain:   one row a gold row with an answer of this workload and model
+-- purpose: probabilities of an event, and whether gold says that it occurred
+-- grain:   one row per gold row with an answer of this workload and model
 -- inputs:  expected_rows, answers, runs
 -- identifiers: {expected}, {probability}
--- parameters: $first_label (null: true is what the probability is of), $workload_digest, $model_digest
+-- parameters: $first_label (the label whose probability it is; null: of true), $workload_digest, $model_digest
 
 select
     null::varchar as label,

@@ -1,5 +1,5 @@
--- purpose: the probability of each label and whether it was the right one
--- grain:   one row a label and gold row with an answer of this workload and model
+-- purpose: the probability of each label, and whether gold says that it is right
+-- grain:   one row per label and gold row with an answer of this workload and model
 -- inputs:  expected_rows, answers, runs
 -- identifiers: {expected}, {probability}
 -- parameters: $first_label (not used), $workload_digest, $model_digest

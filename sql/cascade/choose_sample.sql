@@ -1,5 +1,5 @@
--- purpose: rows that both models answer: a random sample that stays the same from night to night where rows do
--- grain:   one row a key
+-- purpose: the rows that both models answer: a random sample, the same each night if the rows are the same
+-- grain:   one row per key
 -- inputs:  batchloom_confidences
 -- parameters: $salt, $num_sampled
 

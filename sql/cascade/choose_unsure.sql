@@ -1,5 +1,5 @@
--- purpose: rows that the first model failed on, or whose answer has too low a probability; all where $threshold is null
--- grain:   one row a key
+-- purpose: rows that the first model failed on or answered with a confidence below $threshold; all if it is null
+-- grain:   one row per key
 -- inputs:  batchloom_confidences
 -- parameters: $threshold
 

@@ -1,5 +1,5 @@
--- purpose: checked rows that a step of a cascade answers
--- grain:   one row a chosen row of the workload's query
+-- purpose: the checked rows that a step of a cascade answers
+-- grain:   one row per chosen row of the workload's query
 -- inputs:  batchloom_chosen_rows, the query of checked rows where <checked> stands
 -- parameters: those of that query
 

@@ -1,5 +1,5 @@
--- purpose: the rows of the sample in an order that is always the same
--- grain:   one row a key
+-- purpose: the rows of the sample, in a fixed order
+-- grain:   one row per key
 -- inputs:  batchloom_compared
 -- parameters: none
 

@@ -1,4 +1,4 @@
--- purpose: how many rows with an answer of the first model go to the second
+-- purpose: number of rows answered by the first model that go to the second
 -- grain:   one row
 -- inputs:  batchloom_confidences
 -- parameters: $threshold

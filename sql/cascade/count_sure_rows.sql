@@ -1,4 +1,4 @@
--- purpose: how many rows the sample was drawn from
+-- purpose: number of rows that the sample was drawn from
 -- grain:   one row
 -- inputs:  batchloom_confidences
 -- parameters: none

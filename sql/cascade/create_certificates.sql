@@ -1,5 +1,5 @@
--- purpose: what samples have shown of cascades
--- grain:   one row a sample and target
+-- purpose: what the samples of cascades have shown
+-- grain:   one row per sample and target
 -- inputs:  none
 -- parameters: none
 
@@ -9,18 +9,18 @@ create table if not exists certificates (
     workload_digest text,
     first_model_digest text,   -- answers every row
     second_model_digest text,  -- answers the rows that the first is unsure of
-    target_agreement double,   -- share of the rows outside the sample that have the answer of the second model
-    confidence double,         -- with which it is met
-    num_rows bigint,           -- with an answer of the first model, when the sample was drawn
-    num_sampled bigint,        -- of these, answered by both
+    target_agreement double,   -- wanted share of the rows outside the sample with the second model's answer
+    confidence double,         -- probability with which the target is met
+    num_rows bigint,           -- answered by the first model when the sample was drawn
+    num_sampled bigint,        -- of these, answered by both models
     num_agreed bigint,         -- of these, with the same answer of both
-    threshold double,          -- rows below it go to the second model; null: all do
-    num_allowed bigint,        -- the bound: more rows with another answer than the second model's were rejected
-    num_acceptable bigint,     -- in the sample, at most: that many still show the bound; null: none would
-    num_disagreed bigint,      -- in the sample, from the threshold on
-    sample_agreement double,   -- realised: share of the sample in which the cascade's answer is the second model's
-    num_sent bigint,           -- rows below the threshold
-    reason text,               -- why all rows go to the second model; null where they do not
+    threshold double,          -- rows with a confidence below it go to the second model; null: all rows do
+    num_allowed bigint,        -- bound on rows outside the sample with another answer than the second model's
+    num_acceptable bigint,     -- most disagreements in the sample that still prove the bound; null: no number would
+    num_disagreed bigint,      -- disagreements in the sample, from the threshold on
+    sample_agreement double,   -- share of the sample in which the cascade's answer is the second model's
+    num_sent bigint,           -- rows with a confidence below the threshold
+    reason text,               -- why all rows go to the second model; null if they do not
     sample struct(request_key varchar[], confidence double, is_same boolean)[],
     created_at timestamptz
 )

@@ -1,5 +1,5 @@
--- purpose: the answers of one model among all that a workload's table holds
--- grain:   one row a run and request
+-- purpose: the answers of one model in a workload's table
+-- grain:   one row per run and request
 -- inputs:  the workload's output table
 -- identifiers: {view}, {table}, {runs}: runs of the model
 -- parameters: none

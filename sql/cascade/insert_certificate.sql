@@ -1,7 +1,7 @@
--- purpose: keep a certificate, unless it is there
+-- purpose: store a certificate unless it is stored already
 -- grain:   at most one row
 -- inputs:  batchloom_compared
--- parameters: as the columns, but for the sample and what is computed of it
+-- parameters: as the columns, without the sample and what is computed from it
 
 insert into certificates by name
 select

@@ -1,5 +1,5 @@
 -- purpose: the runs in which a model answered
--- grain:   one row a run
+-- grain:   one row per run
 -- inputs:  runs
 -- identifiers: {runs}
 -- parameters: $model_digest

@@ -1,5 +1,5 @@
--- purpose: the probability of the answer that was chosen, by the column that holds the probabilities: of true (a
---          boolean's), logarithms of those of all labels, or those of all labels by their names
+-- purpose: the probability of the given answer, from the type of the column of probabilities: a boolean's probability of
+--          true, the log-probabilities of all labels, or the probabilities of all labels by name
 -- grain:   a scalar
 -- inputs:  none
 -- parameters: none

@@ -1,5 +1,5 @@
--- purpose: the rows of the sample with what both models say; a row that the second has not answered is a disagreement
--- grain:   one row a key
+-- purpose: the rows of the sample, and whether both models agree; no answer of the second is a disagreement
+-- grain:   one row per key
 -- inputs:  batchloom_chosen_rows, batchloom_confidences, batchloom_second_answers
 -- identifiers: {keys}
 -- parameters: $answers (columns)

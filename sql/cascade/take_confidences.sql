@@ -1,6 +1,6 @@
--- purpose: how sure the first model is of each row that the workload's query gives; of several questions the one that it
---          is least sure of counts
--- grain:   one row a key that has an answer of the first model
+-- purpose: the first model's confidence in its answer to each row of the workload's query; the lowest one of several
+--          questions counts
+-- grain:   one row per key that has an answer of the first model
 -- inputs:  batchloom_first_answers, macro confidence_of
 -- identifiers: {keys}
 -- parameters: $requests_sql (the workload's query), $probabilities (columns), $answers (columns)

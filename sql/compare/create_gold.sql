@@ -1,5 +1,5 @@
--- purpose: a copy of gold, with its types
--- grain:   one row a gold row
+-- purpose: a table for a copy of the gold rows, with the same types
+-- grain:   one row per gold row
 -- inputs:  none
 -- identifiers: {table}, {columns}: each with its type
 -- parameters: none

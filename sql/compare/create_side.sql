@@ -1,5 +1,5 @@
--- purpose: what one of the workloads answered, as its view of newest answers would have it
--- grain:   one row a row of the sample
+-- purpose: a table for the answers of one of the workloads, with the columns of its view of newest answers
+-- grain:   one row per row of the sample
 -- inputs:  none
 -- identifiers: {table}, {keys}, {answers}: the answer's columns, each with its type
 -- parameters: none

@@ -1,6 +1,6 @@
--- purpose: how much better the second workload's answers are than the first's, on the same rows: means of a measure of
---          both, and of its difference row by row with the interval of a bootstrap over rows
--- grain:   one row a column and measure
+-- purpose: how much better the second workload's answers are than the first's on the same rows: the mean of each measure
+--          for both, and of its difference per row with a bootstrap interval over rows
+-- grain:   one row per column and measure
 -- inputs:  evaluated_rows with the evaluations 'first' and 'second', macro weight_of
 -- parameters: $num_replicates
 

@@ -1,5 +1,5 @@
--- purpose: fill the copy of gold
--- grain:   one row a gold row
+-- purpose: fill the copy of the gold rows
+-- grain:   one row per gold row
 -- inputs:  gold_rows
 -- identifiers: {table}
 -- parameters: none

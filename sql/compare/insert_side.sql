@@ -1,4 +1,4 @@
--- purpose: one answer
+-- purpose: add one answer to a workload's table
 -- grain:   one row
 -- inputs:  none
 -- identifiers: {table}, {columns}

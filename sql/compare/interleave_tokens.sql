@@ -1,5 +1,5 @@
--- purpose: prompts of two workloads for the same rows as one batch: a row's prompts of the first, then those of the second
--- grain:   one row a prompt
+-- purpose: prompts of two workloads for the same rows as one batch: per row those of the first, then the second
+-- grain:   one row per prompt
 -- inputs:  tokens artifacts, as files
 -- parameters: $first, $second; $num_first, $num_second (prompts of a row)
 

@@ -1,5 +1,5 @@
 -- purpose: the gold rows
--- grain:   one row a gold row
+-- grain:   one row per gold row
 -- inputs:  the table of gold rows
 -- identifiers: {gold}
 -- parameters: none

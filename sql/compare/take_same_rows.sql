@@ -1,6 +1,6 @@
--- purpose: the requests of one workload for the rows that were chosen of another, numbered as those; a chosen row that
---          this workload does not ask about has an error
--- grain:   one row a chosen row
+-- purpose: the requests of one workload for the rows chosen from another, with the same row_id; a chosen row that this
+--          workload does not ask about has an error
+-- grain:   one row per chosen row
 -- inputs:  requests artifacts of both, as files
 -- identifiers: {keys}
 -- parameters: $requests (of this workload), $chosen

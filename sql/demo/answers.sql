@@ -1,5 +1,5 @@
--- purpose: a few answers to look at: one a document, whole ones only
--- grain:   one row a document
+-- purpose: a few answers to show: one per document, only those that were not cut
+-- grain:   one row per document
 -- inputs:  latest_snippets, documents, queries
 -- parameters: $num_rows
 

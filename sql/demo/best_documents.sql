@@ -1,5 +1,5 @@
--- purpose: a few searches to look at, with their best documents
--- grain:   one row a search and document
+-- purpose: a few searches to show, with their best documents
+-- grain:   one row per search and document
 -- inputs:  ranked_documents
 -- parameters: $num_searches, $num_documents
 

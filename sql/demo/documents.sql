@@ -1,5 +1,5 @@
 -- purpose: add the demo's documents
--- grain:   one row a document
+-- grain:   one row per document
 -- inputs:  none
 -- parameters: $doc_ids, $titles, $bodies (lists of one length)
 

@@ -1,5 +1,5 @@
--- purpose: a few documents with what was read out of them and decided about them
--- grain:   one row a document
+-- purpose: a few documents with their extracted facts and decided facets
+-- grain:   one row per document
 -- inputs:  latest_document_facts, latest_document_facets, documents
 -- parameters: $num_rows
 

@@ -1,5 +1,5 @@
--- purpose: the same for the questions of facets.toml
--- grain:   one row a document
+-- purpose: the facts of gold_facts, as answers to the questions of facets.toml
+-- grain:   one row per document
 -- inputs:  gold_facts
 -- parameters: none
 

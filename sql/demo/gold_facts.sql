@@ -1,5 +1,5 @@
--- purpose: what facts.toml should say of documents for which that can be proved
--- grain:   one row a document
+-- purpose: the right answers of facts.toml for documents where Python can prove them
+-- grain:   one row per document
 -- inputs:  none
 -- parameters: $doc_ids, $kinds, $have_code (lists of one length)
 

@@ -1,5 +1,5 @@
 -- purpose: the pairs of documents that are nearest in meaning
--- grain:   one row a pair
+-- grain:   one row per pair
 -- inputs:  latest_document_embeddings, documents
 -- parameters: $num_rows
 

@@ -1,5 +1,5 @@
 -- purpose: add the demo's questions and searches
--- grain:   one row a query
+-- grain:   one row per query
 -- inputs:  none
 -- parameters: $query_ids, $texts (lists of one length)
 

@@ -1,5 +1,5 @@
--- purpose: ask for the rank of each of the demo's candidates
--- grain:   one row a search and document
+-- purpose: add the demo's candidates to be ranked
+-- grain:   one row per search and document
 -- inputs:  none
 -- parameters: $query_ids, $doc_ids (lists of one length)
 

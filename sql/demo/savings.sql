@@ -1,5 +1,5 @@
--- purpose: what the newest run of each workload that found something to do has done and saved
--- grain:   one row a workload
+-- purpose: answers and saved tokens of each workload's newest run that had rows
+-- grain:   one row per workload
 -- inputs:  run_summary
 -- parameters: none
 

@@ -1,5 +1,5 @@
--- purpose: ask each of the demo's questions of its document
--- grain:   one row a document and question
+-- purpose: add a request for each of the demo's questions and its document
+-- grain:   one row per document and question
 -- inputs:  none
 -- parameters: $doc_ids, $query_ids (lists of one length)
 

@@ -1,5 +1,5 @@
--- purpose: whether what is answered with 90% confidence is right nine times in ten: a reliability diagram
--- grain:   one row an evaluation, column and tenth of confidence that holds a row
+-- purpose: a reliability diagram: the share of right answers among those with about the same confidence
+-- grain:   one row per evaluation, column and tenth of confidence with at least one row
 -- inputs:  evaluated_rows
 -- parameters: none
 

@@ -1,5 +1,5 @@
--- purpose: which label was answered where which was expected
--- grain:   one row an evaluation, reference, column, expected label and answered label (null: the answer is an error)
+-- purpose: how often each label was answered where each label was expected
+-- grain:   one row per evaluation, reference, column, expected label and answered label (null: the answer is an error)
 -- inputs:  evaluated_rows
 -- parameters: none
 

@@ -1,5 +1,5 @@
--- purpose: how good the answers are
--- grain:   one row an evaluation, reference, column, label (null for the column as a whole) and metric
+-- purpose: the metrics of evaluations
+-- grain:   one row per evaluation, reference, column, label (null for the column as a whole) and metric
 -- inputs:  none
 -- parameters: none
 
@@ -12,5 +12,5 @@ create table if not exists evaluation_metrics (
     value double,
     low double,                -- ends of the 95% confidence interval: Wilson's where the metric is a share of rows,
     high double,               -- else percentiles of a Poisson bootstrap over rows
-    num_rows bigint            -- that the value is made from
+    num_rows bigint            -- that the value is computed from
 )

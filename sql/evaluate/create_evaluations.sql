@@ -1,18 +1,18 @@
--- purpose: which answers were compared with what
--- grain:   one row an evaluation
+-- purpose: the evaluations: which answers were compared with which expected values
+-- grain:   one row per evaluation
 -- inputs:  none
 -- parameters: none
 
 create table if not exists evaluations (
     evaluation_id text,
     workload text,
-    gold text,                 -- the table or view of expected values; null where only two runs were compared
-    answers text,              -- 'newest', or the run whose answers they are
-    against text,              -- the other run; null where there is none
-    run_id text,               -- of the newest answer compared: its report shows this evaluation
+    gold text,                 -- the table or view of expected values; null if only two runs were compared
+    answers text,              -- 'newest', or the run that gave the answers
+    against text,              -- the other run; null if there is none
+    run_id text,               -- run of the newest compared answer: its report shows this evaluation
     created_at timestamptz,
     num_gold_rows bigint,
     num_ok bigint,
     num_errors bigint,         -- rows whose answer is an error; they count as wrong
-    num_unanswered bigint      -- rows of gold without an answer; they count for coverage alone
+    num_unanswered bigint      -- gold rows without an answer; they count for coverage only
 )

@@ -1,5 +1,5 @@
 -- purpose: the metrics of the newest evaluation of each workload
--- grain:   one row a workload, reference, column, label and metric
+-- grain:   one row per workload, reference, column, label and metric
 -- inputs:  evaluations, evaluation_metrics
 -- parameters: none
 

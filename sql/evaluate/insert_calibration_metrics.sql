@@ -1,6 +1,6 @@
--- purpose: expected calibration error: how far confidence and share of right answers are apart, in ten bins of equal
---          width weighted by their rows
--- grain:   one row a column with confidences
+-- purpose: expected calibration error: the distance between confidence and share of right answers, in ten bins of equal
+--          width, weighted by rows
+-- grain:   one row per column with confidences
 -- inputs:  evaluated_rows, macro weight_of
 -- parameters: $evaluation_id, $num_replicates
 

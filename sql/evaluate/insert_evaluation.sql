@@ -1,4 +1,4 @@
--- purpose: note an evaluation
+-- purpose: store an evaluation with its counts
 -- grain:   one row
 -- inputs:  expected_rows, answers
 -- parameters: $evaluation_id, $workload, $gold, $answers, $against, $created_at

@@ -1,6 +1,6 @@
--- purpose: precision, recall and F1 of each label, their macro mean, and Cohen's kappa; a row without an answer counts
---          for recall and kappa. Of two runs kappa alone.
--- grain:   one row a reference, column, label (null for all) and metric
+-- purpose: precision, recall and F1 of each label, their macro mean, and Cohen's kappa; a row whose answer
+--          is an error counts for recall and kappa. Two runs get kappa only.
+-- grain:   one row per reference, column, label (null for all) and metric
 -- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
 -- parameters: $evaluation_id, $num_replicates
 

@@ -1,5 +1,5 @@
--- purpose: metrics that are means over rows
--- grain:   one row a reference, column and measure
+-- purpose: the metrics that are means over rows
+-- grain:   one row per reference, column and measure
 -- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
 -- parameters: $evaluation_id, $num_replicates
 

@@ -1,7 +1,7 @@
--- purpose: a column of probabilities beside what happened
--- grain:   one row an expected value
+-- purpose: the compared values of a column of probabilities: the probability and whether the event occurred
+-- grain:   one row per expected value
 -- inputs:  pairs
--- parameters: $evaluation_id, $column, $first_label (the event is that this label was expected; null: true was)
+-- parameters: $evaluation_id, $column, $first_label (the event is that this label is expected; null: that true is)
 
 insert into evaluated_rows by name
 with events as (

@@ -1,8 +1,8 @@
--- purpose: ranked lists against graded relevance; what gold does not name is not relevant, as in trec_eval
--- grain:   one row a group that gold has a relevant row of
+-- purpose: ranked lists compared with graded relevance; rows that gold does not name are not relevant, as in trec_eval
+-- grain:   one row per group with a relevant gold row
 -- inputs:  pairs
--- parameters: $evaluation_id, $column, $group (place in the key of the column within which rows are ranked),
---          $first_label (relevant is what this label was expected of; null: given is the grade), $k
+-- parameters: $evaluation_id, $column, $group (position in the key of the column within which rows are ranked),
+--          $first_label (a row is relevant if this label is expected; null: the expected value is the grade), $k
 
 insert into evaluated_rows by name
 with graded as (

@@ -1,8 +1,8 @@
 -- purpose: the compared values of a column of labels, texts, numbers or other values
--- grain:   one row an expected value
+-- grain:   one row per expected value
 -- inputs:  pairs
--- parameters: $evaluation_id, $reference, $column, $kind, $right (what the share of right answers is called),
---          $is_nullable (null is an expected value, too)
+-- parameters: $evaluation_id, $reference, $column, $kind, $right (name of the metric for right answers),
+--          $is_nullable (whether null is an expected value)
 
 insert into evaluated_rows by name
 with texts as (

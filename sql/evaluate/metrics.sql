@@ -1,5 +1,5 @@
--- purpose: what an evaluation found, references and columns as a whole first
--- grain:   one row a reference, column, label and metric
+-- purpose: the metrics of an evaluation: gold first, and columns as a whole before their labels
+-- grain:   one row per reference, column, label and metric
 -- inputs:  evaluation_metrics
 -- parameters: $evaluation_id
 

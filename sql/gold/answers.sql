@@ -1,8 +1,8 @@
 -- purpose: answers with their keys as a list
--- grain:   one row a key
+-- grain:   one row per key
 -- inputs:  the workload's view of newest answers, or its output table for the answers of a run
--- identifiers: {target} (answers, or expected_rows for what another run answered), {source}, {keys}
--- parameters: $keys, $run_id (null for all rows), $is_reference (leave out what is no answer)
+-- identifiers: {target} (answers, or expected_rows for the answers of another run), {source}, {keys}
+-- parameters: $keys, $run_id (null for all rows), $is_reference (leave out errors)
 
 create or replace temp table {target} as
 with ordered as (

@@ -1,4 +1,4 @@
--- purpose: a key that holds a null, or that more than one row has
+-- purpose: a key with a null part, or of more than one row
 -- grain:   at most one row
 -- inputs:  expected_rows
 -- parameters: none

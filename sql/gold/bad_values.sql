@@ -1,7 +1,7 @@
--- purpose: an expected value of a kind that the column cannot have
+-- purpose: an expected value that the column cannot have
 -- grain:   at most one row
 -- inputs:  pairs
--- parameters: $kind, $labels (empty where any will do)
+-- parameters: $kind, $labels (empty if any value is allowed)
 
 select request_key, given
 from pairs

@@ -1,5 +1,5 @@
 -- purpose: the columns of a table or view, and their types
--- grain:   one row a column
+-- grain:   one row per column
 -- inputs:  the catalog
 -- parameters: $relation
 

@@ -1,4 +1,4 @@
--- purpose: how many rows there are
+-- purpose: number of rows
 -- grain:   one row
 -- inputs:  a table
 -- identifiers: {table}

@@ -1,5 +1,5 @@
--- purpose: gold rows with their keys as the output table has them
--- grain:   one row a row of the table
+-- purpose: the gold rows, with their keys as text, as in the output table
+-- grain:   one row per row of the table
 -- inputs:  the table of gold rows
 -- identifiers: {source}, {keys}
 -- parameters: $keys

@@ -1,4 +1,4 @@
--- purpose: how many gold rows were asked, and the first of them
+-- purpose: number of gold rows with an answer, and the first gold key
 -- grain:   one row
 -- inputs:  expected_rows, answers
 -- parameters: none

@@ -1,7 +1,7 @@
--- purpose: each expected value of a column beside the answer, as the answer's type
--- grain:   one row an expected row
+-- purpose: each expected value of a column, as the answer's type, with the answer
+-- grain:   one row per expected row
 -- inputs:  expected_rows, answers, macro confidence_of
--- identifiers: {expected}, {answer}, {probability} (no_probability where the workload gives none)
+-- identifiers: {expected}, {answer}, {probability} (no_probability if the workload gives none)
 -- parameters: none
 
 create or replace temp table pairs as

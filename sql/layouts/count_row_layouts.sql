@@ -1,4 +1,4 @@
--- purpose: whether rows of a workload have orders of their own
+-- purpose: number of rows of a workload with an order of parts of their own
 -- grain:   one row
 -- inputs:  workload_row_layouts
 -- parameters: $workload, $template_digest

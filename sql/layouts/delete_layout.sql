@@ -1,4 +1,4 @@
--- purpose: forget the layout of a workload
+-- purpose: delete the layout of a workload
 -- grain:   at most one row
 -- inputs:  workload_layouts
 -- parameters: $workload

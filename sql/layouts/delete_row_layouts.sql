@@ -1,5 +1,5 @@
--- purpose: forget the orders of rows that are chosen for anew, and those of another template
--- grain:   one row a request key
+-- purpose: delete the orders of rows that get a new one, and those of another template
+-- grain:   one row per request key
 -- inputs:  workload_row_layouts, chosen_rows
 -- parameters: $workload, $template_digest
 

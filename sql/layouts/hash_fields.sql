@@ -1,5 +1,5 @@
--- purpose: what is needed of the texts of a workload's rows to find out which ones are equal, and how long they are
--- grain:   one row a row of requests without an error, in their order
+-- purpose: hash and size of each text of a workload's rows, to find equal texts and their lengths
+-- grain:   one row per row of requests without an error, in their order
 -- inputs:  requests artifact, as a file
 -- parameters: $requests, $fields
 

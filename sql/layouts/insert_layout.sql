@@ -1,4 +1,4 @@
--- purpose: keep the layout of a workload
+-- purpose: store the layout of a workload
 -- grain:   one row
 -- inputs:  workload_layouts
 -- parameters: as the columns

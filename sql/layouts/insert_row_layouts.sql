@@ -1,5 +1,5 @@
--- purpose: keep the orders of rows that are not asked in their workload's order
--- grain:   one row a request key; rows of equal keys are asked in one order
+-- purpose: store the orders of rows that have another one than their workload
+-- grain:   one row per request key; rows with equal keys get one order
 -- inputs:  chosen_rows
 -- parameters: $workload, $template_digest
 

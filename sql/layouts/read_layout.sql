@@ -1,4 +1,4 @@
--- purpose: the order of parts that is kept for a workload's template
+-- purpose: the stored order of parts of a workload's template
 -- grain:   at most one row
 -- inputs:  workload_layouts
 -- parameters: $workload, $template_digest

@@ -1,14 +1,14 @@
--- purpose: a workload's requests, checked: keys and prompt fields as text, a content key, the reason why a row cannot
---          be answered, and whether it is answered already (text is left out where no prompt will be made); in any
---          order, with a sort_key whose bytes give that of the key: rows with their text are too wide for a sort here,
---          and so would a key be that is a text itself; of its sort_key the beginning is kept, and a digest of the whole
--- grain:   one row a row of the workload's query
+-- purpose: a workload's checked requests: keys and prompt fields as text (null if no prompt will be made), a content
+--          key, the reason why a row cannot be answered, and whether it is answered already. Rows are not sorted,
+--          since they are too wide with their text; sort_key has the key's order, and if it is long, its beginning
+--          and a digest
+-- grain:   one row per row of the workload's query
 -- inputs:  batchloom_newest_answers, batchloom_row_layouts, macros bytes_of and problem_of
--- identifiers: {columns}: the key's, then the prompt's fields that are not among them; {priority}
---          (row_priority, which is null, where rows have none); {sha256_of}: a function like sha256, but faster
+-- identifiers: {columns}: the key columns, then the other fields of the prompt; {priority} (row_priority, which is
+--          null, if rows have no priority); {sha256_of}: a function that gives what sha256 gives, but faster
 -- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
---          the fields), $workload_digest, $model_digest, $questions (digests of
---          the questions that each row is asked; none where a row makes one request)
+--          the fields), $workload_digest, $model_digest, $questions (digests of the questions that each row is
+--          asked; empty if a row makes one request)
 
 with requested as (
     select {columns}, error, {priority} as row_priority
@@ -116,7 +116,7 @@ final as (
         )::integer[] as open_questions,
         create_sort_key(keyed.request_key, 'asc nulls last', keyed.content_key, 'asc nulls last') as whole_key
     from keyed
-    left join batchloom_newest_answers as newest_answers  -- a correlated exists would keep every row with its text
+    left join batchloom_newest_answers as newest_answers  -- a correlated exists would hold all texts in memory
         on newest_answers.request_key = keyed.request_key and newest_answers.content_key = keyed.content_key
 )
 

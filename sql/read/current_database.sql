@@ -1,4 +1,4 @@
--- purpose: the name under which the database's own tables are found where others are attached
+-- purpose: the catalog name of the database, needed if others are attached
 -- grain:   one row
 -- inputs:  none
 -- parameters: none

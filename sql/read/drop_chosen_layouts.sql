@@ -1,5 +1,5 @@
--- purpose: of rows that this night has chosen for, what earlier nights have chosen does not count
--- grain:   one row a request key
+-- purpose: delete the orders of earlier nights for rows that got one this night
+-- grain:   one row per request key
 -- inputs:  batchloom_row_layouts, batchloom_chosen_rows
 -- parameters: none
 

@@ -1,7 +1,7 @@
--- purpose: what the newest runs with a model took beside their steps: loading it, where it was not loaded
--- grain:   a row a run, of at most twenty
+-- purpose: seconds that the newest runs with a model took besides their steps: loading the model, if it was not loaded
+-- grain:   one row per run, at most twenty
 -- inputs:  runs, steps
--- parameters: $model_digest, $device, $dtype (as runs have them)
+-- parameters: $model_digest, $device, $dtype (as in runs)
 
 with newest as (
     select run_id, infer_seconds

@@ -1,5 +1,5 @@
--- purpose: the bytes of a value's text, whatever its type; string functions must not see bytes that are not UTF-8
---          (trim and lower end the whole database connection on them), so that checks work on bytes
+-- purpose: the bytes of a value's text, of any type. Checks work on bytes, because string functions such as trim and
+--          lower invalidate the database connection on bytes that are not UTF-8
 -- grain:   a scalar
 -- inputs:  none
 -- parameters: none

@@ -1,4 +1,4 @@
--- purpose: why these bytes cannot be used as text; null where they can
+-- purpose: why bytes cannot be used as text; null if they can
 -- grain:   a scalar
 -- inputs:  none
 -- parameters: none

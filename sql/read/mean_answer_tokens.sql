@@ -1,4 +1,4 @@
--- purpose: how long the answers of a workload have been so far
+-- purpose: mean length of the answers in a workload's table
 -- grain:   one row
 -- inputs:  the workload's output table
 -- identifiers: {table}

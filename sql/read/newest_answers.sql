@@ -1,6 +1,6 @@
--- purpose: what is answered already: the content keys that the newest run of each row answered for good;
---          an error of the run itself (finish_reason 'error') is tried again
--- grain:   one row a request key and content key
+-- purpose: what is answered already: the content keys that the newest run of each row settled. A row with
+--          finish_reason 'error' is tried again
+-- grain:   one row per request key and content key
 -- inputs:  the workload's output table
 -- identifiers: {table}, {keys}
 -- parameters: none

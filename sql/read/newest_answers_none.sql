@@ -1,4 +1,4 @@
--- purpose: stands for batchloom_newest_answers where nothing counts as answered
+-- purpose: batchloom_newest_answers without rows: nothing counts as answered
 -- grain:   no rows
 -- inputs:  none
 -- parameters: none

@@ -1,7 +1,7 @@
--- purpose: what is answered already where each row is asked several questions: of the content keys in the newest run of
---          each row the digests of the questions that are settled, with an answer or because no prompt fits the model;
---          an error of the run itself (finish_reason 'error') is tried again. Null for a row that cannot be asked at all
--- grain:   one row a request key and content key
+-- purpose: what is answered already if each row is asked several questions: for the content keys of each row's newest
+--          run, the digests of the questions that are settled, by an answer or because no prompt fits the model. A
+--          question with finish_reason 'error' is tried again. Null for a row that cannot be asked at all
+-- grain:   one row per request key and content key
 -- inputs:  the workload's output table
 -- identifiers: {table}, {keys}
 -- parameters: none

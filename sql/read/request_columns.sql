@@ -1,4 +1,4 @@
--- purpose: the columns of a workload's query; fails where it is anything but one select without parameters
+-- purpose: the columns of a workload's query; fails unless it is one select without parameters
 -- grain:   no rows
 -- inputs:  what the workload's query reads
 -- parameters: $requests_sql (the workload's query)

@@ -1,6 +1,6 @@
--- purpose: which rows are asked in an order of their own, and of the workload in that order the digest and the places
---          of its fields among the workload's, from 1
--- grain:   one row a request key; none until rows are put in
+-- purpose: the rows with an order of parts of their own: the digest of the workload in that order, and the positions of
+--          its fields among the workload's, from 1
+-- grain:   one row per request key; empty at first
 -- inputs:  none
 -- parameters: none
 

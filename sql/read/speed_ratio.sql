@@ -1,7 +1,7 @@
--- purpose: how many times as long as simulated the steps of the newest predicted runs with a model took, in the median
--- grain:   one row; null where no such run has steps
+-- purpose: measured over simulated time of the steps, the median of the newest predicted runs with a model
+-- grain:   one row; null if no such run has steps
 -- inputs:  runs, steps
--- parameters: $model_digest, $device, $dtype (as runs have them)
+-- parameters: $model_digest, $device, $dtype (as in runs)
 
 with newest as (
     select

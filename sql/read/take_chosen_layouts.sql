@@ -1,7 +1,7 @@
--- purpose: the orders that this night has chosen for rows, before they are kept
--- grain:   one row a request key; rows of equal keys are asked in one order
+-- purpose: take the orders that this night chose for rows, before they are stored
+-- grain:   one row per request key; rows with equal keys get one order
 -- inputs:  batchloom_chosen_rows
--- parameters: $orders, $digests and $places (of the workload in each of the orders)
+-- parameters: $orders, $digests and $places (one each per order)
 
 insert into batchloom_row_layouts by name
 select

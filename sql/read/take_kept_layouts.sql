@@ -1,7 +1,7 @@
--- purpose: the orders that earlier nights have chosen for rows
--- grain:   one row a request key
+-- purpose: take the stored orders that earlier nights chose for rows
+-- grain:   one row per request key
 -- inputs:  workload_row_layouts
--- parameters: $workload, $template_digest, $orders, $digests and $places (of the workload in each of the orders)
+-- parameters: $workload, $template_digest, $orders, $digests and $places (one each per order)
 
 insert into batchloom_row_layouts by name
 select

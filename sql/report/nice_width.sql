@@ -1,4 +1,4 @@
--- purpose: the width of a histogram's bins: 1, 2 or 5 times a power of ten, so that num_bins of them reach past longest
+-- purpose: the width of a histogram's bins: the least of 1, 2 or 5 times 10^n so that num_bins bins reach past longest
 -- grain:   a scalar
 -- inputs:  none
 -- parameters: none

@@ -1,5 +1,5 @@
--- purpose: what a run did as a whole, for its report
--- grain:   one row: the run, or the newest one where $run_id is null; none where there is no such run
+-- purpose: the totals of a run, for its report
+-- grain:   at most one row: the run, or the newest one if $run_id is null
 -- inputs:  runs
 -- parameters: $run_id (text or null)
 
@@ -19,7 +19,7 @@ select
     num_cached_tokens,
     num_output_tokens,
     num_computed_tokens,
-    to_json(runs) ->> 'shared_with' is not null as is_shared,  -- an older version had no such column
+    to_json(runs) ->> 'shared_with' is not null as is_shared,  -- a table of an older version lacks the column
     case when not is_shared then token_saving_ratio end as token_saving_ratio,
     case when not is_shared then best_token_saving_ratio end as best_token_saving_ratio,
     tokens_per_second,

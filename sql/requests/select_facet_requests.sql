@@ -1,5 +1,5 @@
--- purpose: every document, with its text and, where it cannot be told from another, the reason
--- grain:   one row a row of documents
+-- purpose: every document with its text, or with an error if its doc_id is not unique
+-- grain:   one row per row of documents
 -- inputs:  documents
 -- parameters: none
 

@@ -1,5 +1,5 @@
--- purpose: every candidate to be ranked, with the text its prompt needs and, where that cannot be had, the reason
--- grain:   one row a row of ranking_candidates
+-- purpose: every candidate to be ranked, with its prompt's texts, or an error if a text is missing or not unique
+-- grain:   one row per row of ranking_candidates
 -- inputs:  ranking_candidates, documents, queries
 -- parameters: none
 
@@ -61,7 +61,7 @@ final as (
             when query_counts.num_rows > 1
                 then concat('query_id ''', requested.query_id, ''' has ', query_counts.num_rows, ' rows in queries')
         end as error
-    from unique_documents  -- the longer texts stream past; what many requests share is kept in memory
+    from unique_documents  -- left side streams: the long texts; in memory: what many requests share
     right join requested on requested.doc_id = unique_documents.doc_id
     left join document_counts on document_counts.doc_id = requested.doc_id
     left join query_counts on query_counts.query_id = requested.query_id

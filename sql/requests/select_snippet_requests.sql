@@ -1,5 +1,5 @@
--- purpose: every snippet wanted, with the text its prompt needs and, where that cannot be had, the reason
--- grain:   one row a row of snippet_requests
+-- purpose: every wanted snippet, with its prompt's texts, or an error if a text is missing or not unique
+-- grain:   one row per row of snippet_requests
 -- inputs:  snippet_requests, documents, queries
 -- parameters: none
 
@@ -61,7 +61,7 @@ final as (
             when query_counts.num_rows > 1
                 then concat('query_id ''', requested.query_id, ''' has ', query_counts.num_rows, ' rows in queries')
         end as error
-    from unique_queries  -- a text of each request's own streams past; what many share is kept in memory
+    from unique_queries  -- left side streams: texts of one request each; in memory: what many share
     right join requested on requested.query_id = unique_queries.query_id
     left join document_counts on document_counts.doc_id = requested.doc_id
     left join query_counts on query_counts.query_id = requested.query_id

@@ -1,8 +1,8 @@
--- purpose: a sample of the rows that would be answered, in proportion to how many prompts share their prefix and to how
---          long their prompt is: every n-th row of an order by both, within which chance decides; the same at every call
--- grain:   one row a chosen row
+-- purpose: a sample of the rows to answer, stratified by share degree and prompt length: every n-th row in an order by
+--          both, random within a stratum; the same at every call
+-- grain:   one row per chosen row
 -- inputs:  plan and tokens artifacts, as files
--- parameters: $plan, $tokens, $num_rows, $seed, $num_questions (of a row, each with a prompt of its own)
+-- parameters: $plan, $tokens, $num_rows, $seed, $num_questions (prompts per row)
 
 with planned as (
     select

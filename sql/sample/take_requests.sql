@@ -1,5 +1,5 @@
--- purpose: the chosen requests, numbered anew from 0 in their order
--- grain:   one row a chosen row
+-- purpose: the chosen requests, with row_id from 0 in the same order
+-- grain:   one row per chosen row
 -- inputs:  a requests artifact, as a file
 -- parameters: $requests, $row_ids
 

@@ -1,4 +1,4 @@
--- purpose: a column that a table lacks which an earlier version or an earlier workload file made; its rows have null there
+-- purpose: add a column to a table made by an earlier version or workload file; existing rows get null
 -- grain:   one column
 -- inputs:  the table
 -- identifiers: {table}, {column}: with its type

@@ -1,5 +1,5 @@
--- purpose: the output table of a workload that schema/schema.sql does not name
--- grain:   one row a run and request
+-- purpose: the output table of a workload whose table is not in schema/schema.sql
+-- grain:   one row per run and request
 -- inputs:  none
 -- identifiers: {table}, {keys}, {answers}: the answer's columns, each with its type
 -- parameters: none

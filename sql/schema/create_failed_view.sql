@@ -1,5 +1,5 @@
 -- purpose: rows whose newest answer is an error, with the reason
--- grain:   one row a key
+-- grain:   one row per key
 -- inputs:  the workload's view of newest answers
 -- identifiers: {view}, {latest}, {keys}
 -- parameters: none

@@ -1,12 +1,12 @@
--- purpose: the newest answer to each request that the workload's query still returns; an answer leaves with its row, and
---          when the row becomes an error
--- grain:   one row a key
+-- purpose: the newest answer to each request that the workload's query still returns; an answer is dropped from the view
+--          if its row is gone or has become an error
+-- grain:   one row per key
 -- inputs:  the workload's output table, and its query, quoted, where <requests> stands
 -- identifiers: {view}, {table}, {keys}
 -- parameters: none
 
 create or replace view {view} as
-with batchloom_requests as (  -- before the others: the query sees none of them in place of its tables
+with batchloom_requests as (  -- first, so that the query cannot see the other CTEs in place of its tables
     select {keys}, error
     from (
         from query('<requests>')

@@ -1,4 +1,4 @@
--- purpose: take away an empty input table where the real one is to be found
+-- purpose: drop an empty input table, so that the attached one with this name is found
 -- grain:   none
 -- inputs:  the table
 -- identifiers: {table}

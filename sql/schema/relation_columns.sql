@@ -1,5 +1,5 @@
--- purpose: what the database holds
--- grain:   one row a table or view of the current schema
+-- purpose: the tables and views of the database, with their columns
+-- grain:   one row per table or view of the current schema
 -- inputs:  the catalog
 -- parameters: none
 

@@ -1,62 +1,62 @@
--- purpose: the tables and views of batchloom. Whatever is there already stays as it is; views are renewed.
+-- purpose: the tables and views of batchloom; existing tables stay as they are, views are replaced
 -- grain:   stated at each table
 -- inputs:  none
 -- parameters: none
 
--- inputs: yours to fill; views of the same names and columns do as well
+-- inputs: filled by the user; they may be views with the same names and columns
 
--- one row a document
+-- one row per document
 create table if not exists documents (
     doc_id text,
     title text,
     body text
 );
 
--- one row a query
+-- one row per query
 create table if not exists queries (
     query_id text,
     query_text text
 );
 
--- one row a snippet wanted
+-- one row per wanted snippet
 create table if not exists snippet_requests (
     doc_id text,
     query_id text
 );
 
--- one row a document to be ranked for a query
+-- one row per document to be ranked for a query
 create table if not exists ranking_candidates (
     query_id text,
     doc_id text
 );
 
--- outputs: rows are added, never changed; rank alone is renewed
+-- outputs: rows are added and never changed, except for rank
 
--- one row a run and requested (doc_id, query_id)
+-- one row per run and requested (doc_id, query_id)
 create table if not exists snippets (
     doc_id text,
     query_id text,
     snippet text,
     status text,               -- ok, error
     error text,                -- why there is no answer
-    finish_reason text,        -- eos, stop, length; invalid: not tried; error: tried in vain
+    finish_reason text,        -- eos, stop, length; invalid: not tried; error: all tries failed
     num_prompt_tokens integer,
-    num_cached_tokens integer, -- prompt tokens that another row had computed already
+    num_cached_tokens integer, -- prompt tokens that another row had computed
     num_output_tokens integer,
-    compute_ms double,         -- its part of the steps' time, by the tokens computed for it; 0 where all of it was shared
-    prefix_group bigint,       -- in the run's plan: rows of a run with the same number have the same prefix
+    compute_ms double,         -- share of the steps' time, by tokens computed for this row; 0 if all were shared
+    prefix_group bigint,       -- in the run's plan: rows of a run with the same number share a prefix
     model text,
     run_id text,
     created_at timestamptz,
-    content_key text           -- sha256 of prompt fields, workload and model: equal key, equal question
+    content_key text           -- sha256 of prompt fields, workload and model: equal keys mean equal requests
 );
 
--- one row a run and requested (query_id, doc_id)
+-- one row per run and requested (query_id, doc_id)
 create table if not exists rankings (
     query_id text,
     doc_id text,
     score double,              -- probability of the first label, 0 to 1
-    rank integer,              -- within the query among its newest answers; 1 is best; null on an error
+    rank integer,              -- within the query, among its newest answers; 1 is best; null for an error
     label text,                -- the most probable label
     label_logprobs double[],   -- natural logarithm, in the order of the workload's labels
     status text,
@@ -65,15 +65,15 @@ create table if not exists rankings (
     num_prompt_tokens integer,
     num_cached_tokens integer,
     num_output_tokens integer,
-    compute_ms double,         -- its part of the steps' time, by the tokens computed for it; 0 where all of it was shared
-    prefix_group bigint,       -- in the run's plan: rows of a run with the same number have the same prefix
+    compute_ms double,         -- share of the steps' time, by tokens computed for this row; 0 if all were shared
+    prefix_group bigint,       -- in the run's plan: rows of a run with the same number share a prefix
     model text,
     run_id text,
     created_at timestamptz,
     content_key text
 );
 
--- one row a run: a workload done by one flow run
+-- one row per run: one workload in one flow run
 create table if not exists runs (
     run_id text,
     workload text,
@@ -84,14 +84,14 @@ create table if not exists runs (
     num_rows bigint,           -- rows that had no answer when the run began
     num_ok bigint,
     num_errors bigint,
-    num_unanswered bigint,     -- interrupted, deadline: the next run takes them up
+    num_unanswered bigint,     -- status interrupted or deadline: rows that the next run answers
     num_already_done bigint,   -- rows that earlier runs had answered
     num_prompt_tokens bigint,
     num_cached_tokens bigint,
     num_output_tokens bigint,
-    num_computed_tokens bigint, -- what went through the model, of all kinds but padding
+    num_computed_tokens bigint, -- tokens that went through the model, without padding
     token_saving_ratio double, -- of the plan: shared tokens / prompt tokens, 0 to 1
-    best_token_saving_ratio double, -- what no sharing of prefixes could exceed
+    best_token_saving_ratio double, -- upper bound for any sharing of prefixes
     tokens_per_second double,  -- (prompt + output tokens) / infer_seconds
     read_seconds double,
     tokenize_seconds double,
@@ -104,10 +104,10 @@ create table if not exists runs (
     workload_digest text,
     config json,
     versions json,
-    shared_with json           -- workload planned together with it: prompt tokens in common; null where planned alone
+    shared_with json           -- other workload of the same plan: prompt tokens in common; null if planned alone
 );
 
--- one row a step of the engine
+-- one row per step of the engine
 create table if not exists steps (
     run_id text,
     partition integer,
@@ -116,24 +116,24 @@ create table if not exists steps (
     num_suffix_tokens bigint,
     num_prefix_tokens bigint,
     num_kv_blocks_used bigint,
-    num_prefix_kv_blocks bigint, -- of these, held by shared prefixes
-    num_request_kv_blocks bigint, -- of these, held by requests' own tokens
-    num_cached_kv_blocks bigint, -- beyond these, kept by the LRU cache until others need them
+    num_prefix_kv_blocks bigint, -- of these, blocks of shared prefixes
+    num_request_kv_blocks bigint, -- of these, blocks of requests' own tokens
+    num_cached_kv_blocks bigint, -- on top of these, cached by the LRU cache until blocks are needed
     num_kv_blocks_total bigint,
     num_running_requests bigint,
     num_waiting_requests bigint,
     num_finished_requests bigint,
     num_preempted_requests bigint,
     duration_ms double,
-    num_padding_tokens bigint, -- beyond the three above: rows computed and thrown away, where prompts are padded
-    num_swapped_kv_blocks bigint, -- in host memory after the step: KV of preempted requests (preemption swap)
-    num_guessed_tokens bigint, -- of the decode tokens: guessed from what prompt and answer said (prompt_lookup)
-    num_right_tokens bigint,   -- of these, those that the answers went on with
-    worker text,               -- the engine that did it, where several work side by side
+    num_padding_tokens bigint, -- on top of the three above: computed and discarded, if prompts are padded
+    num_swapped_kv_blocks bigint, -- KV blocks of preempted requests in host memory after the step (preemption swap)
+    num_guessed_tokens bigint, -- of the decode tokens: guesses of prompt_lookup
+    num_right_tokens bigint,   -- of these, guesses that the model confirmed
+    worker text,               -- the engine of the step, if several work side by side
     started_at timestamptz
 );
 
--- the newest answer to each (doc_id, query_id) that is still asked for; an answer leaves with its document or query
+-- the newest answer to each (doc_id, query_id) that is still requested and whose document and query exist
 create or replace view latest_snippets as
 with newest as (
     select
@@ -172,7 +172,7 @@ where
         )
     );
 
--- the newest score of each (query_id, doc_id) that is still a candidate; rank counts these rows alone
+-- the newest score of each (query_id, doc_id) that is still a candidate; rank is among these rows
 create or replace view latest_rankings as
 with newest as (
     select
@@ -225,7 +225,7 @@ select
     compute_ms, prefix_group, model, run_id, created_at, content_key
 from current_answers;
 
--- the ranked list of each query, readable: one row a query and document, best first
+-- the ranked list of each query with texts: one row per query and document, best first
 create or replace view ranked_documents as
 select
     latest_rankings.query_id,
@@ -250,7 +250,7 @@ select 'ranking' as workload, doc_id, query_id, finish_reason, error, run_id, cr
 from latest_rankings
 where status = 'error';
 
--- one row a run, newest first: what it did, how long it took, what sharing saved
+-- one row per run, newest first: counts, time, tokens that sharing saved
 create or replace view run_summary as
 select
     run_id,

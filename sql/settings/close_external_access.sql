@@ -1,5 +1,5 @@
--- purpose: no files, no network, no extensions, no variables of Python from here on; what is attached stays
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: from here on SQL reaches no files, network, extensions or Python variables; attached databases stay
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: none
 

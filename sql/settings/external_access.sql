@@ -1,4 +1,4 @@
--- purpose: where SQL may reach at the moment
+-- purpose: what SQL may reach outside the database
 -- grain:   one row
 -- inputs:  none
 -- parameters: none

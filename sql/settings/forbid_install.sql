@@ -1,5 +1,5 @@
--- purpose: a missing extension is an error, not a download
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: a missing extension is an error instead of a download
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: none
 

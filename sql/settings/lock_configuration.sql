@@ -1,5 +1,5 @@
--- purpose: SQL changes no setting from here on
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: from here on SQL cannot change settings
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: none
 

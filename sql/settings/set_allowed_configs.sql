@@ -1,5 +1,5 @@
--- purpose: what batchloom's own connections set, even where SQL may change no setting
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: the settings that batchloom's own connections may still set after the configuration is locked
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: none
 

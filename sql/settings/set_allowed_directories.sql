@@ -1,5 +1,5 @@
--- purpose: folders that SQL may read and write even where it may reach no other file
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: folders that SQL may read and write without external access
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: $folders (absolute paths)
 

@@ -1,4 +1,4 @@
--- purpose: 64-bit offsets in Arrow, so that a batch of long documents may hold more than 2 GiB of text
+-- purpose: 64-bit offsets in Arrow, so that a batch may hold more than 2 GiB of text
 -- grain:   a setting of the connection
 -- inputs:  none
 -- parameters: none

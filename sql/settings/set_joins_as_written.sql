@@ -1,8 +1,8 @@
--- purpose: of two sides of an outer join the right one is kept in memory and the left one streams past, as written: by
---          DuckDB's choice of sides, which sees numbers of rows but not that texts are long, all texts would be kept;
---          and no filters made of a side's smallest and largest value: making them ends the whole query on an id with
---          bytes that are not UTF-8, which is to be one row's error
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: keep the sides of joins as written: the right side is built in memory, the left side streams. DuckDB's own
+--          choice counts rows, not text lengths, and would hold all texts in memory. Also disable filter pushdown from
+--          joins: computing the minimum and maximum of ids that are not UTF-8 fails the query, but such an id must
+--          only be an error of its row
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: none
 

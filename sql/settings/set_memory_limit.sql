@@ -1,5 +1,5 @@
--- purpose: what DuckDB may hold in memory before it spills to disk
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: the memory that DuckDB may use before it spills to disk
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: $memory_limit, as in '2GB'
 

@@ -1,4 +1,4 @@
--- purpose: no bar of DuckDB's own on the terminal or in a log
+-- purpose: disable DuckDB's progress bar
 -- grain:   a setting of the connection
 -- inputs:  none
 -- parameters: none

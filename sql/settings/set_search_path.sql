@@ -1,4 +1,4 @@
--- purpose: where names without a schema are looked up, first to last; what is created goes to the first
+-- purpose: schemas in which unqualified names are looked up, in order; new objects go to the first
 -- grain:   a setting of the connection
 -- inputs:  none
 -- parameters: $schemas, as in '"planned".main,"team".main'

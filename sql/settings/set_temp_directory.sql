@@ -1,5 +1,5 @@
--- purpose: where DuckDB puts what does not fit its memory limit
--- grain:   a setting of the database, as long as this process has it open
+-- purpose: the folder to which DuckDB spills what exceeds its memory limit
+-- grain:   a setting of the database, until this process closes it
 -- inputs:  none
 -- parameters: $folder
 

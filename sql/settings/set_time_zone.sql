@@ -1,4 +1,4 @@
--- purpose: timestamps are written and shown in UTC, whatever the machine's zone
+-- purpose: write and show timestamps in UTC, independent of the machine's time zone
 -- grain:   a setting of the connection
 -- inputs:  none
 -- parameters: none

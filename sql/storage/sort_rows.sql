@@ -1,6 +1,6 @@
--- purpose: rows in the order of some of their columns, and in that of arrival where these are equal
--- grain:   one row a row of arriving
--- inputs:  arriving, Arrow batches whose column arrival counts their rows
+-- purpose: rows sorted by some columns, equal rows in their order of arrival
+-- grain:   one row per row of arriving
+-- inputs:  arriving: Arrow batches whose column arrival numbers the rows
 -- parameters: none
 -- identifiers: {by}
 

@@ -1,4 +1,4 @@
--- purpose: everything that was committed is in the database file itself, nothing left in its write-ahead log
+-- purpose: move committed data from the write-ahead log to the database file
 -- grain:   none
 -- inputs:  the database
 -- parameters: none

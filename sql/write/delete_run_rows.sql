@@ -1,4 +1,4 @@
--- purpose: forget what a run wrote to a table, before it is written again
+-- purpose: delete the rows that a run wrote to a table, before they are written again
 -- grain:   the rows of one run
 -- inputs:  a table with a run_id
 -- identifiers: {table}

@@ -1,4 +1,4 @@
--- purpose: give back the memory of a run's answers
+-- purpose: free the memory of a run's answers
 -- grain:   none
 -- inputs:  asked_questions
 -- parameters: none

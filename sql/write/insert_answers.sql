@@ -1,7 +1,7 @@
--- purpose: the answers of a run's finished parts
--- grain:   one row a row of requests that a part answers, once even if two parts hold it
+-- purpose: insert the answers of a run's finished parts
+-- grain:   one row per request that a part answers, even if two parts hold it
 -- inputs:  the run's artifacts
--- identifiers: {table}, {keys}, {columns}: the answer's in the table, {part_columns}: the same in the parts
+-- identifiers: {table}, {keys}, {columns}: of the answer in the table, {part_columns}: the same in the parts
 -- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
 
 insert into {table} (
@@ -26,7 +26,7 @@ parts as (
         prefix_group
     from (
         from read_parquet($parts)
-        union all by name -- parts of a run that an earlier version began
+        union all by name -- for parts written by an earlier version
         select null::double as compute_ms, null::bigint as prefix_group where false
     )
     order by row_id, error is not null, finish_reason

@@ -1,10 +1,9 @@
--- purpose: the rows of a run that were asked certain questions, with all their answers: those of the run, and those that
---          the row's newest answer before gave to the questions that were settled. A row that was not asked all it was
---          to be asked is left out
--- grain:   one row a row of requests with $open_questions that the run has come through
--- inputs:  the run's artifacts; view asked_questions: parts and errors of tokens, one row a question asked
--- identifiers: {table}, {keys}, {answered}: columns that this run answers, {kept}: question_states, and the columns that
---          are kept
+-- purpose: insert the rows of a run that had these open questions, with all their answers: the run's, and for settled
+--          questions those of the row's newest earlier answer. A row with an unanswered open question is left out
+-- grain:   one row per request with $open_questions that the run finished
+-- inputs:  the run's artifacts; view asked_questions: parts and errors of tokens, one row per question asked
+-- identifiers: {table}, {keys}, {answered}: columns of the open questions, {kept}: question_states and the columns of the
+--          settled questions
 -- parameters: $requests (path), $open_questions (numbers), $names and $digests (of all questions of the workload),
 --          $model, $run_id, $created_at
 

@@ -1,7 +1,7 @@
--- purpose: the typed columns of a run's finished parts, mode "extract"
--- grain:   one row a row of requests that a part answers, once even if two parts hold it
+-- purpose: insert the typed columns of a run's finished parts, mode "extract"
+-- grain:   one row per request that a part answers, even if two parts hold it
 -- inputs:  the run's artifacts
--- identifiers: {table}, {keys}, {columns}: the answer's, {types}: the same, each with its type
+-- identifiers: {table}, {keys}, {columns}: of the answer, {types}: the same with their types
 -- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
 
 insert into {table} (

@@ -1,5 +1,5 @@
--- purpose: rows that could not be tried, with the reason
--- grain:   one row a row of requests that has an error in requests or tokens
+-- purpose: insert the rows that could not be tried, with the reason
+-- grain:   one row per request with an error in requests or tokens
 -- inputs:  the run's artifacts
 -- identifiers: {table}
 -- parameters: $requests (path), $errors (paths of artifacts with row_id and error), $keys, $model, $run_id, $created_at

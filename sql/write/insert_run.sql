@@ -1,8 +1,8 @@
--- purpose: the run itself, counted from the rows that were written for it
+-- purpose: insert the run, with counts of the rows that were written for it
 -- grain:   one row
 -- inputs:  the workload's output table, steps
 -- identifiers: {table}
--- parameters: the columns that cannot be counted, by name; $requested_rows (of the run)
+-- parameters: the columns that are not counted here, by name; $requested_rows (number of requests of the run)
 
 insert into runs by name
 with answers as (

@@ -1,5 +1,5 @@
--- purpose: what the engine did, step by step
--- grain:   one row a step
+-- purpose: insert the step records of a run
+-- grain:   one row per step
 -- inputs:  the run's step artifacts
 -- parameters: $steps (paths), $run_id
 
@@ -29,7 +29,7 @@ select
     started_at
 from (
     from read_parquet($steps, union_by_name = true)
-    union all by name -- steps of a run that an earlier version began
+    union all by name -- for steps written by an earlier version
     select
         null::bigint as num_prefix_kv_blocks,
         null::bigint as num_request_kv_blocks,

@@ -1,5 +1,5 @@
--- purpose: what became of the questions of a run: as its parts say, or why no prompt was made
--- grain:   one row a question asked of a row, once even if two parts hold it
+-- purpose: the questions of a run with their answer from the parts, or the reason why there is no prompt
+-- grain:   one row per question and row, even if two parts hold it
 -- inputs:  view part_rows: the run's finished parts; the run's tokens
 -- parameters: $tokens (path)
 

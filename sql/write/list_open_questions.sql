@@ -1,5 +1,5 @@
--- purpose: which questions a run asked about its rows
--- grain:   one row a list of question numbers
+-- purpose: the distinct lists of questions that a run asked about its rows
+-- grain:   one row per list of question numbers
 -- inputs:  the run's requests
 -- parameters: $requests (path)
 

@@ -1,6 +1,6 @@
--- purpose: rank by score within each group that a run touched, over the newest answers; equal scores by the key, equal
---          requests share a rank
--- grain:   the newest answers of the touched groups; older ones keep the rank they had
+-- purpose: rank the newest answers by score, then by key, within each group with an answer of the run; equal requests
+--          share a rank
+-- grain:   the newest answers of these groups; older answers keep their rank
 -- inputs:  the workload's output table
 -- identifiers: {table}, {rank_within}, {keys}
 -- parameters: $run_id

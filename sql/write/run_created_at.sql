@@ -1,4 +1,4 @@
--- purpose: when a run's answers were first written, so that writing them again does not make them newer
+-- purpose: when a run's answers were first written, so that writing them again keeps the time
 -- grain:   one row
 -- inputs:  the workload's output table
 -- identifiers: {table}

@@ -36,7 +36,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_every_implementation_passes_the_gate() -> None:
-    """On the case that the interpreter is through with in seconds."""
+    """On a case that the interpreter computes in seconds."""
     done = run("--check", "--cases", "*prefix-40 *", **INTERPRETING)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stdout.splitlines() if line.endswith(": agrees with float64")]
@@ -45,7 +45,7 @@ def test_every_implementation_passes_the_gate() -> None:
 
 
 def work_lists(architecture: str, case: Case) -> Iterator[tuple[str, WorkList]]:
-    """What each policy and launch makes of a case on a device like the one its configuration was written for."""
+    """The tiles of a case under each policy and launch, on a device like the one of its configuration."""
     num_q_heads, num_kv_heads, head_dim = HEADS[case.model]
     batch, _ = make_batch(case.groups(), BLOCK_SIZE)
     tuned = load_tuned(architecture, element_bits=16, head_dim=head_dim)
@@ -60,7 +60,7 @@ def work_lists(architecture: str, case: Case) -> Iterator[tuple[str, WorkList]]:
 
 
 def kinds(work_list: WorkList) -> Iterator[tuple[str, str, str]]:
-    """Of each tile: the launch, the shape, and whose KV it reads."""
+    """For each tile: the launch, the shape, and whether it reads prefix or own KV."""
     for tile in work_list.tiles:
         is_packed = tile[TileField.POSITION_AT] > 0
         is_prefix = tile[TileField.FIRST_ROW_ID] >= len(work_list.rows)
@@ -72,7 +72,7 @@ def kinds(work_list: WorkList) -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_check_s_cases_take_every_kind_of_tile(architecture: str) -> None:
-    """A gate that no wide tile and no merge goes through would let a wrong kernel be measured."""
+    """A gate without wide tiles and merges would not find a wrong kernel."""
     found = set()
     most_parts = {"fused": 0, "relay": 0, "paged": 0}
     for case in check_cases():
@@ -83,10 +83,10 @@ def test_the_check_s_cases_take_every_kind_of_tile(architecture: str) -> None:
     launches = load_tuned(architecture, element_bits=16, head_dim=128).launches
     narrow = {(launch.name, "narrow", kind) for launch in launches for kind in ("prefix", "own", "paged", "packed")}
     wide = {(launch.name, "wide", kind) for launch in launches if launch.wide for kind in ("prefix", "own", "paged")}
-    if architecture == "interpreter":  # whose few programs are so full that short own parts are packed
+    if architecture == "interpreter":  # has few programs, so short own parts are packed
         narrow.discard(("mixed", "narrow", "own"))
     assert found == narrow | wide
-    if architecture != "interpreter":  # whose few processors take few splits
+    if architecture != "interpreter":  # has few processors, so few splits
         assert min(most_parts.values()) >= 7
 
 
@@ -157,7 +157,7 @@ def test_a_wrong_result_of_ours_ends_the_run(offered: dict[str, Callable[[Step],
 def test_another_s_failure_is_its_result_and_ours_ends_the_run(
     offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path
 ) -> None:
-    """What was measured before stays in the file."""
+    """Earlier results stay in the file."""
     offered["flex"] = fail
     file = tmp_path / "results" / "attention.json"
     other = Case(
@@ -222,7 +222,7 @@ def test_cases_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_function_is_compiled_however_many_variants_came_before() -> None:
-    """torch gives up after eight, and FlexAttention then has all scores in memory."""
+    """torch compiles only eight variants; uncompiled FlexAttention holds all scores in memory."""
 
     def probe(values: torch.Tensor) -> torch.Tensor:
         return values + int(torch.compiler.is_compiling())

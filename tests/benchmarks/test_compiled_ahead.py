@@ -1,4 +1,4 @@
-"""What a search compiles ahead, in processes of their own, is what its launches look up in Triton's cache."""
+"""Kernels compiled ahead in other processes are found in Triton's cache by the launches of a search."""
 
 import os
 import subprocess
@@ -74,13 +74,13 @@ for kind in (FusedAttention, RelayAttention):
 
 
 def entries(folder: Path) -> dict[str, bytes]:
-    """Machine code by its place in a cache."""
+    """Machine code by its path in a cache."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("_attention_kernel.cubin")}
 
 
 @pytest.mark.slow
 def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
-    """Beside each other or one by one, the same four kernels; a launch for sm_90 adds none of its own."""
+    """In parallel or one by one, the same four kernels are compiled; a launch for sm_90 adds none."""
     parallel, serial = tmp_path / "parallel", tmp_path / "serial"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(parallel), str(serial)],
@@ -89,4 +89,4 @@ def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(entries(serial)) == 4
     assert entries(parallel) == entries(serial)
-    assert list(parallel.rglob("_merge_kernel.cubin"))  # compiled by the launches, and by nothing before them
+    assert list(parallel.rglob("_merge_kernel.cubin"))  # compiled by the launches, not before them

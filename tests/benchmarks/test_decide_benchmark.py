@@ -1,4 +1,4 @@
-"""The benchmark of many questions a row measures the same answers on both sides, or nothing."""
+"""The benchmark of several questions per row gives no figures if both sides' answers differ."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The end-to-end benchmark as a whole, on a tiny random model: who is measured, who is refused, who is skipped."""
+"""The end-to-end benchmark as a whole, on a tiny random model: which engines are measured, refused or skipped."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ serve(WrongEngine())
 
 @pytest.fixture
 def wrong_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An engine in the catalog that is very fast and always says the same."""
+    """An engine in the catalog that is very fast and always gives the same answer."""
     (tmp_path / "wrong_engine.py").write_text(WRONG_ENGINE)
     launcher = tmp_path / "python"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/wrong_engine.py"\n')
@@ -87,7 +87,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
     ]
     assert found["ceilings"]["matrix_flops_per_second"] == max(found["ceilings"]["by_product"].values())
     for workload in found["workloads"]:
-        assert set(workload["engines"]) == set(found["engines"])  # and nowhere a speed of the wrong one
+        assert set(workload["engines"]) == set(found["engines"])  # no speed of the wrong engine
         ours = workload["engines"]["batchloom"]
         assert len(ours["seconds"]) == 2
         assert ours["requests_per_second"] > 0
@@ -153,7 +153,7 @@ def test_an_engine_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pyt
     with PeerProcess("sleeper", sleeper, "unused", (), log=tmp_path / "log", threads=1) as process:
         with pytest.raises(PeerError, match=r"sleeper: run took more than 0 s, and was ended"):
             process.run(work, 0.2)
-        with pytest.raises(PeerError, match=r"sleeper: ended"):  # a late answer is not taken for the next one
+        with pytest.raises(PeerError, match=r"sleeper: ended"):  # a late answer is not used as the next one
             process.run(work, 60)
 
 
@@ -177,7 +177,7 @@ def test_where_the_others_run_on_a_gpu_engines_for_the_cpu_are_skipped_by_name()
 
 
 class CountingEngine:
-    """Takes as many seconds as it has run before."""
+    """Takes as many seconds as the number of its earlier runs."""
 
     def __init__(self) -> None:
         self.prompts: list[list[list[int]]] = []
@@ -213,7 +213,7 @@ def case_1_batch() -> Batch:
 
 
 def test_the_machine_is_measured_in_each_measured_round() -> None:
-    """Before the engines run, and the highest of all rates is the ceiling."""
+    """Ceilings are measured before the engines run; the highest rate counts."""
     engine = CountingEngine()
     measured_after: list[int] = []
     measure_batch(

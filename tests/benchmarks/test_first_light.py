@@ -64,7 +64,7 @@ def test_every_stage_runs_and_is_not_run_again(whole_run: Path) -> None:
 
 
 def fields(found: Any, path: str = "") -> Iterator[str]:
-    """The dotted path of every value; "-" of one that is all there is."""
+    """The dotted path of every value; "-" for a single value."""
     if isinstance(found, dict):
         for key, value in found.items():
             yield from fields(value, f"{path}.{key}" if path else key)
@@ -92,7 +92,7 @@ def documented(page: str) -> Iterator[tuple[str, str, str, bool]]:
 
 @pytest.mark.slow
 def test_the_page_names_every_field(whole_run: Path) -> None:
-    """And no field that no stage writes."""
+    """The page lists no field that no stage writes."""
     page = list(documented((ROOT / "docs" / "first_light.md").read_text()))
     seen = set()
     for stage in program.STAGE_MINUTES:
@@ -123,7 +123,7 @@ def test_without_a_gpu_there_is_no_figure(tmp_path: Path) -> None:
 
 
 def test_the_program_begins_its_first_stage_at_once() -> None:
-    """The process that starts stages imports nothing that takes seconds: a device would wait for it."""
+    """The process that starts stages imports nothing that takes seconds, since the device would be idle."""
     heavy = "import sys, benchmarks.first_light.__main__; print({'torch', 'triton', 'transformers'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", heavy], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -138,7 +138,7 @@ def stage_run(folder: Path, seconds: float = 60) -> StageRun:
 
 
 def test_a_stage_goes_on_where_it_ended(tmp_path: Path) -> None:
-    """What was found is kept, what failed is repeated, what had no time is measured."""
+    """Results are kept, failed parts are repeated, parts without time are measured."""
     first = stage_run(tmp_path)
     assert first.measure("a", lambda: {"value": 1}) == {"value": 1}
     assert first.measure("b", fail) is None

@@ -1,4 +1,4 @@
-"""A real Prefect server for the session, and a database file as a team might have it."""
+"""A real Prefect server for the session, and a database file with documents and requests."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
 from flows.nightly import nightly
-from flows.prefect_server import quiet_prefect
+from flows.prefect_server import reachable_server
 from flows.settings import EngineSettings, PlanSettings
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
@@ -54,7 +54,7 @@ class Nights:
         return ["--database", str(self.path), "--model", str(self.model)]
 
     def add_towers(self, num_towers: int) -> None:
-        """So many documents more, of which every query asks."""
+        """Add documents; every query asks about each."""
         with duckdb.connect(str(self.path)) as connection:
             connection.execute(
                 "insert into documents select 'm' || i, 'Tower ' || i, repeat('A tower. ', 40) || i"
@@ -73,17 +73,17 @@ class Nights:
 
 @pytest.fixture(scope="session")
 def prefect_server(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server that all flows of this process use from here on."""
+    """The URL of the server that all flows of this process use."""
     database = tmp_path_factory.mktemp("prefect") / "prefect.db"
     shutil.copyfile(prefect_database, database)
     own = {PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{database}"}
-    with temporary_settings(own), quiet_prefect():
+    with temporary_settings(own), reachable_server():
         yield str(PREFECT_API_URL.value())
 
 
 @pytest.fixture
 def nights(tmp_path: Path, tiny_llama: Path) -> Nights:
-    """Four documents of which each three queries ask, all fine; six candidates to rank. Nothing answered."""
+    """Four documents, three queries about each, six candidates to rank; nothing is answered yet."""
     nights = Nights(tmp_path / "team.duckdb", tiny_llama)
     with connect(nights.path, create=True) as connection:
         create_schema(connection)
@@ -103,7 +103,7 @@ def add_bad_rows() -> Callable[[Nights], dict[tuple[str | None, str | None], str
 
 
 def _add_bad_rows(nights: Nights) -> dict[tuple[str | None, str | None], str]:
-    """Requests that cannot be answered, each with a part of the reason that its row must give."""
+    """Add requests that cannot be answered; gives a part of the error that each row must have."""
     with duckdb.connect(str(nights.path)) as connection:
         connection.execute("alter table documents alter body type blob using encode(body)")
         connection.execute("insert into documents values ('d-bytes', 'Bytes', ?)", [b"ab\xff\xfe"])

@@ -39,7 +39,7 @@ LATE_IMPORTS = (
     *("prefect.flow_engine", "prefect.task_engine", "prefect.utilities.visualization"),
     *("anyio._backends._asyncio", "fastapi", "pyarrow.dataset"),
 )
-"""What a night imports on its way."""
+"""Modules that a night imports."""
 
 
 def die() -> None:
@@ -47,7 +47,7 @@ def die() -> None:
 
 
 def watch_calls(path: str, kill: tuple[int, str] | None) -> None:
-    """Number the calls that make things durable, and end at the one that is asked for."""
+    """Number the calls that make files durable, and kill the process at the given one."""
     calls = Path(path)
     calls.write_text("")
     number = 0
@@ -75,7 +75,7 @@ def watch_calls(path: str, kill: tuple[int, str] | None) -> None:
 
 
 def end_after(num_steps: int) -> None:
-    """Let the deadline come before the step after so many."""
+    """Let the deadline come after `num_steps` steps."""
     steps, has_time = iter(range(num_steps)), StopRequest.has_time
 
     def has_time_yet(stop: StopRequest, step_seconds: float) -> bool:
@@ -128,7 +128,7 @@ def serve(model: Path) -> None:
     )
     with PROCESS_HOST.use(job):
         pass
-    gc.freeze()  # children look for garbage among their own objects alone
+    gc.freeze()  # children collect garbage only among their own objects
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)

@@ -31,7 +31,7 @@ OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-token
 
 @dataclass
 class Command:
-    """One call of the command line. It writes to files: a child that outlives it must not keep a pipe open."""
+    """One call of the command line. Its output goes to files, since a surviving child would keep a pipe open."""
 
     process: "subprocess.Popen[bytes]"
     folder: Path
@@ -231,7 +231,7 @@ def test_a_whole_night_and_one_with_nothing_new(nights: Any, start: Start) -> No
 
 
 def _children_cpu_seconds() -> float:
-    """Of all processes that have ended and were waited for."""
+    """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

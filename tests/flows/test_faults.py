@@ -1,6 +1,6 @@
-"""Nights that are killed at any moment, lose what was not synced, or fill the disk: the next one ends right.
+"""Nights that are killed at any moment, lose unsynced writes, or fill the disk: the next night completes correctly.
 
-``BATCHLOOM_FAULT_POINTS=200`` in the environment tries as many moments instead of a few; ``BATCHLOOM_FAULT_SEED``
+``BATCHLOOM_FAULT_POINTS=200`` in the environment tries 200 moments instead of a few; ``BATCHLOOM_FAULT_SEED``
 chooses others.
 """
 
@@ -115,7 +115,7 @@ def read_rows(database: Path | str) -> list[list[tuple[Any, ...]]]:
 
 
 def lose_what_was_not_synced(database: Path, calls: Path) -> None:
-    """As a power loss may: what was renamed or written but never fsynced is empty. The database is DuckDB's affair."""
+    """Simulate a power loss: files renamed or written but not fsynced become empty, except the database."""
     safe = {int(line.split()[2]) for line in calls.read_text().splitlines() if line.split()[1] == "fsync"}
     for path in runs_folder(database).rglob("*"):
         if path.is_file() and path.stat().st_ino not in safe:
@@ -123,7 +123,7 @@ def lose_what_was_not_synced(database: Path, calls: Path) -> None:
 
 
 def check_end(database: Path, expected: list[list[tuple[Any, ...]]], *ends: str) -> None:
-    """The database and its copy hold these rows, each once; runs ended like this, the last ones well; no litter."""
+    """The database and its copy hold these rows once, runs have these states, and no temporary files are left."""
     assert read_rows(database) == expected
     assert read_rows(f"{database}.copy") == expected
     with duckdb.connect(str(database), read_only=True) as connection:
@@ -137,7 +137,7 @@ def check_end(database: Path, expected: list[list[tuple[Any, ...]]], *ends: str)
 
 
 def find_leftovers(database: Path) -> list[Path]:
-    """What nights that have ended should not have left."""
+    """Files that ended nights should not have left."""
     folder = runs_folder(database)
     leftovers = [path for path in folder.rglob("*.tmp") if path.parent.name != "cache"]
     leftovers += [path for name in ("parts", "attempts", "requests.parquet") for path in folder.glob(f"*/{name}")]

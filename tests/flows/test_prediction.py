@@ -1,4 +1,4 @@
-"""What a night foretells of itself before it begins, against what it then does."""
+"""The prediction of a night compared with the night."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 def add_long_documents(nights: Any) -> None:
-    """Enough to rank for a night that is worth predicting."""
+    """Add enough candidates that the night is predicted."""
     nights.sql(
         "insert into documents"
         " select 'long' || i, 'House ' || i, repeat('house ' || i || ' at night ', 90 + i % 7) from range(100) as d (i)"
@@ -74,7 +74,7 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
 
 @pytest.mark.slow
 def test_engines_side_by_side_are_predicted_and_reported_as_such(nights: Any) -> None:
-    """A real night of two processes: who did what, and the longest of them against what was foretold of it."""
+    """A real night of two processes: the work of each, and the longest one compared with the prediction."""
     add_long_documents(nights)
     engine = EngineSettings(dtype="float32", kv_memory="16MiB", max_num_batched_tokens=512, num_threads=2)
     nights.run("ranking", engine=engine, partition_tokens=4_000, machines=WorkerSettings(workers=2))

@@ -1,4 +1,4 @@
-"""The copy for readers: whole at every moment, whoever reads, writes or is killed meanwhile."""
+"""The copy for readers is complete at every moment, even while it is read, renewed, or its writer is killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Runs that end before they are through: stopped from outside, killed, damaged, or kept from the database."""
+"""Runs that do not complete: stopped from outside, killed, damaged, or unable to write to the database."""
 
 import logging
 import subprocess
@@ -49,7 +49,7 @@ def test_a_stop_request_ends_a_night_as_ctrl_c_does(nights: Any) -> None:
 
 
 def begin_run(nights: Any, source: str = "snippets") -> Run:
-    """A run that has read its requests, of which its process does no more."""
+    """A run that has read its requests and whose process has ended."""
     workload = load_workload(source)
     run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
     run.note({"requests": read_requests(nights.path, workload, "digest", run.folder).requests})

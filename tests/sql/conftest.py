@@ -31,13 +31,13 @@ def write_rows(path: Path, schema: pa.Schema, rows: Sequence[Row]) -> ArtifactRe
 
 
 def echo(row: Row) -> Row:
-    """An answer that tells which content it was given."""
+    """An answer that names its content."""
     return {"answer": f"{row['body']} / {row['query_text']}", "finish_reason": "eos"}
 
 
 @dataclass
 class Run:
-    """A run's artifacts, to be written once or more often."""
+    """The artifacts of a run, which can be written several times."""
 
     database: Path
     workload: Workload

@@ -1,4 +1,4 @@
-"""Opening a file with patience, one clear line where it cannot be opened, and identifiers that cannot escape."""
+"""Opening a database waits for locks and gives one-line errors; identifiers are quoted safely."""
 
 import re
 import subprocess

@@ -153,7 +153,7 @@ def test_utilisation_counts_each_step_in_its_tenth(night: Any, make_run: Callabl
 
 
 def test_an_analyst_runs_the_same_statements(night: Any, make_run: Callable[..., str]) -> None:
-    """In a client of one's own: the timeline first, then any other."""
+    """As in any SQL client: the timeline first, then any other query."""
     run_id = make_run([(0, 100, 0, 1.0), (0, 50, 0, 3.0)])
     with duckdb.connect(str(night.path), read_only=True) as connection:
         connection.execute(statement("report/steps/timeline"), {"run_id": run_id})

@@ -1,4 +1,4 @@
-"""The example of docs/workloads.md, taken from the page and run; and names that try to be more than names."""
+"""The example of docs/workloads.md, taken from the page and run; and names with SQL in them."""
 
 import re
 from dataclasses import replace
@@ -18,7 +18,7 @@ BLOCKS = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTI
 
 @pytest.fixture
 def tickets(night: Any, tmp_path: Path) -> Any:
-    """A database of the page's tickets alone."""
+    """A database with only the page's tickets."""
     tickets = type(night)(tmp_path / "tickets.duckdb")
     tickets.sql(BLOCKS["setup"])
     return tickets

@@ -1,4 +1,4 @@
-"""What an analyst sees: the newest answer to what is still asked, ranks without gaps, failures with reasons."""
+"""The views: the newest answer to each current request, ranks without gaps, failures with reasons."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""All or nothing, as often as one likes, and one row out for each row in."""
+"""Writing answers is atomic and repeatable, and gives one row for each requested row."""
 
 import math
 import subprocess

@@ -1,5 +1,5 @@
--- purpose: the probability of the answered label, from what the workload gives: the probability of true, the logarithms
---          of all labels' probabilities, or the probability of each label by name
+-- purpose: the probability of the answered label, from the type of the probabilities: the probability of true, the
+--          log-probabilities of all labels, or the probability of each label by name
 -- grain:   a scalar
 -- inputs:  none
 -- parameters: none

@@ -1,5 +1,5 @@
--- purpose: how often a replicate of the bootstrap draws a row: Poisson(1) by the inverse of its distribution function,
---          the same at every call; replicate 0 is the rows as they are
+-- purpose: how often a bootstrap replicate draws a row: Poisson(1) by the inverse of its distribution function,
+--          deterministic; replicate 0 has each row once
 -- grain:   a scalar
 -- inputs:  none
 -- parameters: none

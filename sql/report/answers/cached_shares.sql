@@ -1,5 +1,5 @@
--- purpose: how much of each prompt another row had computed already
--- grain:   one row a tenth of the prompt, 0 to 9; the last holds prompts that were found whole
+-- purpose: histogram of the share of each prompt that another row had computed
+-- grain:   one row per tenth of the prompt, 0 to 9; the last includes wholly cached prompts
 -- inputs:  the workload's output table
 -- identifiers: {table}
 -- parameters: $run_id

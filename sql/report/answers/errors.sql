@@ -1,5 +1,5 @@
--- purpose: why rows of a run have no answer; what is quoted and numbers are left out of a reason
--- grain:   one row a reason, most frequent first, at most $num_rows
+-- purpose: why rows of a run have no answer; reasons are grouped without their quoted texts and numbers
+-- grain:   one row per reason, most frequent first, at most $num_rows
 -- inputs:  the workload's output table
 -- identifiers: {table}
 -- parameters: $run_id, $num_rows

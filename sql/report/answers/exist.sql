@@ -1,4 +1,4 @@
--- purpose: whether a table holds answers of a run
+-- purpose: whether a table has answers of a run
 -- grain:   one row
 -- inputs:  an output table
 -- identifiers: {table}

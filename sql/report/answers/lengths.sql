@@ -1,5 +1,5 @@
--- purpose: how long the prompts, their computed parts and the answers of a run are
--- grain:   one row a kind (prompt, computed, output) and bin [low, high) of equal width, empty bins too
+-- purpose: histograms of the lengths of a run's prompts, their computed parts, and answers
+-- grain:   one row per kind (prompt, computed, output) and bin [low, high) of equal width, empty bins too
 -- inputs:  the workload's output table; the macro report_nice_width
 -- identifiers: {table}
 -- parameters: $run_id, $num_bins

@@ -1,12 +1,12 @@
--- purpose: which prompts a run's time went to: the prefix groups that cost most
--- grain:   one row a group, dearest first, at most $num_rows; none where the run did not note what an answer cost
+-- purpose: the prefix groups that took most of a run's time
+-- grain:   one row per group, slowest first, at most $num_rows; none if the run did not record compute_ms
 -- inputs:  the workload's output table, report_plan_groups
 -- identifiers: {table}, {keys}
 -- parameters: $run_id, $num_rows
 --
--- num_groups is of the whole run. share_degree counts distinct prompts; it and num_prefix_tokens are null where the plan is
--- no longer there. num_computed_prompt_tokens were not found computed by another row. dearest_key is of the row that cost
--- most: the one that is charged with the prefix, where it is long.
+-- num_groups counts the groups of the whole run. share_degree counts distinct prompts; it and num_prefix_tokens are null
+-- if the plan is deleted. num_computed_prompt_tokens excludes cached tokens. dearest_key is the key of the slowest row:
+-- if the prefix is long, the row charged with it.
 
 with answers as (
     select
@@ -18,7 +18,7 @@ with answers as (
         array_to_string([{keys}], ', ') as request_key
     from (
         from {table}
-        union all by name -- a table made by an earlier version
+        union all by name -- for tables made by an earlier version
         select null::double as compute_ms, null::bigint as prefix_group where false
     )
     where run_id = $run_id and prefix_group is not null

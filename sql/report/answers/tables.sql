@@ -1,5 +1,5 @@
--- purpose: the tables that hold answers, whatever the workload
--- grain:   one row a table with the columns that every output table has
+-- purpose: the output tables of all workloads
+-- grain:   one row per table with the columns that every output table has
 -- inputs:  the catalog
 -- parameters: none
 

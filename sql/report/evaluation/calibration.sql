@@ -1,5 +1,5 @@
--- purpose: share of right answers by how sure the model was
--- grain:   one row a column and tenth of confidence that holds a row
+-- purpose: share of right answers by confidence
+-- grain:   one row per column and tenth of confidence with at least one row
 -- inputs:  evaluation_calibration
 -- parameters: $evaluation_id
 

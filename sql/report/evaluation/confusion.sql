@@ -1,5 +1,5 @@
--- purpose: which label was answered where which was expected
--- grain:   one row a column, expected and answered label
+-- purpose: how often each label was answered where each label was expected
+-- grain:   one row per column, expected and answered label
 -- inputs:  evaluation_confusion
 -- parameters: $evaluation_id
 

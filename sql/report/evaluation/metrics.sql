@@ -1,5 +1,5 @@
 -- purpose: metrics of an evaluation with their 95% confidence intervals
--- grain:   one row a reference, column, label and metric
+-- grain:   one row per reference, column, label and metric
 -- inputs:  evaluation_metrics
 -- parameters: $evaluation_id
 

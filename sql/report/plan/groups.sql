@@ -1,5 +1,5 @@
--- purpose: what the plan says of each prefix group, for report_slowest_groups
--- grain:   one row a group
+-- purpose: share degree and prefix length of each prefix group, for answers/slowest_groups
+-- grain:   one row per group
 -- inputs:  the run's plan artifact
 -- parameters: $plan (path)
 

@@ -1,4 +1,4 @@
--- purpose: report_plan_groups of a run whose plan is no longer there
+-- purpose: report_plan_groups without rows, for a run whose plan is deleted
 -- grain:   no row
 -- inputs:  none
 -- parameters: none

@@ -1,5 +1,5 @@
--- purpose: how long the shared prefixes of a plan are
--- grain:   one row a bin [low, high) of equal width, empty bins too; groups without a prefix do not count
+-- purpose: histogram of the lengths of a plan's shared prefixes
+-- grain:   one row per bin [low, high) of equal width, empty bins too; groups without a prefix do not count
 -- inputs:  the run's plan artifact; the macro report_nice_width
 -- parameters: $plan (path), $num_bins
 

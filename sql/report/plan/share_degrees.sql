@@ -1,5 +1,5 @@
--- purpose: how many distinct prompts share a prefix (share degree, BatchLLM section 6.2.2), by the plan
--- grain:   one row a range [low, high] of degrees that occurs: 1 to 8 each alone, from there on doubling
+-- purpose: histogram of share degrees: numbers of distinct prompts that share a prefix (BatchLLM section 6.2.2)
+-- grain:   one row per non-empty range [low, high] of degrees: 1 to 8 each, then doubling
 -- inputs:  the run's plan artifact
 -- parameters: $plan (path)
 
@@ -13,7 +13,7 @@ with planned_groups as (
     group by group_id
 ),
 
--- members of a group without a prefix share nothing: each is a group of its own
+-- members of a group without a prefix share nothing: each counts as its own group
 degrees as (
     select
         if(num_prefix_tokens > 0, num_members, 1) as degree,

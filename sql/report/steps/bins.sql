@@ -1,11 +1,11 @@
--- purpose: a run's steps as a picture can show them: runs of neighbouring steps, each with least, mean and most
--- grain:   one row a bin, at most $num_bins and one an engine; of one engine each, and of one step where there are few
+-- purpose: a run's steps in bins for a chart: each bin has neighbouring steps of one engine, with least, mean and most
+-- grain:   one row per bin, at most $num_bins plus one per engine; with few steps, one step per bin
 -- inputs:  report_timeline
 -- parameters: $num_bins
 --
--- The columns that end in _at_max are of the step with the most KV blocks: those that prefixes hold, that requests' own
--- tokens hold, and that the LRU cache keeps beyond these; null where the run did not note them. max_held_kv_blocks is the
--- most with what is cached, max_rows the most tokens with padding, max_swapped_kv_blocks the most in host memory.
+-- Columns ending in _at_max are of the bin's step with the most KV blocks in use: blocks of prefixes, of requests' own
+-- tokens, and blocks that the LRU cache holds on top of these; null if the run did not record them. max_held_kv_blocks
+-- includes cached blocks, max_rows includes padding, max_swapped_kv_blocks counts blocks in host memory.
 
 with numbered as (
     select

@@ -1,5 +1,5 @@
--- purpose: what each of a run's engines did, where several work side by side
--- grain:   one row an engine, in the order in which they began
+-- purpose: totals per engine of a run, if several worked side by side
+-- grain:   one row per engine, in the order in which they started
 -- inputs:  report_timeline
 -- parameters: none
 

@@ -1,5 +1,5 @@
--- purpose: where a run's time went: the partitions that took longest
--- grain:   one row a partition, longest first, at most $num_rows
+-- purpose: the slowest partitions of a run
+-- grain:   one row per partition, slowest first, at most $num_rows
 -- inputs:  report_timeline
 -- parameters: $num_rows
 

@@ -1,5 +1,5 @@
--- purpose: where a run's time went: the steps that took longest
--- grain:   one row a step, longest first, at most $num_rows
+-- purpose: the slowest steps of a run
+-- grain:   one row per step, slowest first, at most $num_rows
 -- inputs:  report_timeline
 -- parameters: $num_rows
 --

@@ -1,20 +1,20 @@
--- purpose: a run's steps in the order they were done, with clock, utilisation and cool-down; the others of this folder read it
--- grain:   one row a step; position counts from 0 through all engines, and through all partitions of each
+-- purpose: a run's steps in order, with clock, utilisation and cool-down; the other queries of this folder read it
+-- grain:   one row per step; position counts from 0, engine by engine and partition by partition
 -- inputs:  runs, steps
 -- parameters: $run_id
 --
--- Where several engines work side by side, their steps come engine by engine: each has its own KV memory and its own
--- chunk to fill. So started_seconds and ended_seconds, the time of steps, count through all engines, and
--- engine_started_seconds from the beginning of each. An engine's partitions come in the order in which it did them.
+-- If several engines worked side by side, their steps come engine by engine: each engine has its own KV memory and token
+-- budget. started_seconds and ended_seconds add up the steps of all engines; engine_started_seconds those of one engine.
+-- Partitions come in the order in which their engine computed them.
 --
--- A step is busy if it is full (its tokens, padding included, reach the chunk size) or leaves requests waiting. The
--- cool-down of a partition is what comes after its last busy step: nothing is left to fill a step with. The cool-down of
--- the run, which TECD (BatchLLM section 6.3.2) leaves out, is that of each engine's last partition. Where the run's config
--- does not name a chunk size, its largest step stands in.
+-- A step is busy if it is full (its tokens with padding reach the token budget) or leaves requests waiting. The cool-down
+-- of a partition is all steps after its last busy one: nothing is left to fill them. The cool-down of the run is that of
+-- each engine's last partition; TECD (BatchLLM section 6.3.2) leaves it out. If the run's config has no token budget, the
+-- largest step of the run stands for it.
 
 create or replace temp table report_timeline as
 with settings as (
-    -- runs written before the setting was renamed have it as chunk_tokens
+    -- older runs call the setting chunk_tokens
     select
         try_cast(
             coalesce(config ->> '$.engine.max_num_batched_tokens', config ->> '$.engine.chunk_tokens') as bigint
@@ -47,7 +47,7 @@ done as (
         started_at
     from (
         from steps
-        union all by name -- a table made by an earlier version
+        union all by name -- for a table made by an earlier version
         select
             null::bigint as num_prefix_kv_blocks,
             null::bigint as num_request_kv_blocks,

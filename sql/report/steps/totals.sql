@@ -1,15 +1,13 @@
--- purpose: a run's steps summed up: tokens by kind, TECD, utilisation, KV memory, preemptions
--- grain:   one row; counts are 0 and the rest null where the run had no step
+-- purpose: totals of a run's steps: tokens by kind, TECD, utilisation, KV memory, preemptions
+-- grain:   one row; for a run without steps counts are 0 and the rest null
 -- inputs:  report_timeline
 -- parameters: none
 --
--- step_seconds are of all engines together; elapsed_seconds and tecd_seconds of the engine that took longest. TECD is the
--- time of all steps but those of the run's cool-down, and so for the other columns with tecd in their name;
--- partition_cool_down_seconds is the time in the cool-down of any partition. Utilisation is the mean of the steps' tokens
--- over the chunk size. A valley is a step less than half full outside any cool-down. Padding is computed beside the three
--- other kinds of tokens. span_seconds are from the beginning of the first step to the end of the last, of all engines.
---
--- Engines work side by side, so the run takes as long as the longest of them, and so for TECD.
+-- step_seconds adds up all engines. elapsed_seconds and tecd_seconds are of the engine that took longest, since engines
+-- work side by side. TECD is the time of all steps outside the run's cool-down; other columns with tecd in their name
+-- are of these steps, too. partition_cool_down_seconds is the time in the cool-down of any partition. Utilisation is the
+-- mean of tokens over token budget. A valley is a step less than half full outside any cool-down. Padding comes on top
+-- of the three other kinds of tokens. span_seconds is from the start of the first step to the end of the last one.
 
 with engines as (
     select

@@ -1,5 +1,5 @@
--- purpose: how full the steps were: tokens of a step over the chunk size
--- grain:   one row a tenth, 0 to 9; the last holds full steps
+-- purpose: histogram of how full the steps were: tokens of a step over the token budget
+-- grain:   one row per tenth, 0 to 9; the last includes full steps
 -- inputs:  report_timeline
 -- parameters: none
 

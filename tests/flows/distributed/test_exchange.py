@@ -1,4 +1,4 @@
-"""Workers that do not see the run's folder: they get their work and hand it in through a store."""
+"""Workers that cannot see the run's folder exchange work and answers through an object store."""
 
 import logging
 import os
@@ -56,7 +56,7 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where workers have their copies: nothing of them may stay."""
+    """The folder of the workers' copies, which must be empty at the end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -76,7 +76,7 @@ def test_workers_answer_through_a_folder_and_the_death_of_one_is_survived(
     store = tmp_path / "store"
 
     def kill() -> None:
-        """In mid-partition: an attempt is noted in the store, and its part is not there."""
+        """Kill within a partition: its attempt is in the store, its part is not."""
         wait_until(lambda: [*store.glob("*/attempts/part-*")])
         assert [folder.stat().st_mode & 0o077 for folder in store.iterdir()] == [0]
         os.kill(find_workers(os.getpid())[0], signal.SIGKILL)

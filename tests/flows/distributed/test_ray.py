@@ -91,7 +91,7 @@ def read_title(process: int) -> bytes:
 
 
 def find_ray_workers() -> list[int]:
-    """Those that answer a partition."""
+    """The processes that answer a partition."""
     return find_cluster(b"ray::infer")
 
 
@@ -102,7 +102,7 @@ def test_a_cluster_answers_as_one_process_does_and_survives_the_death_of_a_worke
     killed: list[int] = []
 
     def kill() -> None:
-        """In mid-partition: an attempt has begun, and its part is not there."""
+        """Kill within a partition: an attempt has begun, its part does not exist yet."""
         wait_until(lambda: [*nights.runs.glob("*/attempts/part-*")])
         (victim, *_) = wait_until(find_ray_workers)
         os.kill(victim, signal.SIGKILL)

@@ -42,7 +42,7 @@ def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
     killed: list[int] = []
 
     def kill() -> None:
-        """In mid-partition: an attempt has begun, and its part is not there."""
+        """Kill within a partition: an attempt has begun, its part does not exist yet."""
         started = wait_until(lambda: [*nights.runs.glob("*/attempts/part-*")])
         (victim, *_) = find_workers(os.getpid())
         os.kill(victim, signal.SIGKILL)
@@ -64,7 +64,7 @@ def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
 
 
 def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
-    """The command line with two workers, in a process group of its own, once both are at work."""
+    """Start the command line with two workers in its own process group; returns when both work."""
     options = [
         "--dtype",
         "float32",

@@ -1,4 +1,4 @@
-"""Looking at a night from outside, and acting at the right moment."""
+"""Observes a night from outside, and acts at a given moment."""
 
 import threading
 import time

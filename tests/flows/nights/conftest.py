@@ -1,4 +1,4 @@
-"""What tests of nights count."""
+"""Fixtures for nights."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cascades: a small model scores every row, a large one answers those that it is unsure of, each row once a model."""
+"""Cascades: a small model scores every row, a large one answers those of which it is unsure, once per model."""
 
 import shutil
 from pathlib import Path
@@ -65,7 +65,7 @@ cross join queries
 
 @pytest.fixture(scope="session")
 def like_llama(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that mostly says what the tiny Llama says: its weights, with some noise."""
+    """A model that mostly agrees with the tiny Llama: its weights with noise."""
     folder = tmp_path_factory.mktemp("models") / "like-llama"
     shutil.copytree(tiny_llama, folder)
     weights = load_file(folder / "model.safetensors")
@@ -96,7 +96,7 @@ def write_night(nights: Any, tiny_llama: Path, like_llama: Path) -> Any:
 
 
 def count_answers(nights: Any, table: str) -> list[int]:
-    """How many rows the small and the large model have written, whatever became of them; none may be there twice."""
+    """How many rows the small and the large model have written, errors included; none may be written twice."""
     rows = nights.sql(f"select model, count(*), count(distinct (doc_id, query_id)) from {table} group by 1")
     assert all(num_rows == num_keys for _, num_rows, num_keys in rows), "a model has answered a row twice"
     by_model = {Path(model).name: num_rows for model, num_rows, _ in rows}
@@ -138,7 +138,7 @@ def test_unsure_rows_are_answered_by_the_large_model(nights: Any, write_night: A
 def test_rows_that_the_small_model_cannot_read_go_to_the_large_one(
     nights: Any, write_night: Any, like_llama: Path
 ) -> None:
-    """The small model's context is too short for one document; a question without text is nobody's to answer."""
+    """The small model's context is too short for one document; no model answers a query without text."""
     file = write_night(moods="below = 0.000001")
     file.write_text(file.read_text().replace("[models.large]", "max_model_len = 90\n[models.large]"))
     nights.sql("insert into queries values ('q-empty', '')")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.sorting import FlowRunSort
@@ -230,6 +231,16 @@ def test_check_finds_all_that_is_wrong_at_once(
     assert len(lines) == 2
     assert "[models.small]: model" in lines[0]
     assert "query_text" in lines[1]
+
+
+def test_check_counts_the_gpus_of_this_host(
+    write_night: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    file = write_night(night=NIGHT.replace("[planning]", "tensor_parallel_size = 2\n\n[planning]"))
+    assert batchloom(["check", str(file)]) == 1
+    assert "tensor_parallel_size 2, device 'auto': torch finds 1 GPUs here" in capsys.readouterr().err
 
 
 def test_check_is_content_with_a_good_night(nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]) -> None:
