@@ -12,9 +12,8 @@ from engine.model.loading.json_file import read_json
 from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind
 from tasks.answers.pooled import PooledKind
+from tasks.prompts.prompt import Encode, Tokens
 from tasks.prompts.text_codec import TextCodec
-
-Tokens = npt.NDArray[np.int32]
 
 Cut = Callable[[Tokens], Tokens]
 
@@ -57,6 +56,11 @@ class TextLimit:
         separator = codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else []
         num_before, num_after = map(len, codec.special_tokens)
         return cls(max_tokens=limit, cut=lambda prompt: _cut(prompt, limit, num_before, num_after, np.array(separator)))
+
+    def apply(self, encode: Encode) -> Encode:
+        """`encode` with each prompt cut; `encode` itself where longer prompts are errors."""
+        cut = self.cut
+        return encode if cut is None else lambda rows: map(cut, encode(rows))
 
 
 def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64]) -> Tokens:
