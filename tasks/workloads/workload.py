@@ -154,6 +154,11 @@ class Workload:
         """Key columns, then the template's fields that are not among them."""
         return tuple(dict.fromkeys(self.key + self.prompt.fields))
 
+    @property
+    def hashed_fields(self) -> list[str]:
+        """The template's fields in the order of `columns`, in which a row's content key hashes their values."""
+        return [name for name in self.columns if name in self.prompt.fields]
+
     def with_adapter(self, folder: Path | None) -> "Workload":
         """With this adapter where its file names none; `ModelError` where the folder holds none that is covered."""
         return self if folder is None or self.adapter is not None else replace(self, adapter=Adapter.find(folder))
