@@ -1,4 +1,4 @@
-"""Write a run's answers to its database: all of them in one transaction, as often as one likes."""
+"""Writes a run's answers to its database in one transaction; writing a run again replaces its rows."""
 
 import json
 import time
@@ -35,7 +35,7 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
     """Call `write_answers` with the artifacts in the run's folder.
 
     Args:
-        run: whose complete parts and step records are written.
+        run: its complete parts and step records are written.
         lock_timeout_seconds: how long to wait while another process has the database open.
     """
     requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
@@ -45,7 +45,7 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
 
 
 write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
-"""`write_run` as a step of a flow; tried again, since it is all or nothing and a lock may last."""
+"""`write_run` as a task. It is retried, because a lock may last; a failed attempt leaves nothing behind."""
 
 
 def write_answers(
@@ -59,19 +59,19 @@ def write_answers(
     *,
     lock_timeout_seconds: float = 60.0,
 ) -> RunSummary:
-    """Replace what the database holds of this run by what its artifacts say, in one transaction: all or nothing.
+    """Replace the run's rows in the database by those of its artifacts, in one transaction.
 
-    Rows with an error in `requests` or `tokens` become error rows (finish_reason "invalid"); rows that no part answers
-    are left out and stay to be done. Parquet is read inside DuckDB, so that memory stays bounded. Written again, the
-    rows keep their first created_at.
+    Rows with an error in `requests` or `tokens` become error rows (finish_reason "invalid"). Rows that no part answers
+    are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory stays bounded. Rows that
+    are written again keep their first created_at.
 
     Args:
-        requests: None where the run ended before it had read them; then `tokens` and `parts` must be empty, too.
-        tokens: None where the run ended before it had tokenized.
-        parts: the finished ones; see `Run.list_parts`.
+        requests: None if the run ended before it had read them; then `tokens` is None and `parts` is empty.
+        tokens: None if the run ended before it had tokenized.
+        parts: the complete parts; see `Run.list_parts`.
 
     Raises:
-        ArtifactError: an artifact is missing or damaged; found before the database is opened.
+        ArtifactError: an artifact is missing or damaged; it is raised before the database is opened.
         DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
     """
     started = time.perf_counter()
@@ -152,7 +152,7 @@ def _replace_answers(
     if kind.question_digests:
         if run.workload_digest != workload.digest:
             raise ArtifactError(f"the questions of {workload.source} were changed since run {run.run_id} asked them")
-        from tasks.database.decisions import insert_decisions  # rows that ask one thing need none of it
+        from tasks.database.decisions import insert_decisions  # imported only when needed
 
         if tokens:
             insert_decisions(connection, workload, this_run | row, tokens.path, paths, part_schema(kind))
@@ -170,7 +170,7 @@ def _replace_run(
     steps: Sequence[ArtifactRef],
     started: float,
 ) -> dict[str, int]:
-    """Returns the counts of `RunSummary` that SQL takes from the rows."""
+    """Replace the run's row and its steps; returns the counts of `RunSummary` that SQL takes from the rows."""
     this_run = {"run_id": run.run_id}
     for table in ("steps", "runs"):
         connection.execute(fill_identifiers(statement("write/delete_run_rows"), table=table), this_run)
