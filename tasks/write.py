@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -32,53 +31,27 @@ FROM_RECORD = (
 
 
 def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.0) -> RunSummary:
-    """Call `write_answers` with the artifacts in the run's folder.
+    """Replace the run's rows in the database by those of its artifacts, complete parts and step records.
+
+    All in one transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows
+    that no part answers are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory
+    stays bounded. Rows that are written again keep their first created_at.
 
     Args:
-        run: its complete parts and step records are written.
+        run: may have ended before it had tokenized or read; then it has no such artifact.
         lock_timeout_seconds: how long to wait while another process has the database open.
-    """
-    requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
-    parts, steps = run.list_parts(), run.list_steps()
-    options = {"lock_timeout_seconds": lock_timeout_seconds}
-    return write_answers(run.database, workload, run.record, requests, tokens, parts, steps, **options)
-
-
-write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
-"""`write_run` as a task. It is retried, because a lock may last; a failed attempt leaves nothing behind."""
-
-
-def write_answers(
-    database: str | Path,
-    workload: Workload,
-    run: RunRecord,
-    requests: ArtifactRef | None,
-    tokens: ArtifactRef | None,
-    parts: Sequence[ArtifactRef],
-    steps: Sequence[ArtifactRef],
-    *,
-    lock_timeout_seconds: float = 60.0,
-) -> RunSummary:
-    """Replace the run's rows in the database by those of its artifacts, in one transaction.
-
-    Rows with an error in `requests` or `tokens` become error rows (finish_reason "invalid"). Rows that no part answers
-    are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory stays bounded. Rows that
-    are written again keep their first created_at.
-
-    Args:
-        requests: None if the run ended before it had read them; then `tokens` is None and `parts` is empty.
-        tokens: None if the run ended before it had tokenized.
-        parts: the complete parts; see `Run.list_parts`.
-
     Raises:
         ArtifactError: an artifact is missing or damaged; it is raised before the database is opened.
         DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
     """
     started = time.perf_counter()
+    database, record = run.database, run.record
+    requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
+    parts, steps = run.list_parts(), run.list_steps()
     refs = [ref for ref in (requests, tokens, *parts, *steps) if ref is not None]
     for ref in refs:
         open_parquet(ref).close()
-    attach, is_foreign = run.config.get("attach", {}), False
+    attach, is_foreign = record.config.get("attach", {}), False
     with connect(database, lock_timeout_seconds=lock_timeout_seconds, memory_limit=MEMORY_LIMIT) as connection:
         restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs], is_attaching=False)
         if attach:
@@ -88,22 +61,26 @@ def write_answers(
         connection.begin()
         try:
             create_schema(connection, workload, is_foreign=is_foreign)
-            _replace_answers(connection, workload, run, requests, tokens, parts)
-            counts = _replace_run(connection, workload, run, requests, steps, started)
+            _replace_answers(connection, workload, record, requests, tokens, parts)
+            counts = _replace_run(connection, workload, record, requests, steps, started)
             connection.commit()
         except BaseException:
             connection.rollback()
             raise
     return RunSummary(
-        run_id=run.run_id,
-        workload=run.workload,
-        status=run.status,
+        run_id=record.run_id,
+        workload=record.workload,
+        status=record.status,
         **counts,
-        num_already_done=run.num_already_done,
+        num_already_done=record.num_already_done,
         **_sum_tokens(parts),
-        best_token_saving_ratio=None if run.shared_with else run.best_token_saving_ratio,
-        infer_seconds=run.seconds.get("infer", 0.0),
+        best_token_saving_ratio=None if record.shared_with else record.best_token_saving_ratio,
+        infer_seconds=record.seconds.get("infer", 0.0),
     )
+
+
+write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
+"""`write_run` as a task. It is retried, because a lock may last; a failed attempt leaves nothing behind."""
 
 
 def _sum_tokens(parts: Sequence[ArtifactRef]) -> dict[str, int]:
