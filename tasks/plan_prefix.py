@@ -43,7 +43,10 @@ def plan_prefix(
     block_size: int | None,
     is_cheapest_first: bool = False,
 ) -> ArtifactRef:
-    """`write_plan` into the database's cache, unless the cache holds the plan of these tokens and settings already."""
+    """`write_plan` into the database's cache, unless the cache holds the plan of these tokens and settings already.
+
+    See `write_plan` for the parameters.
+    """
     how = (method, partition_tokens, num_answer_tokens, block_size, is_cheapest_first)
     return build_once(database, "plan", (tokens.digest, *how), CODE, lambda target: write_plan(tokens, target, *how))
 

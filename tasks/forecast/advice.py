@@ -1,4 +1,4 @@
-"""What would make a run shorter: settings tried on a few partitions, and sentences read off a forecast's numbers."""
+"""Advice that makes a run shorter: settings tried on a few partitions, and sentences derived from a forecast."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ WHAT_IF_PARTITIONS = 4
 """Partitions on which a changed setting is tried."""
 
 MORE_TOKENS = 4
-"""By which step and partition are multiplied to see whether that helps; memory is doubled."""
+"""Factor by which the tokens of a step and of a partition are multiplied in a trial; memory is doubled."""
 
 WORTH_SAYING = 0.05
-"""A gain below this share of time, or of prompt text, is not worth a change."""
+"""A gain below this share of the time, or of the prompt text, is not mentioned."""
 
 
 def try_settings(
@@ -26,13 +26,13 @@ def try_settings(
     run: SimulationSummary,
     partition_seconds: Sequence[float],
 ) -> tuple[WhatIf, ...]:
-    """Each setting alone, on partitions spread over the plan or on consecutive ones; the most helpful one first.
+    """Simulate some partitions with one setting changed; the most helpful change comes first.
 
     Args:
-        simulate: with a configuration and so many bytes of KV, from a first partition, so many as one plan.
-        config: as it is.
-        kv_bytes: KV memory as it is.
-        run: the simulation of all partitions as they are.
+        simulate: takes a configuration, bytes of KV, a first partition, and how many partitions from it on are joined.
+        config: the present configuration.
+        kv_bytes: the present KV memory.
+        run: the simulation of all partitions with both.
         partition_seconds: of each partition in it.
     """
     num_partitions = len(partition_seconds)
@@ -62,10 +62,10 @@ def advise(
     orders: Sequence[FieldOrder],
     prediction: Prediction | None,
 ) -> tuple[str, ...]:
-    """Sentences, the template first, then settings by how much they help.
+    """Sentences of advice: first about the template, then about settings, the most helpful first.
 
     Args:
-        policies: the last but one is the whole plan, the last one what is run of it; see `Forecast`.
+        policies: the last but one is the plan, the last one the plan in partitions; see `Forecast`.
         orders: best first.
     """
     said = []
@@ -108,7 +108,7 @@ def advise(
 
 
 def advise_keeping(kept: KeptPrefixes | None) -> tuple[str, ...]:
-    """A sentence on KV that later nights could read from disk, where that would save a second, or is asked for."""
+    """A sentence about KV that later nights could read from disk, if that saves a second or is asked for."""
     if kept is None:
         return ()
     what = f"{kept.num_bytes / 1e9:,.2f} GB of KV for the {kept.num_tokens:,} tokens that these prompts share"

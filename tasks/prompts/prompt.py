@@ -202,6 +202,6 @@ class PromptEncoder:
 
 
 def encode_texts(codec: TextCodec, texts: Sequence[str], add_special_tokens: bool) -> list[Tokens]:
-    """The token ids of `TextCodec.encode` as arrays."""
+    """See `TextCodec.encode`; the token ids are arrays."""
     encoded = codec.encode(texts, add_special_tokens=add_special_tokens)
     return [np.frombuffer(struct.pack(f"{len(token_ids)}i", *token_ids), dtype=np.int32) for token_ids in encoded]

@@ -64,8 +64,10 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
-    """Write batches, consumed one at a time, and return the reference; without a batch the file has no rows.
+    """Write batches to a file and return its reference; without a batch the file has no rows.
 
+    Args:
+        batches: of this schema; consumed one at a time.
     Raises:
         ArtifactError: the folder cannot be written, or a batch does not have this schema.
     """
