@@ -75,7 +75,10 @@ class StopRequest:
 
 @pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FailurePolicy:
-    """When a run retries, and when it gives up. Rows with unusable input are not tried and do not count as failed."""
+    """When the run tries again, and when it gives up.
+
+    Rows with unusable input are not tried and do not count as failed.
+    """
 
     retries: Annotated[
         int, Field(ge=0, description="of a partition, before it is split until the rows that fail are found")
