@@ -1,6 +1,6 @@
-"""A process that answers partitions for its parent, which hands them out: one engine, on a device of its own.
+"""A process that answers partitions for its parent, with one engine.
 
-It ends with its parent, in the middle of a step, too: whatever is worth keeping is on disk.
+It ends when its parent ends, even in the middle of a step: finished answers are on disk.
 """
 
 import logging
@@ -19,7 +19,7 @@ LOGGER = logging.getLogger("batchloom")
 
 
 class LineHandler(logging.Handler):
-    """Sends log lines to the parent, which knows where they are to be shown."""
+    """Sends log lines to the parent, which shows them."""
 
     def __init__(self, line: Connection) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class LineHandler(logging.Handler):
 
 
 def serve(line: Connection) -> None:
-    """Answer the partitions that come, one after the other, until the line is closed."""
+    """Answer partitions one after the other, until the parent closes the line."""
     while True:
         try:
             partition, job = line.recv()
@@ -45,7 +45,7 @@ def serve(line: Connection) -> None:
 
 
 def _send_error(line: Connection, error: Exception) -> None:
-    error.add_note(traceback.format_exc())  # which does not travel otherwise
+    error.add_note(traceback.format_exc())  # pickling drops the traceback
     try:
         line.send(("error", error))
     except ConnectionError:
@@ -55,8 +55,8 @@ def _send_error(line: Connection, error: Exception) -> None:
 
 
 def main() -> None:
-    """Serves the process that has started this one; the argument is the file descriptor of the line."""
-    # A service manager tells all processes of a job to end. The parent makes a stop request of it.
+    """Serve the parent process; the argument is the file descriptor of the line to it."""
+    # A service manager sends SIGTERM to all processes of a job. The parent turns it into a stop request.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = Connection(int(sys.argv[1]))
     end_with_parent(line.fileno(), PROCESS_COPY.remove)
