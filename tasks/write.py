@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import duckdb
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -73,7 +71,6 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
         status=record.status,
         **counts,
         num_already_done=record.num_already_done,
-        **_sum_tokens(parts),
         best_token_saving_ratio=None if record.shared_with else record.best_token_saving_ratio,
         infer_seconds=record.seconds.get("infer", 0.0),
     )
@@ -81,13 +78,6 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
 
 write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
 """`write_run` as a task. It is retried, because a lock may last; a failed attempt leaves nothing behind."""
-
-
-def _sum_tokens(parts: Sequence[ArtifactRef]) -> dict[str, int]:
-    """Sums over the rows of all parts."""
-    names = ["num_prompt_tokens", "num_cached_tokens", "num_output_tokens"]
-    tables = [pq.read_table(part.path, columns=names) for part in parts]
-    return {name: sum(pc.sum(table.column(name)).as_py() or 0 for table in tables) for name in names}
 
 
 def _replace_answers(
@@ -163,5 +153,5 @@ def _replace_run(
     }
     row |= {f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES}
     insert = fill_identifiers(statement("write/insert_run"), table=workload.output.table)
-    names = ("num_rows", "num_ok", "num_errors", "num_unanswered")
-    return dict(zip(names, connection.execute(insert, row).fetchall()[0], strict=True))
+    result = connection.execute(insert, row)
+    return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
