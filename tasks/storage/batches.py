@@ -14,9 +14,6 @@ from engine.errors import ArtifactError
 
 BATCH_ROWS = 1024
 
-MEMORY_LIMIT = "512MB"
-"""DuckDB's memory limit while it sorts."""
-
 MOST_BYTES_IN_MEMORY = 16 << 20
 """Batches of more bytes are sorted, and spooled, on disk."""
 
@@ -51,12 +48,7 @@ def spool(
 
 
 def sort_batches(
-    batches: Iterable[pa.RecordBatch],
-    by: str,
-    folder: str | Path,
-    *,
-    memory_limit: str = MEMORY_LIMIT,
-    hash_columns: Mapping[str, str] | None = None,
+    batches: Iterable[pa.RecordBatch], by: str, folder: str | Path, *, hash_columns: Mapping[str, str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all batches, sorted by a column, stable.
 
@@ -78,7 +70,7 @@ def sort_batches(
     if sum(batch.nbytes for batch in begun) > MOST_BYTES_IN_MEMORY or len(begun) > 1:
         from tasks.storage.external_sort import sort_on_disk  # imported only when needed
 
-        yield from sort_on_disk(begun, batches, by, folder, memory_limit, hash_columns)
+        yield from sort_on_disk(begun, batches, by, folder, hash_columns)
     elif begun:
         yield begun[0].take(pc.sort_indices(begun[0].column(by))).drop_columns(list(hash_columns.values()))
 

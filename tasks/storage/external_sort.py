@@ -19,6 +19,9 @@ from tasks.database.messages import explain
 from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.spill_file import SpillFile
 
+MEMORY_LIMIT = "512MB"
+"""DuckDB's memory limit while it sorts."""
+
 SHORT_BYTES = 128
 """Longer values wait in the spill file."""
 
@@ -31,7 +34,6 @@ def sort_on_disk(
     batches: Iterator[pa.RecordBatch],
     by: str,
     folder: str | Path,
-    memory_limit: str,
     hash_columns: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
     """See `sort_batches`. `begun` holds the first batches; it is emptied.
@@ -49,7 +51,7 @@ def sort_on_disk(
         try:
             connection.execute(statement("settings/set_arrow_buffers"))
             connection.execute(statement("settings/set_progress_bar"))
-            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
+            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": MEMORY_LIMIT})
             connection.execute(statement("settings/set_temp_directory"), {"folder": str(folder)})
             connection.register("arriving", pa.RecordBatchReader.from_batches(schema, arriving))
             ordered = connection.sql(fill_identifiers(statement("storage/sort_rows"), by=by)).to_arrow_reader(
