@@ -96,5 +96,5 @@ def _bind(workload: Workload, record: RunRecord) -> Workload:
 
     checkpoint = resolve_checkpoint(record.model)
     if checkpoint_digest(checkpoint) != record.model_digest:
-        raise ModelError(f"model {record.model!r} is another one than it was")
+        raise ModelError(f"model {record.model!r} has changed since the run began")
     return workload.bind(checkpoint)

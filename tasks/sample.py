@@ -17,7 +17,7 @@ from tasks.read import BATCH_ROWS
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.workloads.workload import Workload
 
-BOOKS = (
+HIDDEN_COLUMNS = (
     *("row_id", "token_ids", "label_logprobs", "finish_reason", "error", "compute_ms", "prefix_group"),
     *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
 )
@@ -118,7 +118,11 @@ def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]
             share_degree=degree,
             num_prompt_tokens=answers[number]["num_prompt_tokens"],
             num_output_tokens=answers[number]["num_output_tokens"],
-            answer={name: value for name, value in answers[number].items() if name not in BOOKS and value is not None},
+            answer={
+                name: value
+                for name, value in answers[number].items()
+                if name not in HIDDEN_COLUMNS and value is not None
+            },
             error=answers[number]["error"],
         )
         for number, (key, degree) in enumerate(zip(keys, sample.share_degrees, strict=True))

@@ -164,7 +164,7 @@ class Extraction(SingleRequest):
         named: set[str] = set()
         for column_name, column in self.asked.items():
             try:
-                refuse_if(column_name.lower() in named, "an earlier column has this name, but for capitals")
+                refuse_if(column_name.lower() in named, "an earlier column has this name; case does not matter")
                 named.add(column_name.lower())
                 refuse_if(not (column_name.strip() and column_name.isprintable()), "a column needs a printable name")
                 refuse_if(column_name.lower() in RESERVED_COLUMNS, "batchloom writes a column of this name itself")

@@ -84,16 +84,16 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     answered = [row for row in rows if row.errors == (None, None)]
     first, second = (workload.kind.columns for workload in workloads)
     types = {name: second[name] for name in second if first.get(name) == second[name]} if answered else {}
-    said = {name: type_ for name, type_ in types.items() if any(name in row.answers[1] for row in answered)}
-    if not said:
+    shared = {name: type_ for name, type_ in types.items() if any(name in row.answers[1] for row in answered)}
+    if not shared:
         return []
     whole = workloads[1]
     with duckdb.connect() as memory:
         for table in (whole.output.table, f"latest_{whole.output.table}"):
-            create = fill_identifiers(statement("compare/create_side"), table=table, keys=whole.key, answers=said)
+            create = fill_identifiers(statement("compare/create_side"), table=table, keys=whole.key, answers=shared)
             memory.execute(create)
         for side, name in enumerate(SIDES):
-            _insert_side(memory, whole.output.table, whole, side, said, answered, name)
+            _insert_side(memory, whole.output.table, whole, side, shared, answered, name)
         comparison = Comparison(memory, whole, "agreement")
         comparison.create_tables()
         comparison.take_answers("answers", SIDES[1])
@@ -119,8 +119,8 @@ def _insert_side(
     run_id: str,
 ) -> None:
     now = datetime.now(UTC)
-    books = ("status", "error", "run_id", "created_at", "content_key")
-    insert = fill_identifiers(statement("compare/insert_side"), table=table, columns=[*workload.key, *types, *books])
+    metadata = ("status", "error", "run_id", "created_at", "content_key")
+    insert = fill_identifiers(statement("compare/insert_side"), table=table, columns=[*workload.key, *types, *metadata])
     for row in rows:
         status = "ok" if row.errors[side] is None else "error"
         values = [*row.key.values(), *(_bind(row.answers[side].get(name), type_) for name, type_ in types.items())]

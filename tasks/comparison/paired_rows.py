@@ -43,7 +43,7 @@ class PairedRow:
     @property
     def is_changed(self) -> bool:
         """Whether the two answers differ; probabilities, scores and thoughts are ignored."""
-        first, second = ({name: value for name, value in each.items() if _is_said(name)} for each in self.answers)
+        first, second = ({name: value for name, value in each.items() if _is_compared(name)} for each in self.answers)
         return first != second or [error is None for error in self.errors] in ([True, False], [False, True])
 
 
@@ -58,7 +58,7 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
     """
     for each in (first, second):
         if each.kind.mode == "embed":
-            raise WorkloadError(f"{each.name!r} gives embeddings, which are not compared: nobody reads them")
+            raise WorkloadError(f"{each.name!r} gives embeddings, which cannot be compared row by row")
     if [name.lower() for name in first.key] != [name.lower() for name in second.key]:
         raise WorkloadError(
             f"{first.name!r} and {second.name!r} answer different rows: "
@@ -185,5 +185,5 @@ def _read_columns(kind: AnswerKind, side: _Side) -> dict[str, Any]:
     return {name: side.values.get(name_inside) for name, name_inside in written.items()}
 
 
-def _is_said(name: str) -> bool:
+def _is_compared(name: str) -> bool:
     return name not in ("score", "thinking") and not name.endswith(("_probability", "_probabilities", "_logprobs"))

@@ -169,7 +169,7 @@ def _fit_column(
         try:
             fitted = fit(values[:, 0], values[:, 1], method)
         except ValueError as error:
-            raise DatabaseError(f"{where}: {error}; a calibration cannot mend that") from error
+            raise DatabaseError(f"{where}: {error}; calibration cannot correct that") from error
         found.append(replace(fitted, column_name=name, label=label))
     return found
 

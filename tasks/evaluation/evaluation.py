@@ -79,7 +79,6 @@ def evaluate_answers(
     run_id: str | None = None,
     against: str | None = None,
     k: int = 10,
-    lock_timeout_seconds: float = 30.0,
 ) -> Evaluation:
     """Compare the answers of a workload, and keep all comparisons and metrics in the database, in one transaction.
 
@@ -88,7 +87,6 @@ def evaluate_answers(
         run_id: of the answers; None for the newest answer of each row that the workload's query still returns.
         against: another run, with whose answers the same rows are compared.
         k: ranks that count for nDCG.
-        lock_timeout_seconds: how long to wait while another process has the database open.
     Raises:
         DatabaseError: no such table, run or answers; or gold lacks a column of the key, has a column that is not
             answered, two rows with one key, a value that cannot be an answer, or no key that was answered.
@@ -102,7 +100,7 @@ def evaluate_answers(
         answers=run_id or "newest",
         against=against or "",
     )
-    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection:
+    with connect(database) as connection:
         connection.begin()
         try:
             comparison = Comparison(connection, workload, evaluation.evaluation_id)

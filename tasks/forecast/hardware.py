@@ -20,7 +20,7 @@ from engine.simulation.step_tokens import resolve_step_tokens
 if TYPE_CHECKING:  # importing torch takes seconds
     import torch
 
-_LOOKED_AT = ("auto", "cpu", "cuda")
+_MEASURED = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Hardware:
         if not config.block_size * self.shape.kv_bytes_per_token <= kv_bytes <= memory_bytes - weight_bytes:
             raise CapacityError(
                 f"device {self.device.name!r} has {_gigabytes(memory_bytes)} of memory, the weights take "
-                f"{_gigabytes(weight_bytes)}: a KV budget of {_gigabytes(kv_bytes)} does not do"
+                f"{_gigabytes(weight_bytes)}: a KV budget of {_gigabytes(kv_bytes)} does not fit, or holds no block"
             )
         return kv_bytes
 
@@ -100,8 +100,8 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         ConfigError: no such device, or no GPU here.
         ModelError: config.json cannot be read, or the model's cost is not known.
     """
-    if name.lower() not in (*DEVICES, *_LOOKED_AT):
-        raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_LOOKED_AT))}")
+    if name.lower() not in (*DEVICES, *_MEASURED):
+        raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_MEASURED))}")
     kind, most_kv_bytes = name.lower(), None
     values = read_json(checkpoint / "config.json")
     if kind in DEVICES:

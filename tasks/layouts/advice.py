@@ -16,7 +16,7 @@ AS_WRITTEN = "as written"
 MOST_SHOWN = 6
 """Most orders of a single workload that are shown beside its own."""
 
-WORTH_SAYING = 0.05
+LEAST_GAIN = 0.05
 """Share of the prompt tokens below which a saving is not mentioned."""
 
 
@@ -87,7 +87,7 @@ def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvic
         num_rows=num_rows,
         num_prompt_tokens=num_prompt_tokens,
         costs=costs,
-        sentences=tuple(_say(sides, costs)),
+        sentences=tuple(_list_sentences(sides, costs)),
     )
 
 
@@ -112,8 +112,8 @@ def _list_ways(sides: Sequence[Side]) -> dict[str, list[RowOrders]]:
     return ways
 
 
-def _say(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
-    said = []
+def _list_sentences(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
+    sentences = []
     by_name = {cost.name: cost for cost in costs}
     so_far = by_name.get("kept", by_name[AS_WRITTEN])
     best, each = by_name["one order"], by_name.get("order per row")
@@ -123,22 +123,22 @@ def _say(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
     for side, own, other in zip(sides, so_far.orders, best.orders, strict=True):
         name = side.workload.name
         if side.parts.fixed_because:
-            said.append(f"{name}: its layout stays as it is written: {side.parts.fixed_because}.")
-        elif own == other or saved < WORTH_SAYING:
-            said.append(f"{name}: its layout is right as it is.")
+            sentences.append(f"{name}: its layout stays as it is written: {side.parts.fixed_because}.")
+        elif own == other or saved < LEAST_GAIN:
+            sentences.append(f"{name}: its layout is right as it is.")
         elif side.workload.prompt.layout == "auto":
-            said.append(f"{name}: a night may choose {other}.")
+            sentences.append(f"{name}: a night may choose {other}.")
         else:
-            said.append(f'{name}: layout = "auto" in its [prompt] lets a night choose {other}.')
+            sentences.append(f'{name}: layout = "auto" in its [prompt] lets a night choose {other}.')
     prompts = [side.workload.prompt for side in sides]
     words = [side.parts.head.partition("{")[0] for side in sides]  # before the first field
     heads = {(each.system if each.chat else "", head) for each, head in zip(prompts, words, strict=True)}
     if len(heads) > 1:
-        said.append(
+        sentences.append(
             "Their prompts begin with different system messages or words, behind which nothing is shared: give "
             "instructions a part with a label in the template, such as 'Task: ...', which may follow the document."
         )
-    return said
+    return sentences
 
 
 def explain_failure(names: Sequence[str], error: BatchloomError) -> LayoutAdvice:

@@ -46,7 +46,7 @@ def parse_until(text: str, now: datetime) -> datetime:
         try:
             named = today.replace(hour=hour, minute=minute, second=second, microsecond=0)
         except ValueError as error:
-            raise ConfigError(f"until must be a time of day as 06:00, got {text!r}") from error
+            raise ConfigError(f"until must be a time of day such as 06:00, got {text!r}") from error
         days = (named, named + timedelta(days=1))
         # A clock that is set back shows some times twice: fold 0 first, then fold 1.
         times = (day.replace(fold=fold).astimezone() for day in days for fold in (0, 1))
@@ -55,9 +55,9 @@ def parse_until(text: str, now: datetime) -> datetime:
         found = datetime.fromisoformat(text)
         found = found if found.tzinfo else found.astimezone()
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"until must be a time of day as 06:00, or a date and a time, got {text!r}") from error
+        raise ConfigError(f"until must be a time of day such as 06:00, or a date and a time, got {text!r}") from error
     if found <= now:
-        raise ConfigError(f"until {text} is over")
+        raise ConfigError(f"until {text} has passed")
     return found
 
 
@@ -67,5 +67,5 @@ def parse_budget(text: str) -> float:
     rest = re.sub(r"\d+(?:\.\d+)?\s*(?:h|min|s)(?![a-z])", "", text).strip()
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if rest or not 0 < seconds < LONGEST_SECONDS:
-        raise ConfigError(f"budget must be a length of time as 90min or 1h 30min, got {text!r}")
+        raise ConfigError(f"budget must be a length of time such as 90min or 1h 30min, got {text!r}")
     return seconds

@@ -51,7 +51,7 @@ class Pace:
         self._running: dict[int, float] = {}
         self._ended: dict[int, float] = {}
         self._num_done_rows = 0
-        self._said: float | None = None
+        self._logged_rows: float | None = None
         self._lock = threading.Lock()
         self.half_time_rows: int | None = None
 
@@ -69,8 +69,8 @@ class Pace:
             num_rows, total = self.forecast_rows(now), sum(self._num_rows)
             if now >= self._half_time and self.half_time_rows is None:
                 self.half_time_rows = num_rows
-            if self._said is None or abs(num_rows - self._said) > LEAST_CHANGE * total:
-                self._said = num_rows
+            if self._logged_rows is None or abs(num_rows - self._logged_rows) > LEAST_CHANGE * total:
+                self._logged_rows = num_rows
                 LOGGER.info(
                     "%s: partitions take %.2f times what was forecast: %s of %s rows should be done by the deadline",
                     *(self._title, self.factor, f"{num_rows:,}", f"{total:,}"),

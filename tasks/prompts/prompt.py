@@ -94,7 +94,7 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
         spaced_head, spaced_tail = render_around(" \n", system, codec, variables)
         strips_start, strips_end = spaced_head == head, spaced_tail == tail
         if not (strips_start or spaced_head == head + " \n") or not (strips_end or spaced_tail == " \n" + tail):
-            raise ModelError("the model's chat template does not carry a user's message through unchanged")
+            raise ModelError("the model's chat template changes the user's message")
     return PromptFormat(
         head=codec.trust(head),
         segments=tuple((codec.trust(literal), column) for literal, column in segments),

@@ -73,7 +73,8 @@ class ObjectStore:
         framed: bytes = self._call(name, self._store.cat_file)
         content = framed[DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != framed[:DIGEST_BYTES]:
-            raise DamagedObjectError(f"{self.url}/{name} has another sha256 than was put with it: changed or cut off")
+            what = "does not have the sha256 that was stored with it: it was changed or truncated"
+            raise DamagedObjectError(f"{self.url}/{name} {what}")
         return content
 
     def put_file(self, name: str, path: str | Path) -> None:

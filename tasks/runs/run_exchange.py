@@ -1,7 +1,7 @@
 """A run's copy in an object store, for workers that do not see the run's folder.
 
 The run puts its plan there and copies finished files into its folder (`RunExchange`). A worker has a private folder
-with the files it needs (`run_at_hand`), and uploads those that it changes.
+with the files it needs (`local_job`), and uploads those that it changes.
 """
 
 import logging
@@ -140,7 +140,7 @@ class RunExchange:
             with _repeating(look, LOOK_SECONDS, self._store.url):
                 yield
         except BaseException:
-            with _warn_only(self._store.url):
+            with _errors_as_warnings(self._store.url):
                 self.take()
             raise
         self.take()
@@ -153,16 +153,16 @@ class RunExchange:
 
 def recover_exchange(folder: str | Path) -> None:
     """Copy what workers finished for a run that died; if the store is out of reach, those rows are answered again."""
-    _with_noted(folder, lambda exchange: exchange.take(STATE_FOLDERS))
+    _call_exchange(folder, lambda exchange: exchange.take(STATE_FOLDERS))
 
 
 def drop_exchange(folder: str | Path) -> None:
     """Delete a run's copy in a store, if it has one; if the store is out of reach, a warning names the copy."""
-    _with_noted(folder, RunExchange.drop)
+    _call_exchange(folder, RunExchange.drop)
 
 
 @contextmanager
-def run_at_hand(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]]:
+def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]]:
     """The job with paths of this host, and a function to call with each changed file.
 
     With an exchange, the job's folder is this process's private one, with the state of the partition so far.
@@ -183,7 +183,7 @@ def run_at_hand(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Uploa
     _fetch_partition(store, folder, partition)
     checkpoint = _find_checkpoint(job.exchange, job.model_digest)
     here = replace(job, run_folder=str(folder), plan=replace(job.plan, path=str(plan)), checkpoint=checkpoint)
-    with _in_touch(store, folder):
+    with _relaying(store, folder):
         yield here, lambda path: _upload(store, path, folder)
 
 
@@ -203,12 +203,12 @@ def _fetch_partition(store: ObjectStore, folder: Path, partition: int) -> None:
 def _find_checkpoint(exchange: Exchange, model_digest: str) -> str:
     checkpoint = resolve_checkpoint(exchange.model)
     if checkpoint_digest(checkpoint) != model_digest:
-        raise ModelError(f"model {exchange.model!r} is another one on {platform.node()} than where the run began")
+        raise ModelError(f"model {exchange.model!r} on {platform.node()} differs from the one where the run began")
     return str(checkpoint)
 
 
 @contextmanager
-def _in_touch(store: ObjectStore, folder: Path) -> Iterator[None]:
+def _relaying(store: ObjectStore, folder: Path) -> Iterator[None]:
     """During the block, pass on stop requests from the store and upload progress; at its end, put a stop request that
     was made here into the store."""
     stop, is_told = StopRequest(folder), threading.Event()
@@ -246,14 +246,14 @@ def _fetch(store: ObjectStore, path: str, folder: Path) -> None:
         file.write(content)
 
 
-def _with_noted(folder: str | Path, act: Callable[[RunExchange], None]) -> None:
+def _call_exchange(folder: str | Path, act: Callable[[RunExchange], None]) -> None:
     """Call `act` with the exchange that the run folder names, if any; its errors become warnings."""
     try:
         url = (Path(folder) / "exchange").read_text()
     except OSError:
         return
     if url:
-        with _warn_only(url):
+        with _errors_as_warnings(url):
             act(RunExchange(folder, url))
 
 
@@ -269,7 +269,7 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
         num_looks = 0
         while not has_ended.wait(seconds):
             num_looks += 1
-            with _warn_only(url):
+            with _errors_as_warnings(url):
                 look(num_looks)
 
     thread = threading.Thread(target=repeat, daemon=True)
@@ -282,7 +282,7 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
 
 
 @contextmanager
-def _warn_only(url: str) -> Iterator[None]:
+def _errors_as_warnings(url: str) -> Iterator[None]:
     try:
         yield
     except BatchloomError as error:

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.partitions.attempt import infer_partition
 from tasks.partitions.partition_work import AttemptLog
 from tasks.runs.infer_job import InferJob
-from tasks.runs.run_exchange import run_at_hand
+from tasks.runs.run_exchange import local_job
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.worker_pool import WorkerPool, begin_partition
 
@@ -30,7 +30,7 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     """
     import ray
 
-    with run_at_hand(partition, job) as (here, upload_file), here.stop.make_on_error():
+    with local_job(partition, job) as (here, upload_file), here.stop.make_on_error():
         begin_partition(AttemptLog(here.run_folder, partition, upload_file))
         gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         if gpu_ids:

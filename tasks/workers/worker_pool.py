@@ -133,5 +133,5 @@ def _describe_end(process: "subprocess.Popen[bytes]") -> str:
     try:
         code = process.wait(CLOSE_SECONDS)
     except subprocess.TimeoutExpired:
-        return "does not listen any more"
+        return "does not answer any more"
     return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

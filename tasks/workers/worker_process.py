@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from engine.child_process import end_with_parent
 from engine.errors import WorkerError
 from tasks.partitions.attempt import infer_partition
-from tasks.runs.run_exchange import run_at_hand
+from tasks.runs.run_exchange import local_job
 from tasks.runs.worker_copy import PROCESS_COPY
 
 LOGGER = logging.getLogger("batchloom")
@@ -37,7 +37,7 @@ def serve(line: Connection) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            with run_at_hand(partition, job) as (here, upload_file):
+            with local_job(partition, job) as (here, upload_file):
                 parts = infer_partition(partition, here, upload_file)
             line.send(("parts", parts))
         except Exception as error:
