@@ -132,23 +132,16 @@ def _select_rows(
         "questions": digests,
         "model_digest": model_digest,
     }
+    sha256_of = f"sha256_of_{secrets.token_hex(8)}"  # a unique name, because all connections to a file share functions
+    blob, text = duckdb.sqltypes.BLOB, duckdb.sqltypes.VARCHAR
+    connection.create_function(sha256_of, _hash_values, [blob], text, type="arrow", null_handling="special")
     query = fill_identifiers(
         statement("read/checked_requests"),
         columns=workload.columns,
         priority=workload.priority or "row_priority",
-        sha256_of=_create_sha256(connection),
+        sha256_of=sha256_of,
     )
     return connection.sql(choice.narrow(query) if choice else query, params=parameters).to_arrow_reader(BATCH_ROWS)
-
-
-def _create_sha256(connection: duckdb.DuckDBPyConnection) -> str:
-    """Register `_hash_values` and return its name in SQL, a unique one: all connections to a file share functions."""
-    name = f"sha256_of_{secrets.token_hex(8)}"
-    parameters = [duckdb.sqltypes.BLOB]
-    connection.create_function(
-        name, _hash_values, parameters, duckdb.sqltypes.VARCHAR, type="arrow", null_handling="special"
-    )
-    return name
 
 
 def _hash_values(values: pa.ChunkedArray) -> pa.Array:
