@@ -81,15 +81,15 @@ class FailurePolicy:
     """
 
     retries: Annotated[
-        int, Field(ge=0, description="of a partition, before it is split until the rows that fail are found")
+        int, Field(ge=0, description="of a failing partition, before it is split to find the rows that fail")
     ] = 2
     retry_delay_seconds: Annotated[
-        float, Field(ge=0, description="before the first retry; each further one waits twice as long")
+        float, Field(ge=0, description="delay before the first retry; each further delay is twice as long")
     ] = 1.0
     max_error_rate: Annotated[
-        float, Field(ge=0, le=1, description="the run fails where a larger share of the rows it tried does")
+        float, Field(ge=0, le=1, description="the run fails if a larger share of the tried rows fails")
     ] = 0.5
-    error_rate_rows: Annotated[int, Field(ge=1, description="fewest rows that say something about that share")] = 20
+    error_rate_rows: Annotated[int, Field(ge=1, description="fewest tried rows for which that share is checked")] = 20
 
     def check(self, reasons: Counter[str], num_rows: int) -> None:
         """Raise `FailureRateError` if too many of `num_rows` failed; `reasons` counts the failed rows by reason."""
