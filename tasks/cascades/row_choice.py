@@ -34,7 +34,8 @@ class RowChoice:
         """Create temporary tables of answers; returns the name of the table that decides which rows are done.
 
         For the first model, a row is done if that model has answered it, even if the other one has answered it later.
-        For the other model, a row is done if its newest answer is its own: a later answer of the first model counts.
+        For the other model, a row is done if the row's newest answer is from that model. So when the first model has
+        answered the row again, the other one must, too.
         """
         take_answers(connection, workload, self.model_digest, "batchloom_first_answers")
         if self.role == "first":

@@ -62,12 +62,13 @@ def test_rows_come_in_key_order_whatever_the_order_in_the_table(night: Any) -> N
 def test_a_workload_may_spell_columns_in_other_case_than_its_query(night: Any) -> None:
     shipped = load_workload("snippets")
     prompt = replace(shipped.prompt, template=shipped.prompt.template.replace("{body}", "{Body}"))
-    run = night.prepare(replace(shipped, prompt=prompt), lambda row: {"answer": row["Body"], "finish_reason": "eos"})
-    run.write()
+    other = replace(shipped, prompt=prompt, key=("Doc_ID", "query_id"))
+    night.prepare(other, lambda row: {"answer": row["Body"], "finish_reason": "eos"}).write()
     assert night.sql("select distinct doc_id, snippet from latest_snippets order by all") == [
         ("d1", "body 1"),
         ("d2", "body 2"),
     ]
+    assert night.prepare(other).read.num_already_done == 3
 
 
 def test_each_row_that_cannot_be_answered_names_its_reason(night: Any) -> None:
