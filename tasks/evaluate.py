@@ -1,4 +1,4 @@
-"""How good the answers of a workload are, as a step of a flow."""
+"""Evaluates the answers of a workload, as a Prefect task."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -11,5 +11,5 @@ from tasks.workloads.workload import Workload
 def evaluate(
     database: str, workload: Workload, gold: str | None, run: str | None, against: str | None, k: int
 ) -> Evaluation:
-    """See `tasks.evaluation.evaluation.evaluate_answers`."""
+    """See `evaluate_answers`."""
     return evaluate_answers(database, workload, gold, run_id=run, against=against, k=k)

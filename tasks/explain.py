@@ -1,4 +1,4 @@
-"""Explain a workload before its model is loaded: what there is to do, what sharing saves, how long it would take."""
+"""Explains a workload before its model is loaded: its rows, what sharing saves, and how long it would take."""
 
 import time
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ class ExplainJob:
     """What all workloads have in common.
 
     Attributes:
-        database: path of the DuckDB file; earlier answers in it tell how long answers are.
+        database: path of the DuckDB file; earlier answers in it give the expected length.
         model: as the user named it.
-        checkpoint: its folder; config.json and the tokenizer are read.
+        checkpoint: the model's folder; config.json and the tokenizer are read.
         engine: settings of each engine.
         hardware: the device whose times are predicted.
-        num_engines: that work side by side, each on such a device.
-        method: of the plans.
+        num_engines: engines that run in parallel, each on such a device.
+        method: how prompts are grouped.
     """
 
     database: str
@@ -61,11 +61,11 @@ def explain(
     job: ExplainJob,
     seconds: dict[str, float],
 ) -> Forecast:
-    """Everything known of one workload.
+    """The forecast of one workload.
 
     Args:
-        plan: of the rows found; None where there are none.
-        seconds: that the stages before took.
+        plan: of the rows found; None if there are none.
+        seconds: that the earlier stages took.
     Raises:
         ArtifactError: a file is not what its reference says.
         CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
@@ -117,7 +117,7 @@ def explain(
 
 
 def _compare_policies(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> tuple[SharingPolicy, ...]:
-    """From no sharing to one level with shared runs on its paths, of the rows as a whole: no partition cuts a group."""
+    """Token counts of ways to share prefixes over all rows, from no sharing to the plan's, before partitions cut it."""
     num_logical = int(rows.num_prompt_tokens.sum())
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
     processed = {method: plan_prompts(rows.prompts, method=method)[1].num_processed_tokens for method in methods}
@@ -133,7 +133,7 @@ def _compare_policies(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> 
 
 
 def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> Prediction:
-    """Every partition as it would run, and a few of them with a setting changed."""
+    """Simulate every partition, and a few of them with other settings."""
     hardware, kv_bytes = job.hardware, job.hardware.kv_bytes(job.engine)
 
     def simulate(config: EngineConfig, kv_bytes: int, first_partition: int, num_partitions: int) -> SimulationSummary:
@@ -169,7 +169,7 @@ def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLe
 def _as_cached(
     rows: Plan, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
 ) -> SharingPolicy:
-    """What a cache of blocks finds by itself in the rows as the table has them, with the same KV memory."""
+    """What an LRU cache of blocks shares if rows run in table order, with the same KV memory."""
     config = replace(job.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0)
     kv_bytes = job.hardware.kv_bytes(job.engine)
     run = job.hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
@@ -177,7 +177,7 @@ def _as_cached(
 
 
 def _as_scheduled(none: SharingPolicy, prediction: Prediction, num_partitions: int) -> SharingPolicy:
-    """What the simulated run computed: partitions share nothing with each other, and preempted work comes twice."""
+    """What the simulated run computes: partitions share nothing with each other, and preempted work is repeated."""
     name = "as run, in one partition" if num_partitions == 1 else f"as run, in {num_partitions:,} partitions"
     if prediction.num_oversized_rows:
         name += ", without rows that do not fit"
@@ -191,7 +191,7 @@ def _policy(name: str, num_processed: int, num_logical: int) -> SharingPolicy:
 
 @contextmanager
 def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Notes how long the block took."""
+    """Note how long the block takes."""
     started = time.perf_counter()
     yield
     seconds[stage] = time.perf_counter() - started

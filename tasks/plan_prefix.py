@@ -1,7 +1,7 @@
-"""tokens.parquet to plan.parquet: which rows share which prefix, cut into partitions for the workers.
+"""Turns tokens.parquet into plan.parquet: prefix groups of rows, in partitions for the workers.
 
-Prompts are sorted on disk where they do not fit in memory, planned range by range, and written in the order of the plan
-with each shared prefix once, so that a worker reads its partition and nothing else.
+Prompts are sorted (on disk where they do not fit in memory), planned range by range, and written in the plan's order
+with each shared prefix once. A worker reads its partition and nothing else.
 """
 
 from collections import defaultdict
@@ -26,18 +26,11 @@ from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
 
 CODE = (
     __name__,
-    *("engine.planning.choose_by_paper", "engine.planning.choose_exactly"),
-    *("engine.planning.plan", "engine.planning.plan_partitions"),
-    *("engine.planning.planner", "engine.planning.prefix_tree", "engine.planning.range_cuts"),
-    *(
-        "tasks.storage.batches",
-        "tasks.storage.external_sort",
-        "tasks.storage.prompt_order",
-        "tasks.storage.prompt_buckets",
-    ),
-    "tasks.storage.plan_file",
+    *(f"engine.planning.{name}" for name in ("choose_by_paper", "choose_exactly", "plan", "plan_partitions")),
+    *(f"engine.planning.{name}" for name in ("planner", "prefix_tree", "range_cuts")),
+    *(f"tasks.storage.{name}" for name in ("batches", "external_sort", "plan_file", "prompt_buckets", "prompt_order")),
 )
-"""Modules that decide what a plan is."""
+"""Modules whose code decides the plan: a change of one makes the cached plans stale."""
 
 
 @task(name="plan_prefix", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -50,12 +43,9 @@ def plan_prefix(
     block_size: int | None,
     is_cheapest_first: bool = False,
 ) -> ArtifactRef:
-    """`write_plan` into the database's cache, unless the same tokens were planned before with the same settings.
+    """`write_plan` into the database's cache, unless the cache holds the plan of these tokens and settings already.
 
-    Args:
-        tokens: the tokens artifact.
-        method: how prompts are grouped.
-        partition_tokens, num_answer_tokens, block_size, is_cheapest_first: see `write_plan`.
+    See `write_plan` for the parameters.
     """
     how = (method, partition_tokens, num_answer_tokens, block_size, is_cheapest_first)
     return build_once(database, "plan", (tokens.digest, *how), CODE, lambda target: write_plan(tokens, target, *how))
@@ -73,13 +63,14 @@ def write_plan(
     range_tokens: int = RANGE_TOKENS,
     bucket_tokens: int = BUCKET_TOKENS,
 ) -> ArtifactRef:
-    """Write `target`: the plan of all prompts in `tokens`. In memory are one range and a few numbers a group.
+    """Write `target`: the plan of all prompts in `tokens`. Memory holds one range and a few numbers for each group.
 
     Args:
-        partition_tokens: cost of one partition, about; see `engine.planning.plan_partitions`.
-        num_answer_tokens: expected of each distinct prompt; they count as work.
-        block_size: tokens in the KV blocks that groups share; None: they share nothing.
-        is_cheapest_first: of one priority, groups that cost the least a row are in the first partitions.
+        method: how prompts are grouped.
+        partition_tokens: approximate cost of a partition; see `engine.planning.plan_partitions`.
+        num_answer_tokens: expected of each distinct prompt; part of its cost.
+        block_size: tokens of a KV block; groups share whole blocks. None: groups share nothing.
+        is_cheapest_first: within a priority, groups with the lowest cost per row go into the first partitions.
         range_tokens: see `plan_ranges`.
         bucket_tokens: see `sort_prompts`.
     Raises:
@@ -92,11 +83,12 @@ def write_plan(
         ranges = plan_ranges(rows, method=method, block_size=block_size, range_tokens=range_tokens)
         split = _split_ranges(ranges, groups, partition_tokens, num_answer_tokens)
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
-        costs, priorities, common_lens = map(groups.concatenate, ("costs", "priorities", "common_lens"))
+        names = ("costs", "priorities", "common_lens", "num_rows")
+        costs, priorities, common_lens, num_rows = map(groups.concatenate, names)
         if is_cheapest_first:
-            from engine.planning.cheapest_first import rank_cheapest_first  # most nights have no deadline
+            from engine.planning.cheapest_first import rank_cheapest_first  # imported only when needed
 
-            priorities = rank_cheapest_first(costs, priorities, groups.concatenate("num_rows"))
+            priorities = rank_cheapest_first(costs, priorities, num_rows)
         block_size = None if method == "none" else block_size
         placement = place_groups(costs - whole_blocks(common_lens, block_size), priorities, partition_tokens)
         common_lens = placement.common_lens(common_lens)
@@ -105,7 +97,7 @@ def write_plan(
         costs = np.bincount(placement.partitions, weights=costs - num_shared).astype(np.int64)
         num_processed_tokens = groups.sharing.num_processed_tokens - int(num_shared.sum())
         summary = PlanSummary(
-            num_rows=groups.num_rows,
+            num_rows=int(num_rows.sum()),
             num_groups=groups.num_groups,
             num_partitions=len(costs),
             partition_costs=tuple(costs.tolist()),
@@ -116,23 +108,21 @@ def write_plan(
         if np.any(np.diff(placement.partitions) < 0):
             batches = sort_batches(batches, "partition", folder)
         schema = schema_with(summary)
-        # A partition has row groups of its own.
+        # Each partition has row groups of its own, so that `read_partition` reads no other rows.
         cut = (batch.replace_schema_metadata(schema.metadata) for batch in cut_by(batches, "partition"))
         return write_parquet(target, schema, cut)
 
 
 class _Groups:
-    """What is kept of the groups of all ranges: totals, and a few numbers a group."""
+    """Totals over all ranges, and a few numbers for each group."""
 
     def __init__(self) -> None:
-        self.num_rows = 0
         self.num_groups = 0
         self.sharing = SharingStats()
         self._columns: dict[str, list[npt.NDArray[np.int64]]] = defaultdict(list)
 
     def add(self, plan: Plan, sharing: SharingStats, num_answer_tokens: int) -> None:
         starts = plan.group_starts
-        self.num_rows += plan.num_rows
         self.num_groups += len(starts)
         self.sharing = SharingStats(
             num_logical_tokens=self.sharing.num_logical_tokens + sharing.num_logical_tokens,
@@ -145,7 +135,7 @@ class _Groups:
         self._columns["common_lens"].append(plan.num_common_tokens[starts].astype(np.int64))
 
     def concatenate(self, name: str) -> npt.NDArray[np.int64]:
-        """A number of each group: "costs", "priorities", "num_rows" or "common_lens"."""
+        """The column "costs", "priorities", "num_rows" or "common_lens", with one number for each group."""
         return np.concatenate([np.empty(0, np.int64), *self._columns[name]])
 
 
@@ -155,7 +145,7 @@ def _split_ranges(
     partition_tokens: PartitionTokens,
     num_answer_tokens: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of `PLAN_SCHEMA`; all in partition 0 so far."""
+    """The groups of all ranges, numbered on, as batches of `PLAN_SCHEMA`; `_place_rows` sets their partitions."""
     for plan, sharing in ranges:
         split = split_groups(plan, partition_tokens, num_answer_tokens)
         split = replace(split, group_id=split.group_id + groups.num_groups)
@@ -166,6 +156,7 @@ def _split_ranges(
 def _place_rows(
     batches: Iterator[pa.RecordBatch], partitions: npt.NDArray[np.int32], common_lens: npt.NDArray[np.int32]
 ) -> Iterator[pa.RecordBatch]:
+    """Set the columns partition and num_common_tokens from the values of each row's group."""
     for batch in batches:
         groups = batch.column("group_id").to_numpy()
         for name, of_group in (("partition", partitions), ("num_common_tokens", common_lens)):

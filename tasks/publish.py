@@ -1,4 +1,4 @@
-"""A copy of the database for readers alone, always whole: they never meet a writer, and no writer meets them."""
+"""Publishes a complete copy of the database for readers, so that readers and writers never lock each other out."""
 
 import fcntl
 import logging
@@ -23,7 +23,7 @@ WAIT_SECONDS = 0.2
 
 
 def check_target(database: Path, target: Path) -> None:
-    """Refuse a place where no copy of the database can lie.
+    """Check that a copy of the database can be written to `target`.
 
     Raises:
         ConfigError: its folder is missing, it is a folder itself, or it is the database.
@@ -38,16 +38,16 @@ def check_target(database: Path, target: Path) -> None:
 
 @task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
 def publish(database: str, target: str) -> int:
-    """`publish_copy` as a step of a flow; tried again, since a lock or a full disk may not last."""
+    """`publish_copy` as a task. It is retried, because a lock or a full disk may not last."""
     return publish_copy(database, target)
 
 
 def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
-    """`publish` in a flow that ends.
+    """`publish` at the end of a flow.
 
     Args:
-        target: where the copy goes.
-        is_lenient: the night has failed already; try once, and log an error instead of raising it.
+        target: the file to replace.
+        is_lenient: the night has failed already: try once, and log an error instead of raising it.
     """
     task_of_night = publish.with_options(retries=0) if is_lenient else publish
     state = task_of_night(str(database), str(target), return_state=True)
@@ -58,16 +58,16 @@ def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> 
 
 
 def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_seconds: float = 60.0) -> int:
-    """Put a copy of the database, as it was last committed, in the place of `target`; returns its size in bytes.
+    """Replace `target` by a copy of the database as it was last committed; returns the copy's size in bytes.
 
-    Whoever has the old copy open goes on reading the old one. Meanwhile others may read the database, not write it.
-    Do not call it while this process has the database open.
+    Processes that have the old copy open go on reading it. During the copy others may read the database, but not write
+    to it. Do not call this while this process has the database open.
 
     Args:
-        target: file that is replaced in one move.
+        target: file that is replaced atomically.
         lock_timeout_seconds: how long to wait while another process has the database open.
     Raises:
-        DatabaseError: the database is locked for longer than `lock_timeout_seconds`, or somebody writes to the copy.
+        DatabaseError: the database is locked for longer than `lock_timeout_seconds`, or a process writes to the copy.
         OSError: the copy cannot be written; the old one stays.
     """
     database, target = Path(database), Path(target)
@@ -91,7 +91,7 @@ def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_secon
 
 
 def _keep_writers_out(descriptor: int, database: Path) -> bool:
-    """Take the lock that DuckDB's readers take; False where a writer came first, or left something in its log."""
+    """Take the lock that DuckDB's readers take; False if a writer holds the database or left data in its log."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -101,7 +101,7 @@ def _keep_writers_out(descriptor: int, database: Path) -> bool:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Delete what `replace_file` could not, because its process was killed."""
+    """Delete temporary files of `replace_file` whose process was killed."""
     for path in target.parent.glob(f".{target.name}.*.tmp"):
         if re.fullmatch(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]{{8}}\.tmp", path.name):
             path.unlink(missing_ok=True)

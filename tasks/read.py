@@ -1,8 +1,8 @@
-"""Read a workload's requests without an answer, checked, as Parquet; and how long its earlier answers were."""
+"""Reads the rows of a workload that have no answer yet into requests.parquet, and the length of earlier answers."""
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,15 +28,15 @@ BATCH_ROWS = 1024
 NO_ANSWERS = "read/newest_answers_none"
 
 OPEN_QUESTIONS = pa.list_(pa.field("item", pa.int32(), nullable=False))
-"""Numbers of the questions that are to be asked, of a row that makes several requests."""
+"""Type of the column with the numbers of a row's questions that have no answer yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResult:
-    """What there is to do.
+    """What was read.
 
     Attributes:
-        requests: of ``requests.parquet``.
+        requests: ``requests.parquet``.
         num_selected: rows in it, those with an error included.
         num_already_done: rows that an earlier run answered and that have not changed since.
         num_errors: of the selected rows, those that cannot be answered.
@@ -50,7 +50,8 @@ class ReadResult:
 
 def requests_schema(workload: Workload) -> pa.Schema:
     """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error, row_priority;
-    open_questions where a row makes several requests; row_layout where rows may have an order of parts of their own."""
+    also open_questions where a row makes several requests, and row_layout where rows may have their own order of parts.
+    """
     return pa.schema(
         [
             pa.field("row_id", pa.int64(), nullable=False),
@@ -74,22 +75,21 @@ def read_requests(
     attach: Mapping[str, str] | None = None,
     choice: "RowChoice | None" = None,
 ) -> ReadResult:
-    """Write ``requests.parquet``: one row a row of the workload's query that has no answer for its content yet.
+    """Write ``requests.parquet``: the rows of the workload's query that have no answer for their content yet.
 
-    Rows come in the order of their key, whatever the order in the database, and stream through in batches; what does
-    not fit in memory on the way lies in the run folder. A row that cannot be answered (a NULL, blank or badly encoded
-    key or prompt field, or a reason the query itself gives in its ``error`` column) is there with the reason in
-    ``error`` and without its text. Keys are text; bytes in them that are not UTF-8 read as ``?``.
+    Rows are sorted by key and stream in batches; what does not fit in memory is spilled to the run folder. A row that
+    cannot be answered (a NULL, blank or badly encoded key or prompt field, or a reason that the query gives in its
+    ``error`` column) has the reason in ``error`` and no text. Keys are text; bytes that are not UTF-8 read as ``?``.
 
     Args:
-        model_digest: of the checkpoint; another model means another answer.
-        full: select rows that are answered, too.
+        model_digest: of the checkpoint; answers of other models do not count.
+        full: read answered rows, too.
         attach: what the query may read beside the database; see `tasks.database.connection.restrict_sql`.
-        choice: the rows among them that a step of a cascade answers, which `full` does not change but for the first.
+        choice: the rows that a step of a cascade answers; `full` changes only the first step's.
 
     Raises:
-        DatabaseError: no database, locked, or a table or column is missing, or the priority is no whole
-            number, or the query reads a file that it may not; the message says which.
+        DatabaseError: no database, locked, a missing table or column, a priority that is no whole number, or a query
+            that reads a file it may not; the message says which.
         ArtifactError: the run folder cannot be written.
     """
     counts = {"done": 0, "errors": 0}
@@ -98,18 +98,15 @@ def read_requests(
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
-        rows = _drop_done(_select_rows(connection, workload, model_digest, full, choice), counts)
-        texts = [f"text_field_{name}" for name in workload.columns if name in workload.prompt.fields]
-        hash_columns = {name: f"hash_{name}" for name in texts}
-        unsorted = _list_columns(rows, requests_schema(workload))
-        ordered = sort_batches(unsorted, "sort_key", run_folder, hash_columns=hash_columns)
+        rows = _select_rows(connection, workload, model_digest, full, choice)
+        texts = [name for name in rows.schema.names if name.startswith("text_")]
+        open_rows = _take_open(rows, texts, requests_schema(workload), counts)
+        ordered = sort_batches(open_rows, "sort_key", run_folder, hash_columns={name: f"hash_{name}" for name in texts})
         path = Path(run_folder) / "requests.parquet"
-        requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload))
+        requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
+    num_selected = requests.num_rows
     return ReadResult(
-        requests=requests,
-        num_selected=requests.num_rows,
-        num_already_done=counts["done"],
-        num_errors=counts["errors"],
+        requests=requests, num_selected=num_selected, num_already_done=counts["done"], num_errors=counts["errors"]
     )
 
 
@@ -129,90 +126,77 @@ def _select_rows(
     parameters: Mapping[str, Any] = {
         "requests_sql": workload.requests_sql,
         "keys": list(workload.key),
-        "fields": [name for name in workload.columns if name in workload.prompt.fields],
+        "fields": workload.hashed_fields,
         "may_be_empty": list(workload.prompt.may_be_empty),
         "workload_digest": workload.row_digest,
         "questions": digests,
         "model_digest": model_digest,
     }
+    sha256_of = f"sha256_of_{secrets.token_hex(8)}"  # a unique name, because all connections to a file share functions
+    blob, text = duckdb.sqltypes.BLOB, duckdb.sqltypes.VARCHAR
+    connection.create_function(sha256_of, _hash_values, [blob], text, type="arrow", null_handling="special")
     query = fill_identifiers(
         statement("read/checked_requests"),
         columns=workload.columns,
         priority=workload.priority or "row_priority",
-        sha256_of=_create_sha256(connection),
+        sha256_of=sha256_of,
     )
     return connection.sql(choice.narrow(query) if choice else query, params=parameters).to_arrow_reader(BATCH_ROWS)
 
 
-def _create_sha256(connection: duckdb.DuckDBPyConnection) -> str:
-    """Give SQL a `_hash_values`; returns its name, a new one, since all connections to a file share their functions."""
-    name = f"sha256_of_{secrets.token_hex(8)}"
-    parameters = [duckdb.sqltypes.BLOB]
-    connection.create_function(
-        name, _hash_values, parameters, duckdb.sqltypes.VARCHAR, type="arrow", null_handling="special"
-    )
-    return name
-
-
 def _hash_values(values: pa.ChunkedArray) -> pa.Array:
-    """What DuckDB's ``sha256`` gives, six times as fast where the processor has instructions for it."""
+    """As DuckDB's ``sha256``, but six times as fast where the processor has instructions for it."""
     return pa.array(
         [None if value is None else hashlib.sha256(value).hexdigest() for value in values.to_pylist()], pa.string()
     )
 
 
-def _drop_done(rows: pa.RecordBatchReader, counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
-    for batch in rows:
-        undone = batch.filter(pc.invert(batch.column("is_done")))
-        counts["done"] += batch.num_rows - undone.num_rows
-        counts["errors"] += undone.num_rows - undone.column("error").null_count
-        if undone.num_rows:
-            yield undone
-
-
-def _list_columns(rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The columns that `schema` is made of, with a column hash_* for each text_*."""
+def _take_open(
+    rows: pa.RecordBatchReader, texts: Sequence[str], schema: pa.Schema, counts: dict[str, int]
+) -> Iterator[pa.RecordBatch]:
+    """The rows that are not done, with the columns that `schema` is made of and a column hash_* for each of `texts`."""
     unused = {"hashes", "is_done", "open_questions", "row_layout"}.difference(schema.names)
-    for batch in rows:
+    for found in rows:
+        batch = found.filter(pc.invert(found.column("is_done")))
+        counts["done"] += found.num_rows - batch.num_rows
+        counts["errors"] += batch.num_rows - batch.column("error").null_count
+        if not batch.num_rows:
+            continue
         columns = {name: batch.column(name) for name in batch.schema.names if name not in unused}
         if "open_questions" in columns:
             columns["open_questions"] = columns["open_questions"].cast(OPEN_QUESTIONS)
-        texts, hashes = _text_columns(batch), batch.column("hashes").flatten()
+        hashes = batch.column("hashes").flatten()
         for number, name in enumerate(texts):
             columns[f"hash_{name}"] = hashes.take(pa.array(range(number, len(hashes), len(texts))))
         yield pa.RecordBatch.from_pydict(columns)
 
 
-def _text_columns(batch: pa.RecordBatch) -> list[str]:
-    return [name for name in batch.schema.names if name.startswith("text_")]
+def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Turn sorted rows (key_*, `texts`, content_key, error, row_priority) into those of `requests_schema`.
 
-
-def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload) -> Iterator[pa.RecordBatch]:
-    """Turn sorted rows (key_*, text_*, content_key, error, row_priority) into those of `requests_schema`."""
-    schema = requests_schema(workload)
-    fields = [name for name in workload.columns if name in workload.prompt.fields]
-    num_rows = 0
+    The query may spell a column in other case than the workload, so keys and texts go by their position.
+    """
+    schema, num_rows = requests_schema(workload), 0
     for batch in rows:
-        texts = {name: batch.column(text) for name, text in zip(fields, _text_columns(batch), strict=True)}
-        keys = dict(zip(workload.key, batch.columns[: len(workload.key)], strict=True))
-        own = {name: batch.column(name) for name in schema.names if name in batch.schema.names}
-        columns = {**own, **texts, **keys}
+        columns = {name: batch.column(name) for name in schema.names if name in batch.schema.names}
+        columns |= zip(workload.hashed_fields, map(batch.column, texts), strict=True)
+        columns |= zip(workload.key, batch.columns[: len(workload.key)], strict=True)
         columns["row_id"] = pa.array(range(num_rows, num_rows + batch.num_rows), pa.int64())
         num_rows += batch.num_rows
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
 read = task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)(read_requests)
-"""`read_requests` as a step of a flow: it waits for a lock itself, and any other error would come again."""
+"""`read_requests` as a task. No retries: it waits for a lock itself, and other errors would occur again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLength:
-    """How long an answer is taken to be.
+    """The expected length of an answer.
 
     Attributes:
-        num_tokens: of every answer.
-        num_earlier_answers: whose mean it is; 0 if none exist and it is the most that the workload allows.
+        num_tokens: the mean of earlier answers, or the most that the workload allows if there are none.
+        num_earlier_answers: of the mean; 0 for none.
     """
 
     num_tokens: int
@@ -220,12 +204,12 @@ class AnswerLength:
 
     @property
     def expected_output_tokens(self) -> int | None:
-        """What a request is told of it (`engine.Request`); None where no earlier answer says anything."""
+        """The parameter of `engine.Request`; None without earlier answers."""
         return self.num_tokens if self.num_earlier_answers else None
 
 
 def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength:
-    """The mean of the workload's earlier answers, rounded, else the most tokens that one may have."""
+    """The mean length of the workload's earlier answers, rounded, else the most tokens that it allows."""
     most, mean, num_answers = workload.kind.max_answer_tokens, None, 0
     if workload.kind.is_decoded:
         with connect(database, read_only=True) as connection:

@@ -1,4 +1,4 @@
-"""Runs that did not come through: what they finished is written, and the rest is left for the next run."""
+"""Ends runs that failed or were interrupted: finished answers are written, other rows are left for the next run."""
 
 import logging
 from pathlib import Path
@@ -13,19 +13,19 @@ from tasks.write import write_run
 LOGGER = logging.getLogger("batchloom")
 
 STOP_LOCK_TIMEOUT_SECONDS = 5.0
-"""How long a run that was told to stop waits for the database; what it cannot write, the next run writes."""
+"""How long a stopped run waits for the database; answers that it cannot write are written by the next run."""
 
 
 def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
-    """End a run that an exception ends; the caller raises the exception on.
+    """End a run after an exception, which the caller raises again.
 
-    Told to stop from outside (Ctrl-C, a signal, a cancellation), it is "interrupted", else "failed". A run that failed
-    before it gave a row to the model leaves no trace: the error says why, and nothing is half-written. What cannot be
-    written now stays in the folder, and the next run of the database writes it.
+    The run becomes "interrupted" if it was stopped from outside (Ctrl-C, a signal, a cancellation), else "failed". A
+    run that failed before it gave a row to the model is discarded: the error says why. Answers that cannot be written
+    now stay in the folder, and the next run of the database writes them.
 
     Args:
         run: written to its database and ended, or discarded.
-        error: what ended the run.
+        error: the exception.
     """
     is_failed = isinstance(error, Exception)
     if "requests" not in run.artifacts or (is_failed and not _has_tried_rows(run)):
@@ -45,13 +45,13 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
 
 
 def recover_runs(database: Path) -> None:
-    """Write what earlier runs finished and never came to write. Call it inside `hold_database`, see `sweep_runs`.
+    """Write answers that earlier runs finished but did not write. Call it inside `hold_database`, see `sweep_runs`.
 
-    A run whose artifacts are damaged is dropped, so that its rows are answered again. One whose workload cannot be read
-    stays where it is. Both are logged as warnings: neither may keep tonight's run from its work.
+    A run with damaged artifacts is discarded, so that its rows are answered again. A run whose workload cannot be read
+    stays as it is. Both are warnings, because tonight's run can do its work.
 
     Raises:
-        DatabaseError: the database is locked, or does not take the answers.
+        DatabaseError: the database is locked, or the answers cannot be written.
     """
     for run in sweep_runs(database):
         run_id = run.record.run_id
@@ -86,15 +86,15 @@ def recover_runs(database: Path) -> None:
 
 
 def _has_tried_rows(run: Run) -> bool:
-    """Whether the run came as far as giving rows to the model."""
+    """Whether the run gave rows to the model."""
     return any(next((Path(run.folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
 
 
 def _bind(workload: Workload, record: RunRecord) -> Workload:
-    """The workload with what the run's model decides of its answers; `ModelError` where that is not there any more."""
+    """The workload bound to the run's model; `ModelError` if that model is gone or has changed."""
     from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 
     checkpoint = resolve_checkpoint(record.model)
     if checkpoint_digest(checkpoint) != record.model_digest:
-        raise ModelError(f"model {record.model!r} is another one than it was")
+        raise ModelError(f"model {record.model!r} has changed since the run began")
     return workload.bind(checkpoint)

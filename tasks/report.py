@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page beside its artifacts, and its main numbers in Prefect."""
+"""Writes the report of a run: one HTML page in its folder, and its main numbers in Prefect."""
 
 import re
 from pathlib import Path
@@ -25,12 +25,12 @@ def write_report(
     *,
     lock_timeout_seconds: float = 30.0,
 ) -> tuple[Path, RunFacts]:
-    """Write the page of a run, whole or not at all, readable by its owner alone; the database stays as it is.
+    """Write the page of a run, completely or not at all, readable by its owner alone. The database is only read.
 
     Args:
-        run_id: None is the newest run.
-        page: where to; None is ``report.html`` in the run's folder.
-        plan: the run's plan artifact; None is what the run's manifest names. Without it there are no share degrees.
+        run_id: None for the newest run.
+        page: the file; None for ``report.html`` in the run's folder.
+        plan: the run's plan artifact; None for that of the run's manifest. Without a plan there are no share degrees.
 
     Returns:
         the absolute path of the page, and what it shows.
@@ -59,7 +59,7 @@ def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
 
     Args:
         run_id: of a run in the database.
-        plan: the run's plan artifact; None is what the run's manifest names.
+        plan: see `write_report`.
     Returns:
         the path of the page. Raises what `write_report` raises.
     """
@@ -78,7 +78,7 @@ def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
 
 
 def summarise(facts: RunFacts) -> str:
-    """The main numbers as a Markdown table, what stands out below."""
+    """The main numbers as a Markdown table, followed by the findings."""
     rows = [f"| {name} | {value} | {against} |" for name, value, against in key_figures(facts)]
     findings = [f"- {_plain(finding)}" for finding in find_remarkable(facts)]
     heading = f"## {_plain(facts.run.workload)}: {facts.run.status}"
@@ -93,5 +93,5 @@ def _find_plan(database: str | Path, folder: Path) -> ArtifactRef | None:
 
 
 def _plain(text: str) -> str:
-    """Text of the database as text of Markdown: nothing in it is markup, a link or a line of its own."""
+    """Text of the database escaped for Markdown, so that nothing in it is markup, a link or a line of its own."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&-])", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""A sample of a workload's rows: chosen in proportion, as requests of their own; and what was answered to them."""
+"""Samples a workload's rows: chooses them in proportion, writes their requests, and reads their answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from tasks.read import BATCH_ROWS
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.workloads.workload import Workload
 
-BOOKS = (
+HIDDEN_COLUMNS = (
     *("row_id", "token_ids", "label_logprobs", "finish_reason", "error", "compute_ms", "prefix_group"),
     *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
 )
-"""Columns of a part that are not the answer as people read it."""
+"""Columns of a part that are not shown as the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class Sample:
     """Chosen rows.
 
     Attributes:
-        requests: of them alone, numbered from 0.
-        share_degrees: of each, in that order: how many rows of the whole have its prefix; 1 where it shares none.
-        num_all: rows that they were chosen from; those with an error are not among them.
+        requests: the chosen rows, numbered from 0.
+        share_degrees: how many rows of the whole workload share the prefix of each chosen row; 1 if it shares none.
+        num_all: rows to choose from, without those that have an error.
     """
 
     requests: ArtifactRef
@@ -45,8 +45,8 @@ class SampledRow:
 
     Attributes:
         key: column to value.
-        answer: the columns of the answer that have a value.
-        error: why there is none; None where there is one.
+        answer: columns of the answer to their values, without nulls.
+        error: why there is no answer; None if there is one.
     """
 
     key: Mapping[str, Any]
@@ -67,13 +67,13 @@ def choose_rows(
     seed: int,
     workload: Workload,
 ) -> Sample:
-    """Write ``requests.parquet`` of so many rows, or of all where there are fewer, into a folder.
+    """Write ``requests.parquet`` with `num_rows` rows (all if there are fewer) to a folder.
 
     Args:
-        requests: of all rows, as are `tokens` and `plan`.
+        requests, tokens, plan: of all rows.
         folder: of the run that answers the sample.
-        seed: another one chooses other rows.
-        workload: whose rows make one prompt each, or several.
+        seed: decides which rows are chosen.
+        workload: whose rows they are.
     Raises:
         ArtifactError: an artifact is not what its reference says, or the folder cannot be written.
     """
@@ -103,8 +103,8 @@ def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]
     """The chosen rows with their answers, in the order of the requests.
 
     Args:
-        workload: whose key names a row.
-        parts: all that was answered.
+        workload: with the key columns.
+        parts: with all answers.
     """
     keys = pq.read_table(sample.requests.path, columns=list(workload.key)).to_pylist()
     answers: dict[int, dict[str, Any]] = {}
@@ -118,7 +118,11 @@ def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]
             share_degree=degree,
             num_prompt_tokens=answers[number]["num_prompt_tokens"],
             num_output_tokens=answers[number]["num_output_tokens"],
-            answer={name: value for name, value in answers[number].items() if name not in BOOKS and value is not None},
+            answer={
+                name: value
+                for name, value in answers[number].items()
+                if name not in HIDDEN_COLUMNS and value is not None
+            },
             error=answers[number]["error"],
         )
         for number, (key, degree) in enumerate(zip(keys, sample.share_degrees, strict=True))
@@ -127,7 +131,7 @@ def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]
 
 
 def _join(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Answers to two questions about a row."""
+    """Joins the answers to two questions about a row."""
     sums = {name: row[name] + other[name] for name in ("num_prompt_tokens", "num_output_tokens")}
     error = "; ".join(filter(None, (row["error"], other["error"]))) or None
     return row | {name: value for name, value in other.items() if value is not None} | sums | {"error": error}

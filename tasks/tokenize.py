@@ -1,21 +1,20 @@
-"""requests.parquet to tokens.parquet: each row's prompt as token ids, batch by batch."""
+"""Turns requests.parquet into tokens.parquet: the token ids of each row's prompt, batch by batch."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError, WorkloadError
-from tasks.prompts.prompt import SUFFIX, PromptEncoder, PromptFormat, RequestForm, workload_format
+from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
@@ -36,20 +35,20 @@ CODE = (
     *("tasks.prompts.prompt", "tasks.prompts.prompt_pieces", "tasks.prompts.text_codec"),
     *("tasks.prompts.text_cuts", "tasks.prompts.word_patterns"),
 )
-"""Modules that decide which tokens there are."""
+"""Modules whose code decides the token ids: a change of one makes the cached tokens stale."""
 
 NO_TOKENS = np.empty(0, np.int32)
 
 BATCH_ROWS = 512
-"""Rows in memory at a time: enough to keep every core busy, few enough for long documents."""
+"""Rows encoded at a time: enough to keep every core busy, few enough for long documents in memory."""
 
 
 @task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def tokenize(
     database: str, requests: ArtifactRef, workload: Workload, checkpoint: str, model_digest: str, max_model_len: int
 ) -> ArtifactRef:
-    """`write_tokens` into the database's cache, unless the same requests were tokenized before for the same workload,
-    model and limit.
+    """`write_tokens` into the database's cache, unless the cache holds these requests for this workload, model and
+    limit already.
 
     Args:
         model_digest: of the checkpoint's content.
@@ -72,34 +71,26 @@ def write_tokens(
         ArtifactError: the requests are not what their reference says, or `target` cannot be written.
     """
     check_room(workload, max_model_len)
-    codec = TextCodec.load(Path(checkpoint))
-    form = workload_format(workload.prompt, workload.kind.thinking, codec)
-    num_answer_tokens, cut, encoder = RequestForm.of(workload, codec, None).num_answer_tokens, None, None
+    codec, prompt = TextCodec.load(Path(checkpoint)), workload.prompt
+    num_answer_tokens, columns = RequestForm.of(workload, codec, None).num_answer_tokens, list(prompt.fields)
+    encode: Encode = PromptEncoder(workload_format(prompt, workload.kind.thinking, codec), codec).encode
+    if workload.row_layouts is not None:
+        from tasks.prompts.row_formats import ROW_LAYOUT, RowEncoder  # imported only when needed
+
+        columns, encode = [*columns, ROW_LAYOUT], RowEncoder(workload, codec).encode
     if workload.kind.is_pooled:
-        from tasks.prompts.text_limit import TextLimit  # other prompts are never cut
+        from tasks.prompts.text_limit import TextLimit  # imported only when needed
 
         limit = TextLimit.find(workload.kind, codec, Path(checkpoint), max_model_len)
-        max_model_len, num_answer_tokens, cut = limit.max_tokens, 0, limit.cut
-    if workload.row_layouts is not None:
-        from tasks.prompts.row_formats import RowEncoder  # most workloads have one order for all rows
-
-        encoder = RowEncoder(workload, codec)
+        max_model_len, num_answer_tokens, encode = limit.max_tokens, 0, limit.apply(encode)
+    suffixes = [codec.trust(suffix) for suffix in workload.kind.suffixes]
     with open_parquet(requests) as file:
-        batches = tokenize_requests(
-            file,
-            form,
-            codec,
-            max_model_len=max_model_len,
-            num_answer_tokens=num_answer_tokens,
-            suffixes=workload.kind.suffixes,
-            cut=cut,
-            encoder=encoder,
-        )
+        batches = tokenize_requests(file, columns, encode, max_model_len, num_answer_tokens, suffixes)
         return write_parquet(target, TOKENS_SCHEMA, batches)
 
 
 def check_room(workload: Workload, max_model_len: int) -> None:
-    """Raise `WorkloadError` where the longest answer leaves no room for a prompt in that many tokens."""
+    """Raise `WorkloadError` where the longest answer takes all of `max_model_len` and leaves no room for a prompt."""
     if (most := workload.kind.max_answer_tokens) >= max_model_len:
         room = f"answers of up to {most:,} tokens leave no room for a prompt in the model's {max_model_len:,}"
         raise WorkloadError(f"workload {workload.name!r}: {room}")
@@ -122,45 +113,41 @@ def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
 
 def tokenize_requests(
     requests: pq.ParquetFile,
-    form: PromptFormat,
-    codec: TextCodec,
-    *,
+    columns: Sequence[str],
+    encode: Encode,
     max_model_len: int,
     num_answer_tokens: int,
     suffixes: Sequence[str] = ("",),
-    cut: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int32]] | None = None,
-    encoder: Any = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `TOKENS_SCHEMA`, in the requests' order.
 
-    Where a row makes several requests, ``requests`` has a column ``open_questions`` with the numbers of those that are
-    to be made, and the row id of request ``n`` of row ``r`` is ``r * len(suffixes) + n``.
+    Where a row makes several requests, the column ``open_questions`` holds the numbers of those to make, and the row id
+    of request ``n`` of row ``r`` is ``r * len(suffixes) + n``.
 
     Args:
-        requests: columns row_id, error, row_priority, and the template's.
+        requests: with the columns row_id, error, row_priority and `columns`.
+        columns: what `encode` needs of each row.
+        encode: gives the token ids of each row's prompt.
         max_model_len: tokens of the longest prompt plus answer.
         num_answer_tokens: of these, kept free for the answer.
-        suffixes: see `AnswerKind.suffixes`.
-        cut: shortens prompts that are too long; None: their rows get an error.
-        encoder: where rows have orders of parts of their own, in a column ``row_layout``; None: all have `form`.
+        suffixes: see `AnswerKind.suffixes`; trusted.
     """
-    trusted = [codec.trust(suffix) for suffix in suffixes]
     numbers = ["open_questions"] if len(suffixes) > 1 else []
-    columns = sorted({column for _, column in form.segments if column is not None})
-    columns += [] if encoder is None else ["row_layout"]
-    encode = (encoder or PromptEncoder(form, codec)).encode
     names = ["row_id", "error", "row_priority", *numbers, *columns]
     for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=names):
         of_rows: list[str | None] = batch.column("error").to_pylist()
-        texts = {column: _decode_column(batch.column(column), column, of_rows) for column in columns}
+        texts = {column: batch.column(column).fill_null("").to_pylist() for column in columns}
         asked = np.array(list(_list_asked(batch, of_rows, numbers)), np.int64).reshape(-1, 2)
         errors = [of_rows[row] for row in asked[:, 0].tolist()]
-        values = [
-            {column: texts[column][row] for column in columns} | {SUFFIX: trusted[number]}
-            for (row, number), error in zip(asked.tolist(), errors, strict=True)
-            if error is None
-        ]
-        encoded = iter(encode(values) if cut is None else map(cut, encode(values)))
+        encoded = iter(
+            encode(
+                [
+                    {column: texts[column][row] for column in columns} | {SUFFIX: suffixes[number]}
+                    for (row, number), error in zip(asked.tolist(), errors, strict=True)
+                    if error is None
+                ]
+            )
+        )
         prompts = [next(encoded) if error is None else NO_TOKENS for error in errors]
         for place, prompt in enumerate(prompts):
             errors[place] = errors[place] or _why_impossible(len(prompt), max_model_len, num_answer_tokens)
@@ -174,23 +161,11 @@ def tokenize_requests(
 
 
 def _list_asked(batch: pa.RecordBatch, errors: Sequence[str | None], names: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Row of the batch and number of the request, of all that are to be made; a row with an error has number 0."""
+    """Row and number of each request to make; a row with an error has one, number 0."""
     opened = batch.column(names[0]).to_pylist() if names else repeat((0,))
     for row, (error, row_numbers) in enumerate(zip(errors, opened, strict=False)):
         for number in row_numbers if error is None else (0,):
             yield row, number
-
-
-def _decode_column(column: pa.Array, name: str, errors: list[str | None]) -> list[str]:
-    """The texts of a column of strings or bytes, empty where null; rows that are no UTF-8 get an error."""
-    texts = []
-    for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
-        try:
-            texts.append((value or b"").decode())
-        except UnicodeDecodeError as error:
-            errors[row] = errors[row] or f"{name} holds bytes that are not UTF-8, the first at byte {error.start}"
-            texts.append("")
-    return texts
 
 
 def _why_impossible(num_tokens: int, max_model_len: int, num_answer_tokens: int) -> str | None:

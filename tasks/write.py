@@ -1,15 +1,12 @@
-"""Write a run's answers to its database: all of them in one transaction, as often as one likes."""
+"""Writes a run's answers to its database in one transaction; writing a run again replaces its rows."""
 
 import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -32,53 +29,27 @@ FROM_RECORD = (
 
 
 def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.0) -> RunSummary:
-    """Call `write_answers` with the artifacts in the run's folder.
+    """Replace the run's rows in the database by those of its artifacts, complete parts and step records.
+
+    All in one transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows
+    that no part answers are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory
+    stays bounded. Rows that are written again keep their first created_at.
 
     Args:
-        run: whose complete parts and step records are written.
+        run: may have ended before it had tokenized or read; then it has no such artifact.
         lock_timeout_seconds: how long to wait while another process has the database open.
-    """
-    requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
-    parts, steps = run.list_parts(), run.list_steps()
-    options = {"lock_timeout_seconds": lock_timeout_seconds}
-    return write_answers(run.database, workload, run.record, requests, tokens, parts, steps, **options)
-
-
-write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
-"""`write_run` as a step of a flow; tried again, since it is all or nothing and a lock may last."""
-
-
-def write_answers(
-    database: str | Path,
-    workload: Workload,
-    run: RunRecord,
-    requests: ArtifactRef | None,
-    tokens: ArtifactRef | None,
-    parts: Sequence[ArtifactRef],
-    steps: Sequence[ArtifactRef],
-    *,
-    lock_timeout_seconds: float = 60.0,
-) -> RunSummary:
-    """Replace what the database holds of this run by what its artifacts say, in one transaction: all or nothing.
-
-    Rows with an error in `requests` or `tokens` become error rows (finish_reason "invalid"); rows that no part answers
-    are left out and stay to be done. Parquet is read inside DuckDB, so that memory stays bounded. Written again, the
-    rows keep their first created_at.
-
-    Args:
-        requests: None where the run ended before it had read them; then `tokens` and `parts` must be empty, too.
-        tokens: None where the run ended before it had tokenized.
-        parts: the finished ones; see `Run.list_parts`.
-
     Raises:
-        ArtifactError: an artifact is missing or damaged; found before the database is opened.
+        ArtifactError: an artifact is missing or damaged; it is raised before the database is opened.
         DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
     """
     started = time.perf_counter()
+    database, record = run.database, run.record
+    requests, tokens = run.artifacts.get("requests"), run.artifacts.get("tokens")
+    parts, steps = run.list_parts(), run.list_steps()
     refs = [ref for ref in (requests, tokens, *parts, *steps) if ref is not None]
     for ref in refs:
         open_parquet(ref).close()
-    attach, is_foreign = run.config.get("attach", {}), False
+    attach, is_foreign = record.config.get("attach", {}), False
     with connect(database, lock_timeout_seconds=lock_timeout_seconds, memory_limit=MEMORY_LIMIT) as connection:
         restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs], is_attaching=False)
         if attach:
@@ -88,29 +59,25 @@ def write_answers(
         connection.begin()
         try:
             create_schema(connection, workload, is_foreign=is_foreign)
-            _replace_answers(connection, workload, run, requests, tokens, parts)
-            counts = _replace_run(connection, workload, run, requests, steps, started)
+            _replace_answers(connection, workload, record, requests, tokens, parts)
+            counts = _replace_run(connection, workload, record, requests, steps, started)
             connection.commit()
         except BaseException:
             connection.rollback()
             raise
     return RunSummary(
-        run_id=run.run_id,
-        workload=run.workload,
-        status=run.status,
+        run_id=record.run_id,
+        workload=record.workload,
+        status=record.status,
         **counts,
-        num_already_done=run.num_already_done,
-        **_sum_tokens(parts),
-        best_token_saving_ratio=None if run.shared_with else run.best_token_saving_ratio,
-        infer_seconds=run.seconds.get("infer", 0.0),
+        num_already_done=record.num_already_done,
+        best_token_saving_ratio=None if record.shared_with else record.best_token_saving_ratio,
+        infer_seconds=record.seconds.get("infer", 0.0),
     )
 
 
-def _sum_tokens(parts: Sequence[ArtifactRef]) -> dict[str, int]:
-    """Sums over the rows of all parts."""
-    names = ["num_prompt_tokens", "num_cached_tokens", "num_output_tokens"]
-    tables = [pq.read_table(part.path, columns=names) for part in parts]
-    return {name: sum(pc.sum(table.column(name)).as_py() or 0 for table in tables) for name in names}
+write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
+"""`write_run` as a task. It is retried, because a lock may last; a failed attempt leaves nothing behind."""
 
 
 def _replace_answers(
@@ -152,7 +119,7 @@ def _replace_answers(
     if kind.question_digests:
         if run.workload_digest != workload.digest:
             raise ArtifactError(f"the questions of {workload.source} were changed since run {run.run_id} asked them")
-        from tasks.database.decisions import insert_decisions  # rows that ask one thing need none of it
+        from tasks.database.decisions import insert_decisions  # imported only when needed
 
         if tokens:
             insert_decisions(connection, workload, this_run | row, tokens.path, paths, part_schema(kind))
@@ -170,7 +137,7 @@ def _replace_run(
     steps: Sequence[ArtifactRef],
     started: float,
 ) -> dict[str, int]:
-    """Returns the counts of `RunSummary` that SQL takes from the rows."""
+    """Replace the run's row and its steps; returns the counts of `RunSummary` that SQL takes from the rows."""
     this_run = {"run_id": run.run_id}
     for table in ("steps", "runs"):
         connection.execute(fill_identifiers(statement("write/delete_run_rows"), table=table), this_run)
@@ -186,5 +153,5 @@ def _replace_run(
     }
     row |= {f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES}
     insert = fill_identifiers(statement("write/insert_run"), table=workload.output.table)
-    names = ("num_rows", "num_ok", "num_errors", "num_unanswered")
-    return dict(zip(names, connection.execute(insert, row).fetchall()[0], strict=True))
+    result = connection.execute(insert, row)
+    return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))

@@ -57,4 +57,4 @@ select
     $versions::json as versions
 from answers
 cross join step_totals
-returning num_rows, num_ok, num_errors, num_unanswered
+returning num_rows, num_ok, num_errors, num_unanswered, num_prompt_tokens, num_cached_tokens, num_output_tokens

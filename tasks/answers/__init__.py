@@ -1,1 +1,1 @@
-"""The kinds of answer a workload can ask for, one module a kind; `kind` says what each of them must tell."""
+"""The kinds of answer that a workload can ask for, one in each module; `kind` defines their interface."""

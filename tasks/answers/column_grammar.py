@@ -1,7 +1,7 @@
-"""DuckDB types as grammars: the JSON texts that DuckDB casts to a type without a loss.
+"""Grammars for DuckDB types: the JSON texts that DuckDB casts to a type without loss.
 
-Types are read by DuckDB itself. What a grammar of text can know is in it: ranges of whole numbers, digits of decimals,
-days of a month. So each finished answer can be cast, and no answer is read to find that out.
+DuckDB itself parses the types. The grammars include ranges of whole numbers, digits of decimals and days of months, so
+every complete answer can be cast, and answers need no check.
 """
 
 import json
@@ -25,12 +25,12 @@ SUPPORTED = "VARCHAR, BOOLEAN, whole numbers, FLOAT, DOUBLE, DECIMAL, DATE, TIME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a column's values are held to beyond its type.
+    """Bounds of a column's values beyond its type.
 
     Attributes:
-        max_chars: of each VARCHAR in the type; 0 for any number.
-        pattern: regular expression that each VARCHAR matches from end to end; empty for none.
-        max_items: of each list in the type; 0 for any number.
+        max_chars: most characters of each VARCHAR in the type; 0 for any number.
+        pattern: regular expression that each whole VARCHAR matches; empty for none.
+        max_items: most items of each list in the type; 0 for any number.
     """
 
     max_chars: int = 0
@@ -47,7 +47,7 @@ class Bounds:
 
 
 def parse_type(text: str) -> Any:
-    """DuckDB's own form of a type; `ValueError` where there is no such type, or a constraint is written behind it."""
+    """The type as DuckDB parses it; `ValueError` if there is no such type, or a constraint follows it."""
     try:
         (_, type_), *others = duckdb.sqltype(f"STRUCT(value {text})").children
     except duckdb.Error as error:
@@ -60,7 +60,7 @@ def parse_type(text: str) -> Any:
 
 
 def value_grammar(type_: Any, bounds: Bounds) -> str:
-    """An expression of llguidance's Lark for the values of a type, without null.
+    """An expression in llguidance's Lark syntax for the values of a type, without null.
 
     Raises:
         ValueError: the type is not supported.
@@ -92,7 +92,7 @@ def value_grammar(type_: Any, bounds: Bounds) -> str:
 
 
 def object_grammar(values: dict[str, str]) -> str:
-    """An expression for a JSON object with these names, in order, each with a value of its expression."""
+    """An expression for a JSON object with these names, in order; `values` maps them to the expressions of values."""
     parts = []
     for number, (name, value) in enumerate(values.items()):
         key = json.dumps(name, ensure_ascii=False)
@@ -101,7 +101,7 @@ def object_grammar(values: dict[str, str]) -> str:
 
 
 def leaf_ids(type_: Any) -> set[str]:
-    """The kinds of type that a type is made of, itself included."""
+    """The ids of a type and of all types nested in it."""
     children = type_.children if type_.id in ("struct", "list", "array") else []
     return {type_.id}.union(*(leaf_ids(child) for _, child in children if not isinstance(child, int)))
 
@@ -117,7 +117,7 @@ def _whole_numbers(num_bits: int, *, is_signed: bool) -> str:
 
 
 def _up_to(most: str) -> str:
-    """A regular expression for the whole numbers from 0 to `most`, without leading zeros."""
+    """A regular expression for the whole numbers from 0 to `most` without leading zeros."""
     choices = ["0", rf"[1-9][0-9]{{0,{len(most) - 2}}}"]
     for place, digit in enumerate(most):
         least = 1 if place == 0 else 0

@@ -1,4 +1,4 @@
-"""``mode = "decide"``: typed answers to several questions about a row, each with its probability."""
+"""``mode = "decide"``: typed answers to several questions about a row, with their probabilities."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from tasks.answers.kind import AnswerKind, EncodeLabels
 from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Output, Text, must, refuse_if
 
 STATES_COLUMN = "question_states"
-"""Column of the output table: what became of each question of the row, and the digest of the question."""
+"""Column of the output table with the state of each question of the row, and the question's digest."""
 
 STATES_TYPE = "MAP(VARCHAR, STRUCT(digest VARCHAR, finish_reason VARCHAR, error VARCHAR))"
 
@@ -28,10 +28,10 @@ _EXPECTED = "must be BOOLEAN, ENUM('a', 'b', ...) or SCORE(1, 5)"
 
 
 def find_labels(type_: str) -> tuple[Literal["boolean", "enum", "score"], tuple[str, ...]]:
-    """What a question's type is, and the labels that the model chooses from.
+    """The kind of a question's type, and the labels that the model chooses from.
 
     Raises:
-        ValueError: it is no type of a question; the message goes on from the key ``type``.
+        ValueError: the type is not supported; the message follows the key ``type``.
     """
     if match := _SCORE.fullmatch(type_.strip()):
         low, high = int(match[1]), int(match[2])
@@ -72,8 +72,8 @@ class Question:
     """One question about a row.
 
     Attributes:
-        type: BOOLEAN, ENUM('a', 'b', ...) or SCORE(a, b): the expectation over the whole numbers a to b.
-        ask: the question, as the model reads it.
+        type: BOOLEAN, ENUM('a', 'b', ...), or SCORE(a, b): the expected value over the whole numbers a to b.
+        ask: the question's text for the model.
     """
 
     type: Annotated[str, AfterValidator(_check_type)]
@@ -81,11 +81,11 @@ class Question:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the model chooses from."""
+        """The labels that the model chooses from."""
         return find_labels(self.type)[1]
 
     def columns(self, name: str) -> dict[str, str]:
-        """Columns of the output table that answer it, each with its DuckDB type."""
+        """Columns of the output table that answer the question, with their DuckDB types."""
         match find_labels(self.type)[0]:
             case "boolean":
                 return {name: "BOOLEAN", f"{name}_probability": "DOUBLE"}
@@ -98,7 +98,7 @@ class Question:
 
         Args:
             name: of the question.
-            logprobs: natural logarithm of the probability of each label, normalised over the labels.
+            logprobs: natural logarithms of the labels' probabilities, normalised over the labels.
         """
         kind, labels = find_labels(self.type)
         probabilities = [math.exp(logprob) for logprob in logprobs]
@@ -121,11 +121,11 @@ ARROW_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Decisions(AnswerKind):
-    """Answers to questions. Each question is a request of its own, whose prompt is the row's own text and a suffix.
+    """Answers to questions. Each question is one request, whose prompt is the row's text followed by a suffix.
 
     Attributes:
         questions: name to question; the name is a column of the output table.
-        question_template: the suffix: text with ``{question}`` and ``{options}``.
+        question_template: the suffix, with ``{question}`` and ``{options}``.
     """
 
     mode: ClassVar[str] = "decide"
@@ -139,7 +139,7 @@ class Decisions(AnswerKind):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """What follows the row's own text, for each question."""
+        """The text after the row's own, for each question."""
         return tuple(
             self.question_template.replace("{options}", ", ".join(question.labels)).replace("{question}", question.ask)
             for question in self.questions.values()
@@ -147,7 +147,7 @@ class Decisions(AnswerKind):
 
     @property
     def question_digests(self) -> Mapping[str, str]:
-        """Name of each question to a sha256 over all that decides its answers, apart from the row and its prompt."""
+        """Each question's name to a sha256 over everything that decides its answers, except the row and its prompt."""
         parts = {
             name: [name, find_labels(question.type), suffix]
             for (name, question), suffix in zip(self.questions.items(), self.suffixes, strict=True)

@@ -1,4 +1,4 @@
-"""``mode = "embed"``: an answer is the embedding of a text, as an array of floats of one length."""
+"""``mode = "embed"``: an answer is the embedding of a text, an array of floats; all have the same length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,13 +20,13 @@ from tasks.answers.toml_value import CONFIG, Output, must
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Embedding(PooledKind):
-    """The embedding of a row's text. What the file leaves out is as the checkpoint says.
+    """The embedding of a row's text. `bind` fills settings that the file leaves out from the checkpoint.
 
     Attributes:
-        dimensions: how many of the embedding's first numbers are kept; None for all, until `bind`.
-        normalize: whether each embedding is divided by its length; None for what the checkpoint does, until `bind`.
-        prompt_name: of the checkpoint's prompts, the one put in front of each text; None for the checkpoint's default,
-            empty for none.
+        dimensions: how many of the embedding's first numbers are kept; None for all.
+        normalize: whether embeddings are scaled to length 1; None for the checkpoint's default.
+        prompt_name: name of the checkpoint's prompt that is put in front of each text; None for the checkpoint's
+            default, empty for none.
         too_long: see `TooLong`.
     """
 
@@ -42,7 +42,7 @@ class Embedding(PooledKind):
     output: Output
 
     def bind(self, template: str, checkpoint: Path) -> tuple[Self, str]:
-        """See `AnswerKind.bind`: length, normalisation, and the prompt in front of the template."""
+        """See `AnswerKind.bind`: sets length and normalisation, and puts the prompt in front of the template."""
         files = read_sentence_files(checkpoint)
         if not is_encoder(checkpoint):
             check_causal_pooling(files, checkpoint)

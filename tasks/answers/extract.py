@@ -1,4 +1,4 @@
-"""``mode = "extract"``: columns with types of their own, out of one constrained JSON answer a row."""
+"""``mode = "extract"``: typed columns, read from one constrained JSON answer for each row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -29,10 +29,10 @@ class Column:
     """One column of the answer.
 
     Attributes:
-        type: of DuckDB, as DuckDB writes it.
-        ask: what the column is to hold, told to the model.
+        type: DuckDB type, spelled as DuckDB does.
+        ask: description of the column for the model.
         max_chars, pattern, max_items: see `Bounds`.
-        not_null: the model must give a value, whether the text says one or not.
+        not_null: the model must give a value even if the text has none.
     """
 
     type: Annotated[str, AfterValidator(_read_type)]
@@ -48,12 +48,12 @@ class Column:
 
     @property
     def grammar(self) -> str:
-        """Of its values."""
+        """The grammar of the column's values."""
         value = value_grammar(parse_type(self.type), self.bounds)
         return value if self.not_null else f'({value} | "null")'
 
     def check(self) -> None:
-        """Raise `ValueError` where a bound is of no use, or no value satisfies them all."""
+        """Raise `ValueError` if a bound has no effect, or no value satisfies all bounds."""
         kinds = leaf_ids(parse_type(self.type))
         for name, is_given, needed in (
             ("max_chars", self.max_chars, "varchar"),
@@ -74,10 +74,10 @@ Columns = dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class ExtractOutput(Output):
-    """Where columns go.
+    """The table ``[output]`` of extracted columns.
 
     Attributes:
-        answer_column: with a schema only: the one JSON column.
+        answer_column: the JSON column, if the answer has a schema; else empty.
     """
 
     answer_column: Name = ""
@@ -120,7 +120,7 @@ class Extraction(SingleRequest):
 
     @property
     def nullable_columns(self) -> Sequence[str]:
-        """Those whose value a text may not say."""
+        """Columns whose value a text may lack."""
         return [name for name, column in self.asked.items() if not column.not_null]
 
     @property
@@ -164,7 +164,7 @@ class Extraction(SingleRequest):
         named: set[str] = set()
         for column_name, column in self.asked.items():
             try:
-                refuse_if(column_name.lower() in named, "an earlier column has this name, but for capitals")
+                refuse_if(column_name.lower() in named, "an earlier column has this name; case does not matter")
                 named.add(column_name.lower())
                 refuse_if(not (column_name.strip() and column_name.isprintable()), "a column needs a printable name")
                 refuse_if(column_name.lower() in RESERVED_COLUMNS, "batchloom writes a column of this name itself")

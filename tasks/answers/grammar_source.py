@@ -1,4 +1,4 @@
-"""Answers that are held to a grammar: what a workload's file says of it, and what is read of an answer."""
+"""Answers constrained by a grammar: reading the grammar from a workload's file, and reading such answers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,12 @@ from tasks.answers.toml_value import refuse_if
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """Which answers are allowed; stands for `engine.Grammar` in a request until the model is known.
+    """The text of a grammar. It takes the place of `engine.Grammar` in a request until the model is known.
 
     Attributes:
         syntax: of the text: a regular expression, a JSON schema, or a context-free grammar.
         text: see `engine.grammar.Grammar`.
-        opening: see `engine.grammar.Grammar`; not known without a tokenizer, so forecasts count its tokens as decoded.
+        opening: see `engine.grammar.Grammar`; empty without a tokenizer, so forecasts count its tokens as decoded.
     """
 
     opening: ClassVar[tuple[int, ...]] = ()
@@ -29,8 +29,8 @@ class GrammarSource:
     text: str
 
     def check(self) -> None:
-        """Raise `ValueError` where no answer is allowed, a pattern explodes, or the text is not of its syntax."""
-        from engine.grammar_check import check_source  # most workloads have no grammar
+        """Raise `ValueError` if the text has a syntax error, allows no answer, or is a pattern that grows too large."""
+        from engine.grammar_check import check_source  # imported only when needed
 
         try:
             check_source(self.syntax, self.text)
@@ -39,7 +39,7 @@ class GrammarSource:
 
 
 def check_pattern(pattern: str) -> str:
-    """The pattern; `ValueError` where it is none, or nothing matches it."""
+    """The pattern; `ValueError` if it is no regular expression, or nothing matches it."""
     if pattern:
         try:
             GrammarSource("pattern", pattern).check()
@@ -49,7 +49,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def _read_schema(name: str, info: ValidationInfo) -> str:
-    if not name or info.context is None:  # a copy of a workload, which has the text already
+    if not name or info.context is None:  # a copy of a workload already holds the text
         return name
     path = Path(str(info.context)) / name
     try:
@@ -70,11 +70,11 @@ def _read_schema(name: str, info: ValidationInfo) -> str:
 
 
 SchemaText = Annotated[str, AfterValidator(_read_schema)]
-"""In the file a name; then the schema itself, on one line."""
+"""A file's name in the TOML; once validated, the schema itself on one line."""
 
 
 def constrained_answer(completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-    """See `AnswerKind.read`; an answer that is cut is no answer."""
+    """See `AnswerKind.read`; a truncated answer is an error."""
     token_ids = [int(token) for token in completion.token_ids]
     if completion.finish_reason == "length":
         return {"error": f"the answer is not complete after max_new_tokens = {len(token_ids)} tokens"}

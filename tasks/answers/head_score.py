@@ -1,4 +1,4 @@
-"""``mode = "score"`` with ``labels = "checkpoint"``: the model's classification head chooses; a reranker has one."""
+"""``mode = "score"`` with ``labels = "checkpoint"``: the model's classification head, as rerankers have, decides."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from tasks.answers.score import ScoreKind, ScoreOutput
 from tasks.answers.toml_value import CONFIG, Texts
 
 PAIR_MARK = "\x1f"
-"""Stands between the two texts of a pair in a template, until the checkpoint says what the model has there."""
+"""Separates the two texts of a pair in a template, until `bind` replaces it by the model's separator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -26,10 +26,10 @@ class HeadScore(ScoreKind, PooledKind):
     """A choice of the classification head; the score is the probability of one class.
 
     Attributes:
-        labels: the head's classes, in its order; known from `bind` on.
-        score_label: whose probability is the score; empty for the first.
-        pair: template of the second text of a pair; empty for one text. After `bind` what stands between the two.
-        too_long: see `TooLong`; of a pair the longer text is cut.
+        labels: the head's classes, in order; `bind` reads them.
+        score_label: the class whose probability is the score; empty for the first.
+        pair: template of the second text of a pair; empty for one text. `bind` sets it to the pair's separator.
+        too_long: see `TooLong`; of a pair, the longer text is cut.
     """
 
     labels: Literal["checkpoint"] | Texts
@@ -39,11 +39,11 @@ class HeadScore(ScoreKind, PooledKind):
     output: ScoreOutput
 
     def join(self, template: str) -> str:
-        """See `AnswerKind.join`: the second text behind the first."""
+        """See `AnswerKind.join`: appends the second text to the first."""
         return template + PAIR_MARK + self.pair if self.pair else template
 
     def bind(self, template: str, checkpoint: Path) -> tuple[Self, str]:
-        """See `AnswerKind.bind`: the head's labels, and what stands between the texts of a pair."""
+        """See `AnswerKind.bind`: reads the head's labels, and the separator between the texts of a pair."""
         names = ClassLabels.read(checkpoint).names
         if self.score_label and self.score_label not in names:
             raise WorkloadError(f"score_label is {self.score_label!r}, which the model does not have; it has {names}")
@@ -80,8 +80,8 @@ def find_pair_separator(checkpoint: Path) -> str:
     """The control tokens that a checkpoint's tokenizer puts between the two texts of a pair.
 
     Raises:
-        ModelError: there is no tokenizer.json, nothing stands between them, or they are not encoded as one text with
-            these tokens in it is.
+        ModelError: there is no tokenizer.json, no separator, or the pair is encoded in another way than one text with
+            the separator in it.
     """
     path = checkpoint / "tokenizer.json"
     try:

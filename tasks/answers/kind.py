@@ -1,4 +1,4 @@
-"""What a kind of answer says of itself: its keys in a workload's file, its requests, its columns, its values."""
+"""The interface of a kind of answer: its keys in a workload's file, its requests, columns and values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,20 +25,20 @@ PLAIN_FIELDS = (
     pa.field("label_logprobs", pa.list_(pa.float64())),
     pa.field("token_ids", pa.list_(pa.int32())),
 )
-"""Of the kinds whose answers are one text or one choice."""
+"""Part columns of the kinds whose answers are one text or one choice."""
 
 
 class AnswerKind:
-    """One of the ways to answer a row. Subclasses are frozen pydantic dataclasses whose fields are their TOML keys.
+    """A way to answer rows. Subclasses are frozen pydantic dataclasses whose fields are their TOML keys.
 
     Attributes:
-        mode: what a workload's file calls it.
+        mode: its name in a workload's file.
         is_decoded: answers are decoded token by token, so that their lengths differ.
-        has_labels: `ask` calls `encode_labels`, for which a tokenizer is needed.
-        is_pooled: answers are made of the prompt's hidden states; encoders answer no other kinds.
-        thinking: what a reasoning model does before it answers; empty for what its chat template has it do.
-        has_chat: prompts are in the chat template unless the file says otherwise.
-        output: the file's table of that name.
+        has_labels: `ask` calls `encode_labels`, which needs a tokenizer.
+        is_pooled: answers are computed from the prompt's hidden states; encoders support no other kinds.
+        thinking: the file's key ``thinking``; empty for the chat template's default.
+        has_chat: prompts use the chat template unless the file says otherwise.
+        output: the file's table ``[output]``.
     """
 
     __slots__ = ()
@@ -54,8 +54,8 @@ class AnswerKind:
 
     @property
     def question_digests(self) -> Mapping[str, str]:
-        """Of a kind whose rows make several requests: name of each question to a digest of all that decides its answers
-        apart from the row and its prompt. Empty where a row makes one request."""
+        """For kinds whose rows make several requests: each question's name to a digest of everything that decides its
+        answers, except the row and its prompt. Empty if a row makes one request."""
         raise NotImplementedError
 
     @property
@@ -65,22 +65,22 @@ class AnswerKind:
 
     @property
     def suffixes(self) -> Sequence[str]:
-        """What follows the workload's template in each of the requests that a row makes."""
+        """The text after the workload's template, for each of the requests that a row makes."""
         raise NotImplementedError
 
     @property
     def digest_parts(self) -> list[Any]:
-        """What of the kind's keys decides an answer, as JSON values; part of the content key of a row."""
+        """The kind's settings that decide an answer, as JSON values; part of a row's content key."""
         raise NotImplementedError
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Columns of the output table that hold the answer, in its order, each with its DuckDB type."""
+        """Columns of the output table that hold the answer, in order, with their DuckDB types."""
         raise NotImplementedError
 
     @property
     def written(self) -> Mapping[str, str]:
-        """Those of `columns` that a part gives, each with its name there."""
+        """Those of `columns` that are taken from parts, to their names there."""
         return {name: name for name in self.columns}
 
     @property
@@ -90,76 +90,76 @@ class AnswerKind:
 
     @property
     def column_labels(self) -> Mapping[str, tuple[str, ...]]:
-        """Those of `columns` that hold one of few names, which are text, and the names."""
+        """Those of `columns` that hold one of a few labels as text, to the labels."""
         return {}
 
     @property
     def part_fields(self) -> Sequence[pa.Field]:
-        """Columns of a part that hold what `read` gives."""
+        """Columns of a part that hold the values of `read`."""
         return PLAIN_FIELDS
 
     @property
     def insert_statement(self) -> str:
-        """The statement that writes parts to the output table."""
+        """Name of the statement that writes parts to the output table."""
         return "write/insert_answers"
 
     @property
     def max_answer_tokens(self) -> int:
-        """Most tokens of an answer; 1 where nothing is decoded, and a prompt's last row gives the answer."""
+        """Most tokens of an answer; 1 if nothing is decoded, because the prompt's last token gives the answer."""
         return 1
 
     @property
     def score_labels(self) -> tuple[str, ...]:
-        """What the columns ``score`` and ``label`` choose from; empty where the answer has no such columns."""
+        """The labels of the columns ``score`` and ``label``; empty if the answer has no such columns."""
         return ()
 
     @property
     def rank_within(self) -> str:
-        """The key column within which rows are ranked by their ``score``; empty for no rank."""
+        """The key column by which rows are grouped and ranked by ``score``; empty for no rank."""
         return ""
 
     @property
     def instructions(self) -> str:
-        """What the model is told of the answer, before the words of the row; empty for nothing."""
+        """Instructions about the answer, placed before the row's text; empty for none."""
         return ""
 
     def join(self, template: str) -> str:
-        """The prompt's template with what the kind's keys add to it."""
+        """The prompt's template with the additions of the kind's keys."""
         return template
 
     def bind(self, template: str, checkpoint: Path) -> tuple[Self, str]:
-        """The kind and the prompt's template with what the checkpoint decides; binding again changes nothing.
+        """The kind and the prompt's template with the settings that the checkpoint decides; idempotent.
 
         Args:
             template: of the workload's prompt.
             checkpoint: the model's folder.
         Raises:
-            ModelError, WorkloadError: the checkpoint has no such answers, or none as the keys want them.
+            ModelError, WorkloadError: the checkpoint cannot give such answers, or not with these settings.
         """
         return self, template
 
     def check(self, key: Sequence[str]) -> None:
-        """Raise `ValueError` where the kind's keys do not fit the workload's key columns."""
+        """Raise `ValueError` if the kind's settings do not fit each other or the workload's key columns."""
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
-        """Parameters of `engine.Request`, the same for all rows: of each request that a row makes.
+        """Parameters of `engine.Request`, the same for all rows, for each request that a row makes.
 
         Args:
-            encode_labels: may be called where `has_labels` is true.
+            encode_labels: may be called if `has_labels` is true.
             expected_output_tokens: see `AnswerLength.expected_output_tokens`.
         Raises:
-            ModelError, WorkloadError: the model cannot be asked so.
+            ModelError, WorkloadError: the model does not support such requests.
         """
         raise NotImplementedError
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        """The values of `part_fields` that one answer of the engine gives; those left out are null.
+        """The values of `part_fields` for one answer of the engine; missing ones are null.
 
-        An ``error`` among them makes the row an error row with this reason.
+        A value for ``error`` makes the row an error row with this reason.
 
         Args:
-            completion: one without an error.
-            decode: token ids to text.
+            completion: without an error.
+            decode: turns token ids into text.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Two workloads asked about the same rows in one batch: each row makes the requests of both."""
+"""Two workloads in one batch over the same rows: each row makes the requests of both."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +12,14 @@ from tasks.answers.toml_value import Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedAnswers(SingleRequest):
-    """A row makes the first kind's requests, then the second's; row ids count requests.
+    """A row makes the requests of the first kind, then those of the second; row ids count requests.
 
-    No file names it: it has a mode for messages alone, and its answers are written nowhere.
+    No workload file can name this kind, and its answers are not written to a table.
 
     Attributes:
         kinds: of the two workloads.
-        settings: what `RequestForm` says of each request of a row.
-        output: of the second workload; its earlier answers say how long answers are.
+        settings: `RequestForm.settings` of both.
+        output: of the second workload, whose earlier answers give the expected length.
     """
 
     mode: ClassVar[str] = "compare"
@@ -30,11 +30,11 @@ class PairedAnswers(SingleRequest):
 
     @property
     def num_first(self) -> int:
-        """Requests of a row that are the first kind's."""
+        """The number of a row's requests that belong to the first kind."""
         return len(self.kinds[0].suffixes)
 
     def place(self, row_id: int) -> tuple[int, int, int]:
-        """The row that a request is about, whose it is (0: the first workload's, 1: the second's), its number there."""
+        """Of a request: its row, its workload (0: the first, 1: the second), and its number within the workload."""
         row, number = divmod(row_id, len(self.settings))
         return (row, 0, number) if number < self.num_first else (row, 1, number - self.num_first)
 
@@ -54,7 +54,7 @@ class PairedAnswers(SingleRequest):
         return self.settings
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        """As JSON, since the two may have different columns."""
+        """The values as one JSON text, because the two kinds may have different columns."""
         _, side, number = self.place(int(completion.request_id))
         values = self.kinds[side].read(replace(completion, request_id=str(number)), decode)
         error = values.get("error")

@@ -1,15 +1,15 @@
-"""What the kinds of answer that are made of a prompt's hidden states have in common."""
+"""The common base of kinds of answer that are computed from a prompt's hidden states."""
 
 from typing import ClassVar, Literal
 
 from tasks.answers.kind import SingleRequest
 
 TooLong = Literal["truncate", "error"]
-"""What becomes of a text of more tokens than the model takes: its end is cut off, or its row is an error."""
+"""What happens to a text with more tokens than the model takes: its end is cut off, or its row gets an error."""
 
 
 class PooledKind(SingleRequest):
-    """An embedding, or the classes of a classification head; encoders answer no other kinds.
+    """An embedding, or the classes of a classification head; encoders support no other kinds.
 
     Attributes:
         too_long: see `TooLong`.
@@ -24,5 +24,5 @@ class PooledKind(SingleRequest):
 
     @property
     def pair_separator(self) -> str:
-        """Control tokens that stand between the texts of a pair; empty where there is one text."""
+        """Control tokens between the texts of a pair; empty if there is one text."""
         return ""

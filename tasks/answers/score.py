@@ -1,4 +1,4 @@
-"""``mode = "score"``: an answer is one of a few labels, with the probability of each; nothing is decoded."""
+"""``mode = "score"``: an answer is one of a few labels, with the probability of each. Nothing is decoded."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +11,15 @@ from tasks.answers.kind import AnswerKind, EncodeLabels, PlainAnswer
 from tasks.answers.toml_value import CONFIG, Output, Texts, must, refuse_if
 
 NO_DECODING = {"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
-"""Stands in a digest where a generated answer has its decoding."""
+"""The place of a generated answer's decoding in `digest_parts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class ScoreOutput(Output):
-    """Where scores go.
+    """The table ``[output]`` of scores.
 
     Attributes:
-        rank_within: the key column within which rows are ranked by score; empty for no rank.
+        rank_within: the key column by which rows are grouped and ranked by score; empty for no rank.
     """
 
     rank_within: str = ""

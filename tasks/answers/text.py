@@ -1,4 +1,4 @@
-"""``mode = "generate"``: an answer is a text that the model writes."""
+"""``mode = "generate"``: an answer is a text that the model generates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,11 +17,11 @@ from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Tex
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Decoding:
-    """How an answer is generated; names and ranges of `engine.Request`.
+    """How an answer is generated. Names and ranges are those of `engine.Request`.
 
     Attributes:
-        pattern: regular expression that the answer matches from end to end; empty for none.
-        schema: JSON schema of the answer, in the file the name of its file; empty for none.
+        pattern: regular expression that the whole answer matches; empty for none.
+        schema: JSON schema of the answer (the workload's file gives the name of a file); empty for none.
     """
 
     max_new_tokens: StrictInt = 64
@@ -47,21 +47,21 @@ class Decoding:
 
     @property
     def digest_parts(self) -> dict[str, Any]:
-        """What decides an answer; as it was before there were grammars, where there is none."""
+        """The settings that decide an answer. Without a grammar they are those of versions before grammars."""
         return {name: value for name, value in asdict(self).items() if value or name not in ("pattern", "schema")}
 
     @property
     def has_grammar(self) -> bool:
-        """Whether only some texts are answers."""
+        """Whether a grammar constrains the answers."""
         return bool(self.pattern or self.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class TextOutput(Output):
-    """Where texts go.
+    """The table ``[output]`` of texts.
 
     Attributes:
-        answer_column: of the table; holds the text.
+        answer_column: column of the output table that holds the text.
     """
 
     answer_column: Annotated[
@@ -118,6 +118,6 @@ class TextAnswer(PlainAnswer):
 
 
 def _cut(text: str, stop: tuple[str, ...]) -> str:
-    """The answer up to the first stop string, without white space around it."""
+    """The text up to the first stop string, without white space around it."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends, default=len(text))].strip()

@@ -1,4 +1,4 @@
-"""``thinking = "off" | "keep" | "drop"``: kinds of answer that tell a reasoning model whether to think before it."""
+"""``thinking = "off" | "keep" | "drop"``: kinds of answer that turn a reasoning model's thinking on or off."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +26,13 @@ _KEPT_FIELDS = (pa.field(THINKING_COLUMN, pa.string()),)
 
 @plain_dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """Stands for `engine.Thinking` in the settings of a request until the model is known."""
+    """Takes the place of `engine.Thinking` in the settings of a request until the model is known."""
 
     max_tokens: int
 
 
 class _Switched(AnswerKind):
-    """A kind whose prompts turn the chat template's switch."""
+    """A kind whose prompts set the chat template's switch for thinking."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class _Switched(AnswerKind):
 
 
 class _Thinking(_Switched):
-    """A kind whose answers are decoded, behind thoughts that are kept in a column of their own, or dropped."""
+    """A decoded kind whose answers follow thoughts, which are kept in a column of their own or dropped."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class _Thinking(_Switched):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the output table has the thoughts."""
+        """Whether the output table has a column with the thoughts."""
         return self.switch == "keep"
 
     @property
@@ -126,7 +126,7 @@ class ThinkingExtraction(_Thinking, Extraction):
         return (*super().part_fields, *_KEPT_FIELDS[: self.is_kept])
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        """With columns, the thoughts are one more field of the JSON object that is cast to them."""
+        """With typed columns, the thoughts become another field of the JSON object that is cast to them."""
         values = dict(super().read(completion, decode))
         if self.is_kept and not self.schema and "answer" in values:
             values["answer"] = f'{values["answer"][:-1]}, "{THINKING_COLUMN}": {json.dumps(values[THINKING_COLUMN])}}}'
@@ -134,7 +134,7 @@ class ThinkingExtraction(_Thinking, Extraction):
 
 
 class _Silent(_Switched):
-    """A kind whose answers are the first thing that the model says."""
+    """A kind whose answers come from the first token after the prompt, so that there is no room for thoughts."""
 
     __slots__ = ()
 
@@ -170,7 +170,7 @@ _KINDS: Mapping[type[AnswerKind], type[AnswerKind]] = {
 
 
 def find_thinking_kind(kind: type[AnswerKind], prompt: object) -> type[AnswerKind]:
-    """The kind that has the keys ``thinking`` and ``max_thinking_tokens``, too; `ValueError` where there is none."""
+    """The kind with the additional keys ``thinking`` and ``max_thinking_tokens``; `ValueError` if there is none."""
     is_plain = isinstance(prompt, dict) and prompt.get("chat") is False
     refuse_if(is_plain or kind not in _KINDS, "thinking is a switch of chat templates, and the prompt is plain text")
     return _KINDS[kind]

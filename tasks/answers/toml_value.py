@@ -1,4 +1,4 @@
-"""Values of a workload's file that pydantic checks: names, texts, and the table of answers."""
+"""Types for values of a workload's file, checked by pydantic: names, texts, and the table ``[output]``."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ RESERVED_COLUMNS = (
     *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "compute_ms", "prefix_group"),
     *("request_key", "is_sound", "row_priority", "question_states", "open_questions", "row_layout"),
 )
-"""Columns that batchloom writes: not for keys, prompt fields, priorities or answers."""
+"""Columns that batchloom writes itself; keys, prompt fields, priorities and answers may not use their names."""
 
 RESERVED_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates", "runs", "steps"))
 
@@ -20,13 +20,13 @@ CONFIG = pydantic.ConfigDict(extra="forbid")
 
 
 def refuse_if(is_wrong: object, why: str) -> None:
-    """Raise a `ValueError` with the reason; pydantic and `load_workload` say in which file and table."""
+    """Raise a `ValueError` with the reason; pydantic and `load_workload` add the file and the table."""
     if is_wrong:
         raise ValueError(why)
 
 
 def must(test: Callable[[Any], object], why: str) -> AfterValidator:
-    """Refuse what fails the test; `why` goes on from the value's key, ``{!r}`` in it is the value."""
+    """A validator that refuses values which fail the test; `why` follows the key's name, ``{!r}`` is the value."""
 
     def check(value: Any) -> Any:
         refuse_if(not test(value), why.format(list(value) if isinstance(value, tuple) else value))
@@ -43,10 +43,10 @@ Texts = tuple[Annotated[str, Field(min_length=1)], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Output:
-    """Where answers go; a kind of answer may know more keys.
+    """The table ``[output]`` of the file; a kind of answer may have more keys.
 
     Attributes:
-        table: created if it does not exist.
+        table: the output table, created if it does not exist.
     """
 
     table: Annotated[

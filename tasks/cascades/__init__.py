@@ -1,1 +1,1 @@
-"""Cascades: a small model scores every row, and those that it is unsure of go to a large one."""
+"""Cascades: a small model scores every row, and a large model answers the rows of which the small one is unsure."""

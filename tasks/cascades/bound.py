@@ -1,4 +1,4 @@
-"""From which probability on a small model's answers may stand: an exact bound from a sample that both models answer."""
+"""Finds the probability from which on a small model's answers are kept, by an exact test on rows both models answer."""
 
 import math
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """What a sample allows.
+    """The result of the test.
 
     Attributes:
-        threshold: answers of at least this probability stand; None: none do, since the sample is too small, or since
-            even the surest answers differ too often.
-        num_allowed: rows outside the sample in which the models may differ where answers stand.
-        num_acceptable: differing rows with probabilities from the threshold on that the sample may hold, such that this
-            is shown; None where even a sample without one would not show it.
-        num_disagreed: such rows that it holds.
+        threshold: answers of at least this probability are kept; None: no answers are, because the sample is too small
+            or even the surest answers differ too often.
+        num_allowed: kept answers outside the sample that may differ from the large model's.
+        num_acceptable: most differing rows from the threshold on with which a sample passes the test; None if even a
+            sample without a differing row does not pass.
+        num_disagreed: differing rows from the threshold on in the sample.
     """
 
     threshold: float | None
@@ -29,21 +29,21 @@ def choose_threshold(
 ) -> Threshold:
     """The lowest threshold at which both models agree in at least the target share of the rows outside the sample.
 
-    A row whose answer stands and would be another one from the large model is a disagreement; rows that are sent to the
-    large model are none. With at most `num_allowed` disagreements among all rows the target is met outside the sample,
-    however they lie. That there are more is rejected by an exact test: the number of disagreements in a sample without
-    replacement is hypergeometric, so this is Clopper and Pearson's bound (Biometrika 1934) for a finite population
-    (Buonaccorsi, The American Statistician 1987). Nothing is supposed of the rows or of the models.
+    A disagreement is a row whose answer is kept although the large model's would differ; rows sent to the large model
+    are none. With at most `num_allowed` disagreements among all rows, the target is met outside the sample, wherever
+    they are. An exact test rejects that there are more: the number of disagreements in a sample without replacement is
+    hypergeometric, so this is Clopper and Pearson's bound (Biometrika 1934) for a finite population (Buonaccorsi, The
+    American Statistician 1987). It assumes nothing about the rows or the models.
 
-    Thresholds are tested from the highest down, and the first that is not rejected ends it. The number of disagreements
-    can only grow on the way, so the first wrong hypothesis that could be accepted is one alone, and the error of the
-    whole is that of a single test: fixed sequence testing, as in Learn then Test (Angelopoulos et al. 2021).
+    Thresholds are tested from the highest down, until one does not pass. The number of disagreements only grows on the
+    way, so only one wrong threshold can be the first to be accepted, and the error of the whole procedure is that of a
+    single test: fixed sequence testing, as in Learn then Test (Angelopoulos et al. 2021).
 
     Args:
-        sample: of each row the first model's probability and whether both models agree; drawn by chance alone.
-        num_rows: that the sample was drawn from.
+        sample: for each row, the first model's probability and whether both models agree; drawn at random.
+        num_rows: rows from which the sample was drawn.
         target_agreement: share, 0 to 1.
-        confidence: with which it is met, 0 to 1.
+        confidence: with which the target is met, 0 to 1.
     """
     num_outside = num_rows - len(sample)
     num_allowed = math.floor((1 - target_agreement) * num_outside + 1e-9)
@@ -59,12 +59,12 @@ def choose_threshold(
 
 
 def find_most_disagreements(num_rows: int, num_sampled: int, num_allowed: int, error: float) -> int | None:
-    """The most disagreements in a sample by which more than `num_allowed` among all rows are rejected.
+    """The most disagreements in a sample with which the test rejects more than `num_allowed` among all rows.
 
-    None where a sample without one does not suffice.
+    None if even a sample without disagreements is not enough.
 
     Args:
-        num_rows: that the sample is drawn from, without replacement.
+        num_rows: rows from which the sample is drawn, without replacement.
         num_sampled: rows of the sample.
         num_allowed: disagreements among all rows, those of the sample included.
         error: probability with which the rejection may be wrong.

@@ -1,4 +1,4 @@
-"""What a night file says of a cascade, and which columns of a workload's answers it goes by."""
+"""The key ``cascade`` of a night file, and the columns of a workload's answers that a cascade uses."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tasks.answers.decide import Decisions
 from tasks.workloads.workload import Workload
 
 SAMPLED_DISAGREEMENTS = 20
-"""Rows of a sample in which the models may differ at the target: so many that the bound lies near the target."""
+"""Expected disagreements in a sample at the target; with this many, the bound is near the target."""
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -24,11 +24,11 @@ class Cascade:
 
     Attributes:
         to: name of the model that answers the rows of which the workload's own model is unsure.
-        below: rows whose answer has a lower probability are unsure; or
-        target_agreement: share of the other rows in which both models would give the same answer; the probability
-            below which rows are unsure is then chosen by a sample that both answer.
+        below: rows whose answer has a lower probability are unsure. Alternatively:
+        target_agreement: share of the other rows in which both models give the same answer; the threshold is then
+            chosen by a sample that both models answer.
         confidence: with which the target is met.
-        sample: rows that both answer; None for as many as the target needs.
+        sample: rows that both models answer; None for as many as the target needs.
     """
 
     to: Annotated[str, Field(min_length=1)]
@@ -39,7 +39,7 @@ class Cascade:
 
     @property
     def num_sampled(self) -> int:
-        """Rows that both models answer; 0 where the threshold is given."""
+        """Rows that both models answer; 0 if the threshold is given."""
         if self.target_agreement is None:
             return 0
         return self.sample or math.ceil(SAMPLED_DISAGREEMENTS / (1 - self.target_agreement) - 1e-9)
@@ -62,10 +62,10 @@ class Cascade:
 
 
 def find_probability_columns(workload: Workload) -> Sequence[str]:
-    """Columns of the answers that hold the probability of each; see ``cascade/macro_confidence_of``.
+    """Columns with the probabilities of answers; see ``cascade/macro_confidence_of``.
 
     Raises:
-        ConfigError: the workload's answers have none.
+        ConfigError: the workload's answers have no probabilities.
     """
     kind = workload.kind
     if "label_logprobs" in kind.columns:
@@ -85,7 +85,7 @@ def find_probability_columns(workload: Workload) -> Sequence[str]:
 
 
 def find_answer_columns(workload: Workload) -> Sequence[str]:
-    """Columns that two models are compared by; where all are equal, the models agree on the row."""
+    """Columns by which two models are compared; they agree on a row if all these columns are equal."""
     if isinstance(workload.kind, Decisions):
         return [columns[0] for columns in workload.kind.question_columns]
     return ["label"]

@@ -1,4 +1,4 @@
-"""What a sample shows of a cascade, kept in the table ``certificates``."""
+"""Certificates: the agreement that a sample shows for a cascade, kept in the table ``certificates``."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from tasks.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A row of the table ``certificates``, which says what the fields mean, but for the sample itself."""
+    """A row of the table ``certificates`` without the sample; ``cascade/create_certificates`` describes the columns."""
 
     certificate_id: str
     workload: str
@@ -41,7 +41,7 @@ class Certificate:
 
     @property
     def text(self) -> str:
-        """What it says, in a line."""
+        """The certificate as one line."""
         agreed = f"both models agree in {self.num_agreed:,} of {self.num_sampled:,} sampled rows"
         if self.threshold is None:
             return f"{agreed}; {self.reason}: all {self.num_rows:,} rows go to the large model"
@@ -60,15 +60,15 @@ def certify(
     model_digests: tuple[str, str],
     attach: Mapping[str, str],
 ) -> Certificate:
-    """Choose a cascade's threshold by the rows that both models have answered, and keep what shows it.
+    """Choose a cascade's threshold by the rows that both models have answered, and keep the certificate.
 
     The same answers give the same certificate, which is kept once.
 
     Args:
-        database: where the answers are.
-        workload: under the name that the certificate shall have.
+        database: with the answers.
+        workload: its name becomes the certificate's.
         cascade: with a target.
-        model_digests: of the first model and the one that answers what the first is unsure of.
+        model_digests: of the first model, and of the model that answers unsure rows.
         attach: what the workload's query may read beside the database.
     Raises:
         DatabaseError: the database is locked, or the query does not run any more.
@@ -120,7 +120,7 @@ def certify(
 
 
 def _explain(num_acceptable: int | None, num_rows: int, num_sampled: int) -> str:
-    """Why no answer of the first model stands."""
+    """Why no answers of the first model are kept."""
     if num_acceptable is None or num_sampled == num_rows:
         return f"a sample of {num_sampled:,} of {num_rows:,} rows is too small for the bound"
     return "even the surest answers differ too often"

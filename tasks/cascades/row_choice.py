@@ -1,4 +1,4 @@
-"""Which rows of a workload a step of its cascade answers."""
+"""Chooses the rows of a workload that a step of its cascade answers."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,19 +11,18 @@ from tasks.database.connection import fill_identifiers
 from tasks.workloads.workload import Workload
 
 Role = Literal["first", "sample", "unsure"]
-"""Of a step in its cascade: it answers every row, those that both models answer, or those that the first is unsure of.
-"""
+"""Role of a step in its cascade: it answers every row, the rows of the sample, or the rows with unsure answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChoice:
-    """The rows of a step of a cascade, among those that the workload's query gives.
+    """The rows of the workload's query that a step of a cascade answers.
 
     Attributes:
         role: of the step.
         model_digest: of the model that answers every row.
         num_sampled: rows of the sample.
-        threshold: rows whose answer has a lower probability are unsure; None: all are.
+        threshold: rows whose answer has a lower probability are unsure; None: all rows are.
     """
 
     role: Role
@@ -32,10 +31,11 @@ class RowChoice:
     threshold: float | None = None
 
     def prepare(self, connection: duckdb.DuckDBPyConnection, workload: Workload) -> str:
-        """Make temporary tables of what is answered; returns the one that says which rows are done.
+        """Create temporary tables of answers; returns the name of the table that decides which rows are done.
 
-        The first model has done what it has answered itself, whatever the other one has made of it. The other one has
-        done a row whose newest answer is its own: whatever the first model has answered since, it has to see again.
+        For the first model, a row is done if that model has answered it, even if the other one has answered it later.
+        For the other model, a row is done if the row's newest answer is from that model. So when the first model has
+        answered the row again, the other one must, too.
         """
         take_answers(connection, workload, self.model_digest, "batchloom_first_answers")
         if self.role == "first":
@@ -48,20 +48,18 @@ class RowChoice:
         return workload.output.table
 
     def narrow(self, query: str) -> str:
-        """The query of checked rows, without those that are not this step's."""
+        """The query of checked rows, restricted to this step's rows."""
         if self.role == "first":
             return query
         return query.join(fill_identifiers(statement("cascade/chosen_requests")).split("<checked>"))
 
 
 def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, view: str) -> None:
-    """Make a temporary view of all answers that a model has given, as wide as the workload's table.
+    """Create a temporary view of all answers of a model, with the columns of the workload's table.
 
     Args:
-        connection: to the database.
-        workload: whose table it is.
         model_digest: of the model.
-        view: name of the view, and with ``_runs`` behind it of a table that it needs.
+        view: name of the view; with ``_runs`` appended, of a table that the view needs.
     """
     runs, parameters = f"{view}_runs", {"model_digest": model_digest}
     connection.execute(fill_identifiers(statement("cascade/list_runs"), runs=runs), parameters)
@@ -70,7 +68,7 @@ def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, mode
 
 
 def take_confidences(connection: duckdb.DuckDBPyConnection, workload: Workload) -> None:
-    """Make the temporary table ``batchloom_confidences`` of the view ``batchloom_first_answers``."""
+    """Create the temporary table ``batchloom_confidences`` from the view ``batchloom_first_answers``."""
     connection.execute(statement("cascade/macro_confidence_of"))
     parameters = {
         "requests_sql": workload.requests_sql,

@@ -1,4 +1,4 @@
-"""What a comparison of two workloads found."""
+"""The result of comparing two workloads."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ class PromptDiff:
     """Two workloads on the same rows.
 
     Attributes:
-        names: of the first and the second.
+        names: of the first and the second workload.
         gold: the table of expected values; empty for none.
-        rows: of the sample, with both answers; none where the second workload has no rows.
+        rows: of the sample, with both answers; empty if the second workload has no rows.
         agreements: of both answers, by column.
-        differences: of measures against gold.
+        differences: of metrics against gold.
         num_tokens_together: prompt tokens that one batch of both computes.
         num_tokens_apart: prompt tokens that a batch of each would compute.
-        forecast: of answering all rows by the second; None where the model's cost on the device is not known.
+        forecast: for all rows of the second workload; None if the model's cost on the device is not known.
     """
 
     names: tuple[str, str]
@@ -36,10 +36,10 @@ class PromptDiff:
 
     @property
     def changed(self) -> list[PairedRow]:
-        """Rows whose answers say different things."""
+        """Rows with different answers."""
         return [row for row in self.rows if row.is_changed]
 
 
 def count_computed(plan: ArtifactRef) -> int:
-    """Prompt tokens that the plan computes; `ArtifactError` where it is not what its reference says."""
+    """Prompt tokens that the plan computes; `ArtifactError` if the file is not what its reference says."""
     return read_plan_summary(plan).sharing.num_processed_tokens

@@ -1,4 +1,4 @@
-"""How much better the answers of one workload are than those of another, on the same gold rows."""
+"""Measures how much better the answers of one workload are than those of another, on the same gold rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ SIDES = ("first", "second")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A measure of both workloads' answers, on the rows that gold has.
+    """A metric of both workloads' answers on gold rows.
 
     Attributes:
         first_value, second_value: means over the rows.
-        difference: second less first; low and high are its 95% interval, of pairs.
+        difference: second minus first; low and high are its 95% interval, from paired rows.
     """
 
     column_name: str
@@ -44,14 +44,14 @@ def compare_with_gold(
     workloads: tuple[Workload, Workload],
     rows: Sequence[PairedRow],
 ) -> list[Difference]:
-    """Judge both sides by gold, in memory; the database is only read.
+    """Compare both workloads' answers with gold, in memory; the database is only read.
 
     Args:
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
         workloads: the first and the second.
-        rows: their answers.
+        rows: the answers of both.
     Raises:
-        DatabaseError: gold cannot be used, for one of the workloads; or none of its rows is in the sample.
+        DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
     """
     with connect(database, read_only=True) as connection:
         types = dict(connection.execute(statement("gold/column_types"), {"relation": gold}).fetchall())
@@ -77,25 +77,23 @@ def compare_with_gold(
 
 
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
-    """How far both give the same answers: column by column of those that both have, with intervals.
+    """The agreement of both workloads' answers, with intervals, for each column that both have.
 
-    Args:
-        workloads: the first and the second.
-        rows: their answers; those that both have answered count.
+    Rows count if both workloads have answered them.
     """
     answered = [row for row in rows if row.errors == (None, None)]
     first, second = (workload.kind.columns for workload in workloads)
     types = {name: second[name] for name in second if first.get(name) == second[name]} if answered else {}
-    said = {name: type_ for name, type_ in types.items() if any(name in row.answers[1] for row in answered)}
-    if not said:
+    shared = {name: type_ for name, type_ in types.items() if any(name in row.answers[1] for row in answered)}
+    if not shared:
         return []
     whole = workloads[1]
     with duckdb.connect() as memory:
         for table in (whole.output.table, f"latest_{whole.output.table}"):
-            create = fill_identifiers(statement("compare/create_side"), table=table, keys=whole.key, answers=said)
+            create = fill_identifiers(statement("compare/create_side"), table=table, keys=whole.key, answers=shared)
             memory.execute(create)
         for side, name in enumerate(SIDES):
-            _insert_side(memory, whole.output.table, whole, side, said, answered, name)
+            _insert_side(memory, whole.output.table, whole, side, shared, answered, name)
         comparison = Comparison(memory, whole, "agreement")
         comparison.create_tables()
         comparison.take_answers("answers", SIDES[1])
@@ -104,7 +102,7 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
 
 
 def _fill_side(memory: duckdb.DuckDBPyConnection, side: int, workload: Workload, rows: Sequence[PairedRow]) -> None:
-    """What one of the two answered; a sample has no ranks."""
+    """Create a table of one workload's answers; a sample has no ranks."""
     kind, table = workload.kind, f"latest_{workload.output.table}"
     types = {name: type_ for name, type_ in kind.columns.items() if name in kind.written}
     memory.execute(fill_identifiers(statement("compare/create_side"), table=table, keys=workload.key, answers=types))
@@ -121,8 +119,8 @@ def _insert_side(
     run_id: str,
 ) -> None:
     now = datetime.now(UTC)
-    books = ("status", "error", "run_id", "created_at", "content_key")
-    insert = fill_identifiers(statement("compare/insert_side"), table=table, columns=[*workload.key, *types, *books])
+    metadata = ("status", "error", "run_id", "created_at", "content_key")
+    insert = fill_identifiers(statement("compare/insert_side"), table=table, columns=[*workload.key, *types, *metadata])
     for row in rows:
         status = "ok" if row.errors[side] is None else "error"
         values = [*row.key.values(), *(_bind(row.answers[side].get(name), type_) for name, type_ in types.items())]
@@ -131,7 +129,7 @@ def _insert_side(
 
 
 def _bind(value: Any, type_: str) -> Any:
-    """A value as DuckDB takes it; JSON has a list of pairs for a map."""
+    """A value as a parameter for DuckDB; in JSON, maps are lists of pairs."""
     if value is None or not type_.startswith("MAP("):
         return value
     return {"key": [name for name, _ in value], "value": [each for _, each in value]}

@@ -1,4 +1,4 @@
-"""The prompts of two workloads for the same rows as one batch, and their answers apart again."""
+"""Joins the prompts of two workloads over the same rows in one batch, and separates their answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,13 +26,13 @@ from tasks.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRow:
-    """What both workloads answered to a row.
+    """The answers of both workloads to a row.
 
     Attributes:
         key: column to value.
-        answers: of the first and the second workload: output column to value; empty where there is none.
-        errors: why there is none; None where there is an answer.
-        num_output_tokens: of both.
+        answers: of the first and the second workload: output column to value; empty without an answer.
+        errors: of the first and the second workload: why there is no answer; None if there is one.
+        num_output_tokens: of the first and the second workload.
     """
 
     key: Mapping[str, str]
@@ -42,13 +42,13 @@ class PairedRow:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the two say different things; how sure they are, and why, is not looked at."""
-        first, second = ({name: value for name, value in each.items() if _is_said(name)} for each in self.answers)
+        """Whether the two answers differ; probabilities, scores and thoughts are ignored."""
+        first, second = ({name: value for name, value in each.items() if _is_compared(name)} for each in self.answers)
         return first != second or [error is None for error in self.errors] in ([True, False], [False, True])
 
 
 def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workload:
-    """A workload that asks both.
+    """A workload whose rows make the requests of both.
 
     Args:
         first, second: with the same key.
@@ -58,7 +58,7 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
     """
     for each in (first, second):
         if each.kind.mode == "embed":
-            raise WorkloadError(f"{each.name!r} gives embeddings, which are not compared: nobody reads them")
+            raise WorkloadError(f"{each.name!r} gives embeddings, which cannot be compared row by row")
     if [name.lower() for name in first.key] != [name.lower() for name in second.key]:
         raise WorkloadError(
             f"{first.name!r} and {second.name!r} answer different rows: "
@@ -81,13 +81,13 @@ def pair_prompts(
     checkpoint: Path,
     max_model_len: int,
 ) -> dict[str, ArtifactRef]:
-    """Write the prompts of "both" as one batch, numbered as `PairedAnswers` has them.
+    """Write the prompts of both workloads as one batch, with the row ids of `PairedAnswers`.
 
     Args:
         workloads: the first and the second.
         requests: of all rows of the first.
         chosen: requests of the second's rows that are compared, numbered from 0.
-        folder: where the files are made.
+        folder: for the files.
         checkpoint: the model's folder.
         max_model_len: tokens of the longest prompt plus answer.
     Returns:
@@ -124,11 +124,11 @@ def read_pairs(
     """Each chosen row with both answers, in order.
 
     Args:
-        workload: whose key names a row.
+        workload: with the key columns.
         kind: of the batch.
         chosen: requests of the rows.
-        tokens: of the batch; says which prompts could not be asked.
-        parts: all that was answered.
+        tokens: of the batch, with the errors of prompts.
+        parts: with all answers.
     """
     keys = pq.read_table(chosen.path, columns=list(workload.key)).to_pylist()
     sides = [(_Side(), _Side()) for _ in keys]
@@ -152,14 +152,14 @@ def read_pairs(
 
 @dataclass(slots=True)
 class _Side:
-    """What one workload has answered to a row so far; `errors` are of requests without an answer."""
+    """The answers of one workload to a row so far; `errors` holds those of requests without an answer."""
 
     values: dict[str, Any] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     num_output_tokens: int = 0
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Adds a row of a part."""
+        """Add a row of a part."""
         self.num_output_tokens += row["num_output_tokens"]
         if row["error"] is None:
             self.errors.pop(row["row_id"], None)
@@ -169,12 +169,12 @@ class _Side:
 
     @property
     def error(self) -> str | None:
-        """Why a request has no answer; None where all have one."""
+        """Why requests have no answer; None if all have one."""
         return "; ".join(dict.fromkeys(self.errors.values())) or None
 
 
 def _read_columns(kind: AnswerKind, side: _Side) -> dict[str, Any]:
-    """The columns of the output table; extracted ones are fields of a JSON object."""
+    """The values of the output table's columns; extracted columns are fields of a JSON object."""
     if not side.values:
         return {}
     given = {each.name for each in kind.part_fields}
@@ -185,5 +185,5 @@ def _read_columns(kind: AnswerKind, side: _Side) -> dict[str, Any]:
     return {name: side.values.get(name_inside) for name, name_inside in written.items()}
 
 
-def _is_said(name: str) -> bool:
+def _is_compared(name: str) -> bool:
     return name not in ("score", "thinking") and not name.endswith(("_probability", "_probabilities", "_logprobs"))

@@ -1,4 +1,4 @@
-"""What SQL may read beside the database: other DuckDB and SQLite files and folders of tables, under names."""
+"""Attaches other DuckDB and SQLite files, and folders of table files, under names that SQL may read."""
 
 import re
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from tasks.database.schema import list_request_columns
 from tasks.workloads.workload import Workload
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-"""Suffix of a file that DuckDB reads without an extension, to its format."""
+"""File suffix to format, of files that DuckDB reads without an extension."""
 
 EXTENSIONS = {".xlsx": "excel", ".avro": "avro"}
-"""Suffix of a file to DuckDB's extension that reads it."""
+"""File suffix to the DuckDB extension that reads such files."""
 
 SQLITE_HEADER = b"SQLite format 3\0"
 TAKEN_NAMES = frozenset(("main", "temp", "system", "memory"))
@@ -30,7 +30,7 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
         given: name to a path of a file or folder.
         base: the folder that relative paths start from.
     Raises:
-        ConfigError: a name is none, or nothing that can be attached is at the path; the message says which.
+        ConfigError: a name is not usable, or there is nothing at a path that can be attached; the message says which.
     """
     found = {}
     for name, path in given.items():
@@ -46,10 +46,10 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
 
 
 def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str]) -> None:
-    """Put each file and folder under its name, to be read only.
+    """Make each file and folder readable under its name.
 
-    A DuckDB or SQLite file is attached. Of a folder, each table file becomes the view ``name.<file without suffix>``,
-    and SQL may read any file below it by path.
+    A DuckDB or SQLite file is attached, read-only. In a folder each table file becomes the view
+    ``name.<file without suffix>``, and SQL may read any file below the folder by path.
 
     Raises:
         DatabaseError: a file is no database, or DuckDB lacks the extension that reads it.
@@ -86,7 +86,7 @@ def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Pat
 
 
 def reads_attachments(connection: duckdb.DuckDBPyConnection, workload: Workload) -> bool:
-    """Whether the query runs only where more is attached than in this connection, which is in no transaction."""
+    """Whether the workload's query needs attachments that this connection lacks; call it outside of a transaction."""
     try:
         list_request_columns(connection, workload, workload.output.table)
     except DatabaseError:

@@ -1,4 +1,4 @@
-"""DuckDB files: wait for their lock, quote identifiers, say where SQL may reach."""
+"""Connections to DuckDB files: waiting for the lock, quoting identifiers, restricting what SQL may read."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from sql import statement
 from tasks.database.messages import describe_full_disk, explain
 
 MEMORY_LIMIT = "2GB"
-"""Of DuckDB while a night reads or writes; what its joins need beyond that goes to disk."""
+"""DuckDB's memory limit while a night reads or writes; joins that need more spill to disk."""
 
 
 def quote_identifier(name: str) -> str:
-    """A table or column name as SQL, whatever characters it holds. The one place where identifiers are quoted.
+    """A table or column name quoted for SQL; no other place quotes identifiers.
 
     Raises `DatabaseError` for an empty name or one with a NUL, which no identifier can hold.
     """
@@ -26,11 +26,11 @@ def quote_identifier(name: str) -> str:
 
 
 def fill_identifiers(sql: str, **names: str | Sequence[str] | Mapping[str, str]) -> str:
-    """Replace ``{placeholder}`` in a statement by quoted identifiers; several are joined by commas.
+    """Replace ``{placeholder}`` in a statement by quoted identifiers, several joined by commas.
 
-    ``{placeholder type}`` puts the type behind each, for column definitions; of names with types of their own, each has
-    its type behind it, as DuckDB writes it. Nothing but identifiers and types goes into a statement this way; values
-    are bound. Raises `KeyError` for a placeholder without a name, a DuckDB error for what is no type.
+    ``{placeholder type}`` adds the type to each, for column definitions; a mapping of names to types adds each name's
+    own type. Only identifiers and types go into a statement this way: values are bound. Raises `KeyError` for a
+    placeholder without a name, and a DuckDB error for an unknown type.
     """
     without_header = re.sub(r"\A(?:--.*\n)+", "", sql)
 
@@ -53,16 +53,16 @@ def connect(
     lock_timeout_seconds: float = 30.0,
     memory_limit: str | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a database file for the length of the block; DuckDB's errors inside it become `DatabaseError`.
+    """Open a database file during the block; DuckDB's errors in the block become `DatabaseError`.
 
-    Waits while another process holds the file. Where this process itself has it open for writing, a read-only request
-    gets a writing connection, since DuckDB keeps one kind a process. Timestamps are in UTC.
+    Waits while another process holds the file. If this process has the file open for writing, a read-only request
+    gets a writing connection: DuckDB allows one kind in a process. Timestamps are in UTC.
 
     Args:
-        create: make the file where there is none.
+        create: make the file if it is missing.
         lock_timeout_seconds: how long to wait for the lock.
-        memory_limit: of DuckDB for this database, as in "2GB"; beyond it sorts and joins spill to disk. None leaves
-            DuckDB's own, 80% of the machine's memory.
+        memory_limit: of DuckDB, as in "2GB"; sorts and joins that need more spill to disk. None is DuckDB's default,
+            80% of the machine's memory.
 
     Raises:
         DatabaseError: no such file, not a DuckDB file, locked (the message names the process id), or an error of SQL.
@@ -90,19 +90,18 @@ def restrict_sql(
     temp_directory: str | Path | None = None,
     is_attaching: bool = True,
 ) -> None:
-    """From here on SQL reads the database and what is named here: no other file, no network, no variable of Python.
+    """Restrict SQL to the database and the files named here: no other file, no network, no variable of Python.
 
-    The restriction belongs to the database as this process has it open: other connections of the process to the same
-    file have it too, until all of them are closed.
+    The restriction holds for all connections of this process to the same file, until all of them are closed.
 
     Args:
-        folders: of batchloom's own files.
-        attach: name to absolute path of a folder that SQL may read, or of a DuckDB or SQLite file.
+        folders: with batchloom's own files.
+        attach: name to the absolute path of a folder that SQL may read, or of a DuckDB or SQLite file.
         paths: further files of batchloom's own.
-        temp_directory: for what exceeds DuckDB's memory limit; None leaves DuckDB's own, beside the database.
-        is_attaching: False: folders may be read, but nothing is put under the names.
+        temp_directory: for what exceeds DuckDB's memory limit; None is DuckDB's default, beside the database.
+        is_attaching: False: the folders of `attach` may be read by path, but nothing is attached under its names.
     Raises:
-        DatabaseError: a path in `attach` is not there or cannot be attached, or a connection of this process is
+        DatabaseError: a path in `attach` is missing or cannot be attached, or another connection of this process is
             restricted to other folders.
     """
     allowed = [f"{path}/" for path in (*map(str, folders), *attach.values()) if not Path(path).is_file()]
@@ -132,6 +131,6 @@ def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: fl
     try:
         return duckdb.connect(str(path), read_only=read_only)
     except duckdb.Error as error:
-        from tasks.database.locked import wait_and_open  # most databases are free
+        from tasks.database.locked import wait_and_open  # imported only when needed
 
         return wait_and_open(path, error, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)

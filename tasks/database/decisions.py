@@ -1,4 +1,4 @@
-"""The output table of a workload that asks several questions a row: each row whole, whichever run answered which."""
+"""Writes rows of a workload with several questions; each row holds all answers, also those of earlier runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,17 +20,16 @@ def insert_decisions(
     parts: Sequence[str],
     schema: pa.Schema,
 ) -> None:
-    """Write the rows that a run has come through.
+    """Write the rows that a run has answered.
 
-    Rows that were asked the same questions are written together: all of them at first, and one when a question was
-    added; the columns of the others are taken from the row's answer before.
+    One statement writes all rows that were asked the same questions. A row may have been asked only some of the
+    workload's questions, for example a new one; its other columns are copied from its earlier answer.
 
     Args:
         connection: in a transaction, in which the run has no answers yet.
-        workload: whose questions were asked.
         row: parameters of the statement that all rows share: requests, model, run_id, created_at.
-        tokens: path of the run's prompts, some of which could not be made.
-        parts: paths of the finished ones.
+        tokens: path of the run's tokens.parquet, which has the errors of prompts.
+        parts: paths of the complete parts.
         schema: of a part.
     """
     part_rows = ds.dataset(list(parts), schema=schema) if parts else schema.empty_table()

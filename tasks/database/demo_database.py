@@ -1,4 +1,4 @@
-"""The demo's database: Python's language reference as documents, questions and searches written for it."""
+"""The demo's database: topics of Python's language reference as documents, with questions and searches."""
 
 import os
 import re
@@ -19,7 +19,7 @@ MIN_DOCUMENTS = 30
 MIN_CANDIDATES = 10
 
 MAX_BODY_CHARS = 1800
-"""About 400 tokens: enough for five questions, little enough for a small model on two cores."""
+"""About 400 tokens: enough text for five questions, and short enough for a small model on two cores."""
 
 _HEADING = re.compile(r"^[^\n]+\n[=*~^\"'+#-]+$")
 _RULE = re.compile(r"^[=*-]+$")
@@ -30,7 +30,7 @@ _BROKEN_HYPHEN = re.compile(r"(?<=\w-)\n(?=\w)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceTopic:
-    """One document of the demo: `name` is its id, `body` whole paragraphs of readable text."""
+    """One document of the demo: `name` is its id, `body` consists of complete paragraphs."""
 
     name: str
     title: str
@@ -39,14 +39,14 @@ class ReferenceTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoContents:
-    """What the demo asks.
+    """The rows of the demo's database.
 
     Attributes:
         documents: by name.
         questions: document name to its questions.
         searches: text of a search to its candidates' names, in alphabetical order.
-        kinds: names of documents to what they describe, where Python proves it.
-        missing: topics that this Python's reference lacks; nothing above mentions them.
+        kinds: document name to the kind of what it describes, for documents where Python itself proves the kind.
+        missing: topics that this Python's reference lacks; they are left out of the other attributes.
     """
 
     documents: Mapping[str, ReferenceTopic]
@@ -57,7 +57,7 @@ class DemoContents:
 
 
 def read_demo_contents() -> DemoContents:
-    """Reads questions.toml, rankings.toml and gold.toml, and the documents they name from this Python's reference.
+    """Read questions.toml, rankings.toml and gold.toml, and the documents they name from this Python's reference.
 
     Raises:
         ConfigError: this Python's reference has fewer than `MIN_DOCUMENTS` of the topics.
@@ -87,7 +87,7 @@ def read_demo_contents() -> DemoContents:
 
 
 def build_demo_database(path: Path, contents: DemoContents) -> None:
-    """Makes a database with the demo's inputs and empty output tables at `path`, whole or not at all.
+    """Create the database at `path`, with the demo's inputs and empty output tables, completely or not at all.
 
     Raises:
         DatabaseError: it cannot be written.
@@ -104,7 +104,7 @@ def build_demo_database(path: Path, contents: DemoContents) -> None:
 
 
 def add_gold_rows(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> None:
-    """Makes the tables that answers of facts.toml and facets.toml are compared with, anew where they are there.
+    """Create or replace the tables with which answers of facts.toml and facets.toml are compared.
 
     A document shows code where a paragraph of it is indented, as the reference writes literal blocks.
     """
@@ -138,17 +138,17 @@ def _insert(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> No
 def _insert_rows(
     connection: duckdb.DuckDBPyConnection, name: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
 ) -> None:
-    """Run the statement of this name once, each of its parameters a whole column."""
+    """Run the named statement once; each of its parameters is a whole column."""
     connection.execute(
         statement(name), {column: list(values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)}
     )
 
 
 def read_reference_topic(name: str) -> ReferenceTopic | None:
-    """The topic of this name, or None where this Python's reference has none.
+    """The topic of this name, or None if this Python's reference lacks it.
 
-    Its body is the beginning of the topic: whole paragraphs of at most `MAX_BODY_CHARS` characters together, the first
-    one always; lines of prose joined, headings, grammars, version notes, footnotes and references left out.
+    Its body is the beginning of the topic: the first paragraph, and further ones up to `MAX_BODY_CHARS` characters in
+    all. Lines of prose are joined; headings, grammars, version notes, footnotes and references are left out.
     """
     if name not in topics:
         return None
@@ -177,7 +177,7 @@ def _trim(text: str) -> str:
             break
         num_chars += len(paragraph) + (len("\n\n") if kept else 0)
         kept.append(paragraph)
-    while len(kept) > 1 and kept[-1].endswith(":"):  # announces what is no longer there
+    while len(kept) > 1 and kept[-1].endswith(":"):  # it announces a paragraph that was left out
         kept.pop()
     return "\n\n".join(kept)
 

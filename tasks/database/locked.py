@@ -1,4 +1,4 @@
-"""A database that another process holds, or this one in another way: wait for it, or say who has it."""
+"""Waiting for a database that another process holds, or that this process has open in another mode."""
 
 import re
 import time
@@ -19,9 +19,8 @@ def wait_and_open(
     """Open a file that could not be opened at once. See `connect`.
 
     Args:
-        path: of the database.
-        error: why it could not.
-        read_only: whether to open it for reading, where this process does not have it open for writing.
+        error: of the first attempt.
+        read_only: open it for reading, unless this process has it open for writing.
         lock_timeout_seconds: how long to wait for the lock.
     """
     deadline = time.monotonic() + lock_timeout_seconds

@@ -1,4 +1,4 @@
-"""What DuckDB and the disk fail with, in a line."""
+"""Errors of DuckDB and of the file system as one line."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ NO_ACCESS = re.compile(r'Cannot access \w+ "(.+?)" - file system operations are 
 
 
 def explain(error: duckdb.Error) -> str:
-    """DuckDB's message in one line: what is missing and where, without the excerpt of the statement."""
+    """DuckDB's message as one line, without the excerpt of the statement."""
     message = str(error)
-    # A common table expression that has the name of the missing table it reads is taken for a reference to itself.
+    # A CTE with the same name as the missing table that it reads is reported as a reference to itself.
     if match := re.search(r'Table with name (.+?) does not exist|Circular reference to CTE "(.+?)"', message):
         return f"no table or view {match.group(1) or match.group(2)!r}"
     if match := re.search(r'Table "(.+?)" does not have a column named "(.+?)"', message):
@@ -31,9 +31,9 @@ def explain(error: duckdb.Error) -> str:
 
 
 def _explain_reach(message: str) -> str:
-    """DuckDB's message in one line, where it is about a file out of reach or an extension that is not there.
+    """DuckDB's message about a file that SQL may not read, or about a missing extension, as one line.
 
-    For a file, the line ends with what would allow it.
+    For a file, the line ends with the setting that would allow it.
     """
     if match := re.search(r"install the required extension '(\w+)|Extension \"(\w+)\" is an existing", message):
         return f"DuckDB's extension {match.group(1) or match.group(2)!r} is not loaded here; install it in DuckDB first"
@@ -50,13 +50,13 @@ def _explain_reach(message: str) -> str:
 
 
 def describe_write_error(path: str | Path, error: OSError) -> str:
-    """Why a file cannot be written, in a line."""
+    """One line that says why a file cannot be written."""
     reason = error.strerror or str(error)
     return f"{path} cannot be written: {reason}{describe_free_space(path) if error.errno in DISK_FULL else ''}"
 
 
 def describe_free_space(path: str | Path) -> str:
-    """``; 4,096 bytes free in /data``, to end a message with; empty where the folder does not say."""
+    """``; 4,096 bytes free in /data``, the end of a message; empty if the free space is unknown."""
     folder = Path(path).absolute().parent
     try:
         return f"; {shutil.disk_usage(folder).free:,} bytes free in {folder}"
@@ -65,6 +65,6 @@ def describe_free_space(path: str | Path) -> str:
 
 
 def describe_full_disk(path: str | Path, error: duckdb.Error) -> str:
-    """The free space, to end a message with, where the error is a full disk; empty otherwise."""
+    """`describe_free_space` if the error is a full disk, else empty."""
     is_full = any(os.strerror(number) in str(error) for number in DISK_FULL)
     return describe_free_space(path) if is_full else ""

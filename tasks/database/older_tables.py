@@ -1,4 +1,4 @@
-"""Columns that the tables of an earlier version lack; rows of earlier runs have null there."""
+"""Columns that tables of earlier versions lack; they are added, with null in rows of earlier runs."""
 
 from collections.abc import Mapping, Set
 
@@ -25,10 +25,10 @@ ADDED = {
 
 
 def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
-    """The columns, with their types, that a table of an earlier version or of an earlier workload file may lack.
+    """Columns, with their types, that a table of an earlier version or of an earlier workload file may lack.
 
     Args:
-        workload: new questions of its file, and thoughts that are kept now, are columns that its table lacks.
+        workload: new questions in its file, and thoughts that it keeps now, are columns that its table may lack.
         table: in lower case.
     """
     if workload is None or table != workload.output.table.lower():
@@ -42,11 +42,9 @@ def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
 def add_columns(
     connection: duckdb.DuckDBPyConnection, workload: Workload | None, table: str, lacking: Set[str]
 ) -> None:
-    """Give a table those of the `list_added` columns that it lacks.
+    """Add to a table those columns of `list_added` that it lacks.
 
     Args:
-        connection: to the database of the table.
-        workload: see `list_added`.
         table: in lower case.
         lacking: names of columns, in lower case.
     """

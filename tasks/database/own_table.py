@@ -1,4 +1,4 @@
-"""The table and the views of a workload that ``schema.sql`` does not name."""
+"""The output table and views of a workload whose table is not in ``schema.sql``."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from tasks.workloads.workload import Workload
 
 
 def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, *, is_foreign: bool) -> None:
-    """Make the table where there is none, and renew its views. See `create_schema` for the parameters."""
+    """Create the table if it is missing, and replace its views. See `create_schema` for the parameters."""
     table = workload.output.table
     requests_sql = f"select * exclude (error) from {quote_identifier(table)}"
     if not is_foreign:
@@ -30,7 +30,7 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
 
 
 def list_own_relations(workload: Workload) -> dict[str, Relation]:
-    """What `create_own_table` makes, by name; columns of the table only."""
+    """The relations that `create_own_table` makes, by name; the views without their columns."""
     table = workload.output.table.lower()
     views = (Relation(name=f"{kind}_{table}", is_view=True, columns={}) for kind in ("latest", "failed"))
     return {table: _list_table(table, _create_answers(workload)), **{view.name: view for view in views}}
@@ -38,7 +38,7 @@ def list_own_relations(workload: Workload) -> dict[str, Relation]:
 
 @cache
 def _list_table(name: str, create: str) -> Relation:
-    """The table that a statement creates in an empty database; opening one takes longer than all else here."""
+    """The table that a statement creates. Cached: opening a database in memory is slow."""
     with duckdb.connect(":memory:") as blank:
         blank.execute(create)
         return list_relations(blank)[name]

@@ -1,4 +1,4 @@
-"""batchloom's tables and views in a user's database: missing ones are created, older ones get the columns they lack."""
+"""batchloom's tables and views in a user's database: checks, creation, and columns that older tables lack."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ RUN_RELATIONS = frozenset(("runs", "steps", "run_summary"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """A table or a view: its name and its columns in lower case, as DuckDB tells no cases apart, with their types."""
+    """A table or a view. Its name and the names of its columns are in lower case: DuckDB ignores case."""
 
     name: str
     is_view: bool
@@ -27,18 +27,18 @@ class Relation:
 
 
 def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]:
-    """What the database holds in its current schema, by name in lower case."""
+    """Tables and views of the database's current schema, by name in lower case."""
     rows = connection.execute(statement("schema/relation_columns")).fetchall()
     return {name: Relation(name=name, is_view=is_view, columns=columns) for name, is_view, columns in rows}
 
 
 def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Find out whether a workload's query runs here and returns the columns it needs, the priority in whole numbers.
+    """Check that a workload's query runs and returns the columns it needs, with a priority of whole numbers.
 
     Args:
-        database: what messages call it.
+        database: its name in messages.
     Raises:
-        DatabaseError: it does not; or the query is anything but one select without parameters.
+        DatabaseError: it does not, or the query is not one select without parameters.
     """
     returned = list_request_columns(connection, workload, database)
     types = {name.lower(): type_ for name, type_ in returned.items()}
@@ -52,12 +52,12 @@ def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, da
 
 
 def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> dict[str, str]:
-    """Name of each column that the query returns, and its type.
+    """The columns that the workload's query returns, with their types.
 
     Args:
-        database: what messages call it.
+        database: its name in messages.
     Raises:
-        DatabaseError: the query does not run here.
+        DatabaseError: the query does not run.
     """
     try:
         query = connection.execute(statement("read/request_columns"), {"requests_sql": workload.requests_sql})
@@ -69,23 +69,22 @@ def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Worklo
 def create_schema(
     connection: duckdb.DuckDBPyConnection, workload: Workload | None = None, *, is_foreign: bool = False
 ) -> None:
-    """Make what a workload's run writes to, or all of ``schema.sql`` where none is named.
+    """Create the tables and views that a workload's run writes to.
 
-    A workload whose output table ``schema.sql`` holds gets all of it; any other gets ``runs``, ``steps``,
-    ``run_summary``, its own table, and the views ``latest_<table>`` and ``failed_<table>``. Tables that are there stay
-    as they are (inputs may be views), but outputs get the columns that an earlier version did not have; views are
-    renewed. DuckDB's errors pass through; `connect` translates them.
+    A workload whose output table is in ``schema.sql``, or None, gets all of ``schema.sql``. Any other workload gets
+    ``runs``, ``steps``, ``run_summary``, its own table, and the views ``latest_<table>`` and ``failed_<table>``.
+    Existing tables stay as they are (inputs may be views), but outputs get the columns that an earlier version did not
+    have; views are replaced. DuckDB's errors pass through; `connect` translates them.
 
     Args:
-        workload: whose tables are made.
-        is_foreign: its query reads what is not attached here, nor where an analyst opens the database. Then its
-            latest view does not leave out answers that nobody asks for any more.
+        is_foreign: the workload's query reads files that are attached only while rows are read. Then the latest view
+            cannot run the query, and keeps answers of rows that the query no longer returns.
     """
     existing = list_relations(connection)
     for name, relation in _needed_relations(workload).items():
         found = existing.get(name)
         if found and not found.is_view and (lacking := relation.columns.keys() - found.columns):
-            from tasks.database.older_tables import add_columns  # most tables are of this version
+            from tasks.database.older_tables import add_columns  # imported only when needed
 
             add_columns(connection, workload, name, lacking)
     is_shipped = workload is None or workload.output.table.lower() in _shipped_relations()
@@ -99,14 +98,13 @@ def create_schema(
 
 
 def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Find out before the night's work whether its answers will have a place.
+    """Check before the night's work that the workload's answers can be written.
 
     Args:
-        workload: names the table of answers and its columns.
-        database: what the message calls the database.
+        database: its name in messages.
     Raises:
-        DatabaseError: a table that exists lacks a column (both are named), or has one of another type; or something
-            else has its name.
+        DatabaseError: an existing table lacks a column (both are named) or has one of another type, or a view has the
+            name of a table, or a table that of a view.
     """
     existing = list_relations(connection)
     table = workload.output.table.lower()
@@ -127,7 +125,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
 
 def _check_columns(workload: Workload, where: str, relation: Relation, expected: Mapping[str, str]) -> None:
     if missing := expected.keys() - relation.columns:
-        from tasks.database.older_tables import list_added  # most tables are of this version
+        from tasks.database.older_tables import list_added  # imported only when needed
 
         missing -= {column.lower() for column in list_added(workload, relation.name)}
     if missing:
@@ -139,18 +137,18 @@ def _check_columns(workload: Workload, where: str, relation: Relation, expected:
 
 
 def _needed_relations(workload: Workload | None) -> Mapping[str, Relation]:
-    """What `create_schema` makes for a workload in an empty database, by name."""
+    """The tables and views that `create_schema` makes for a workload in an empty database, by name."""
     shipped = _shipped_relations()
     if workload is None or workload.output.table.lower() in shipped:
         return shipped
-    from tasks.database.own_table import list_own_relations  # the shipped workloads have theirs in schema.sql
+    from tasks.database.own_table import list_own_relations  # tables of shipped workloads are in schema.sql
 
     return {name: shipped[name] for name in RUN_RELATIONS} | list_own_relations(workload)
 
 
 @cache
 def _shipped_relations() -> Mapping[str, Relation]:
-    """What ``schema.sql`` makes, by name."""
+    """The tables and views of ``schema.sql``, by name."""
     with duckdb.connect(":memory:") as blank:
         blank.execute(statement("schema/schema"))
         return list_relations(blank)
@@ -158,7 +156,7 @@ def _shipped_relations() -> Mapping[str, Relation]:
 
 @cache
 def _shipped_statements() -> Mapping[str, str]:
-    """Name to statement, in the order of ``schema.sql``."""
+    """The statements of ``schema.sql``, in order, by the name of the table or view."""
     statements = {}
     for part in duckdb.extract_statements(statement("schema/schema")):
         match = re.search(r"^create (?:table if not exists|or replace view) (\w+)", part.query, re.MULTILINE)

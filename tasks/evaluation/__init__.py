@@ -1,1 +1,1 @@
-"""How good answers are: gold rows, metrics with intervals, what is asked of them."""
+"""Evaluation of answers against gold rows: metrics with intervals, thresholds, calibration."""

@@ -1,4 +1,4 @@
-"""Probabilities calibrated by gold rows: a small monotone map for each, fitted by scikit-learn, applied by a view."""
+"""Calibrates probabilities by gold rows: scikit-learn fits a monotone map for each, and a view applies the maps."""
 
 import math
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ from tasks.workloads.workload import Workload
 Method = Literal["auto", "isotonic", "platt"]
 
 FEWEST_ROWS = 50
-"""Of gold with an answer: fewer say too little for a map."""
+"""Fewest gold rows with an answer from which a map is fitted."""
 
 FEWEST_ISOTONIC_ROWS = 1000
-"""From so many rows on "auto" is isotonic; with fewer it follows chance, where a logistic curve has two numbers."""
+"""With at least this many rows, "auto" is isotonic; with fewer an isotonic map overfits, a logistic curve does not."""
 
 NUM_FOLDS = 5
 LEAST_PROBABILITY = 1e-6
-"""What is nearer to 0 or 1 counts as this, so that its logit is finite; as the view does."""
+"""Probabilities are clipped to this distance from 0 and 1, here and in the view, so that logits are finite."""
 
 WEAK_PENALTY = 1e4
-"""Inverse strength: nothing that rows could tell, and a slope that stays finite where they are all in order."""
+"""Inverse strength of the penalty: no visible effect on the fit, but the slope stays finite for separable rows."""
 
 Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A map from a probability to a calibrated one, as a row of the table ``calibrations``."""
+    """A map from probabilities to calibrated ones; a row of the table ``calibrations``."""
 
     column_name: str
     label: str | None
@@ -52,7 +52,7 @@ class Calibration:
     calibrated: tuple[float, ...] | None = None
 
     def apply(self, probabilities: Values) -> Values:
-        """What the view gives."""
+        """The calibrated probabilities, as the view computes them."""
         if self.thresholds is not None and self.calibrated is not None:
             return np.interp(probabilities, self.thresholds, self.calibrated)
         assert self.slope is not None
@@ -62,18 +62,18 @@ class Calibration:
 
 @task(name="calibrate", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def calibrate_answers(database: str | Path, workload: Workload, gold: str, method: Method) -> list[Calibration]:
-    """Fit a map for each probability that gold judges, and keep them with the digests of workload and model.
+    """Fit a map for each probability that gold covers, and keep the maps with the digests of workload and model.
 
-    The view ``calibrated_<table>`` applies them to the newest answers; ``calibrated_<table>_labels`` does where each
+    The view ``calibrated_<table>`` applies them to the newest answers; ``calibrated_<table>_labels`` does so if each
     label has a probability.
 
     Args:
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
-        method: "platt" is a logistic curve over logits, "isotonic" a rising step function with straight lines between;
-            "auto" is isotonic from `FEWEST_ISOTONIC_ROWS` on.
+        method: "platt" is a logistic curve over logits, "isotonic" a piecewise linear, rising function; "auto" is
+            isotonic from `FEWEST_ISOTONIC_ROWS` on.
     Raises:
-        DatabaseError: gold cannot be used, judges no probability, has fewer than `FEWEST_ROWS` rows that this workload
-            and model answered, or says the same of all; or a probability does not rise with what it is of.
+        DatabaseError: gold cannot be used, covers no probability, has fewer than `FEWEST_ROWS` rows that this workload
+            and model answered, or has the same value in all; or larger probabilities are not right more often.
         ConfigError: scikit-learn is not installed.
     """
     with connect(database) as connection:
@@ -105,10 +105,10 @@ def fit(probabilities: Values, is_right: Values, method: Method) -> Calibration:
 
     Args:
         probabilities: 0 to 1.
-        is_right: 1.0 where what the probability is of was so, else 0.0; both occur.
+        is_right: 1.0 if the event of the probability occurred, else 0.0; both values occur.
         method: see `calibrate_answers`.
     Raises:
-        ValueError: the probabilities do not rise with what they are of.
+        ValueError: larger probabilities are not right more often.
     """
     if method == "auto":
         method = "isotonic" if len(probabilities) >= FEWEST_ISOTONIC_ROWS else "platt"
@@ -151,7 +151,7 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
 def _fit_column(
     comparison: Comparison, column: ComparedColumn, digests: dict[str, str], gold: str, method: Method
 ) -> list[Calibration]:
-    """A map for the column, or one for each label."""
+    """The map for the column, or one for each label."""
     name = _probability_of(column)
     statement = "calibrate/points_of_labels" if name.endswith("_probabilities") else "calibrate/points"
     parameters = digests | {"first_label": column.first_label}
@@ -169,7 +169,7 @@ def _fit_column(
         try:
             fitted = fit(values[:, 0], values[:, 1], method)
         except ValueError as error:
-            raise DatabaseError(f"{where}: {error}; a calibration cannot mend that") from error
+            raise DatabaseError(f"{where}: {error}; calibration cannot correct that") from error
         found.append(replace(fitted, column_name=name, label=label))
     return found
 
@@ -197,7 +197,7 @@ def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[
 
 
 def _probability_of(column: ComparedColumn) -> str:
-    """The column of answers that is calibrated; empty where there is none."""
+    """The name of the answers' column that is calibrated; empty for none."""
     if column.kind == "probability":
         return column.name
     return column.probability if column.probability.endswith(("_probability", "_probabilities")) else ""

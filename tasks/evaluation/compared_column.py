@@ -1,4 +1,4 @@
-"""Which columns of the answers are compared with which columns of gold, and as what."""
+"""Matches columns of the answers with columns of gold, and decides how their values are compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ NUMBER_TYPES = frozenset(
 ) | {"FLOAT", "DOUBLE"}
 
 RELEVANCE = "relevance"
-"""Column of gold with the grade of a row, 0 and above, where the workload ranks."""
+"""Column of gold with the relevance grade of a row, 0 or above, for workloads that rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedColumn:
-    """A column of the answers with its expected values.
+    """A column of the answers and the column of gold with its expected values.
 
     Attributes:
-        name: of the answers' column.
+        name: the answers' column.
         expected: the column of gold.
-        kind: what the values are: "label" one of few names, "text" words, "number", "value" anything else that is equal
-            or not, "probability" of an event, "rank" within a group.
-        probability: the answers' column that says how sure the model was; empty where there is none.
-        labels: what a gold label may be; empty for any.
-        first_label: of a probability or a rank that is compared with labels: the one that counts; None where gold holds
-            truth values, or grades.
+        kind: of the values: "label" (one of a few names), "text", "number", "probability" of an event, "rank" within a
+            group, or "value" (anything else that is equal or not).
+        probability: the answers' column with the model's probabilities; empty for none.
+        labels: allowed labels of gold; empty for any.
+        first_label: for a probability or a rank that is compared with labels, the label that counts as true; None if
+            gold holds truth values or grades.
     """
 
     name: str
@@ -45,15 +45,15 @@ class ComparedColumn:
 def match_columns(
     workload: Workload, gold: str, gold_types: Mapping[str, str], answer_types: Mapping[str, str]
 ) -> list[ComparedColumn]:
-    """What to compare, by the names of gold's columns.
+    """The columns to compare, matched by name.
 
     Args:
         workload: whose answers are evaluated.
-        gold: what messages call the table of gold rows.
-        gold_types: its columns and their types.
-        answer_types: those of the workload's view of newest answers.
+        gold: name of the table of gold rows, for messages.
+        gold_types: its columns with their types.
+        answer_types: columns and types of the workload's view of newest answers.
     Raises:
-        DatabaseError: gold lacks a column of the key, or has one that is not answered, or nothing but the key.
+        DatabaseError: gold lacks a column of the key, has a column that is not answered, or has only the key.
     """
     key = [name.lower() for name in workload.key]
     gold_columns = {name.lower(): name for name in gold_types}
@@ -85,7 +85,7 @@ def match_columns(
 
 
 def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[ComparedColumn]:
-    """The answers' columns in which two runs can agree: all but probabilities and ranks.
+    """The answers' columns by which two runs are compared: all but probabilities and ranks.
 
     Args:
         answer_types: columns and types of the workload's view of newest answers.
@@ -100,7 +100,7 @@ def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[Co
 
 
 def _compare_labels(workload: Workload, gold_columns: Mapping[str, str], ranks: str | None) -> list[ComparedColumn]:
-    """What labels and grades of gold say of other columns: of the first label's probability, and of ranks."""
+    """Comparisons of labels and grades of gold with other columns: the first label's probability, and ranks."""
     found = []
     labels, label = workload.kind.score_labels, gold_columns.get("label")
     first_label = labels[0] if labels and label else None
@@ -150,7 +150,7 @@ def _names_of_probabilities(name: str) -> tuple[str, str]:
 
 
 def _is_about_another(name: str, answer_types: Mapping[str, str]) -> bool:
-    """Whether a column says how sure the model was of others, or keeps books about them; no answer is a MAP."""
+    """Whether a column holds probabilities of another column, or is a MAP, which no answer is."""
     if answer_types[name].startswith("MAP("):
         return True
     names = {about for other in answer_types for about in _names_of_probabilities(other)}

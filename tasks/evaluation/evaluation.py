@@ -1,4 +1,4 @@
-"""Compare answers with gold rows, or two runs with each other: ``sql/gold/`` and ``sql/evaluate/``."""
+"""Compares answers with gold rows, or two runs with each other, by ``sql/gold/`` and ``sql/evaluate/``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,20 +20,20 @@ MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of")
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
 MOST_DRAWS = 5_000_000
-"""Rows times replicates of the bootstrap: above, there are fewer replicates."""
+"""Most rows times replicates of the bootstrap; for more rows there are fewer replicates."""
 
 GOLD = "gold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One number of an evaluation, as a row of the table ``evaluation_metrics``.
+    """A metric of an evaluation; a row of the table ``evaluation_metrics``.
 
     Attributes:
-        reference: "gold", or the run that was compared with.
+        reference: "gold", or the id of the run that the answers were compared with.
         label: None for the column as a whole.
-        low, high: 95% confidence interval; None where there are too few rows for one.
-        num_rows: that the value is made from.
+        low, high: 95% confidence interval; None if there are too few rows for one.
+        num_rows: from which the value is computed.
     """
 
     reference: str
@@ -48,14 +48,14 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What was compared, and what came out.
+    """What was compared, and the metrics.
 
     Attributes:
-        gold: the table of expected values; empty where only two runs were compared.
-        answers: "newest", or the run whose answers they are.
-        against: the run that they were compared with; empty for none.
+        gold: the table of expected values; empty if only two runs were compared.
+        answers: "newest", or the id of the run whose answers were evaluated.
+        against: the id of the run that they were compared with; empty for none.
         run_id: of the newest answer compared.
-        num_gold_rows: of these ok, errors and unanswered are parts.
+        num_gold_rows: the sum of num_ok, num_errors and num_unanswered.
     """
 
     evaluation_id: str
@@ -79,19 +79,17 @@ def evaluate_answers(
     run_id: str | None = None,
     against: str | None = None,
     k: int = 10,
-    lock_timeout_seconds: float = 30.0,
 ) -> Evaluation:
-    """Compare the answers of a workload, and keep every comparison and metric in the database, all or nothing.
+    """Compare the answers of a workload, and keep all comparisons and metrics in the database, in one transaction.
 
     Args:
-        gold: table or view with the workload's key and columns named as those of the answers; None for none.
-        run_id: whose answers; None is the newest answer of each row that is still asked for.
-        against: another run, with which the same rows' answers are compared.
-        k: how many of a ranked list count for nDCG.
-        lock_timeout_seconds: how long to wait while another process has the database open.
+        gold: table or view with the workload's key and columns named like those of the answers; None for none.
+        run_id: of the answers; None for the newest answer of each row that the workload's query still returns.
+        against: another run, with whose answers the same rows are compared.
+        k: ranks that count for nDCG.
     Raises:
-        DatabaseError: no such table, run or answers; gold lacks a column of the key, has one that is not answered, two
-            rows with one key, a value that cannot be an answer, or no key that was asked.
+        DatabaseError: no such table, run or answers; or gold lacks a column of the key, has a column that is not
+            answered, two rows with one key, a value that cannot be an answer, or no key that was answered.
     """
     if gold is None and against is None:
         raise DatabaseError("nothing to compare the answers with: name a gold table, or another run")
@@ -102,7 +100,7 @@ def evaluate_answers(
         answers=run_id or "newest",
         against=against or "",
     )
-    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection:
+    with connect(database) as connection:
         connection.begin()
         try:
             comparison = Comparison(connection, workload, evaluation.evaluation_id)
@@ -128,7 +126,7 @@ def evaluate_answers(
 
 
 class Comparison:
-    """One evaluation on an open connection, which has a transaction."""
+    """An evaluation on an open connection, within a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, workload: Workload, evaluation_id: str) -> None:
         self._connection, self._workload = connection, workload
@@ -142,12 +140,12 @@ class Comparison:
             self.execute(f"evaluate/macros/{name}")
 
     def create_tables(self) -> None:
-        """Make the tables and views of evaluations where they are not there."""
+        """Create the tables and views of evaluations if they are missing."""
         for name in CREATED:
             self.execute(f"evaluate/create_{name}")
 
     def take_answers(self, target: str, run_id: str | None) -> None:
-        """Make the temporary table `target` of the answers of a run; None is the newest of each row."""
+        """Create the temporary table `target` of the answers of a run; None for the newest answer of each row."""
         parameters = {"keys": list(self._workload.key), "run_id": run_id, "is_reference": target != "answers"}
         source = self._latest if run_id is None else self._table
         self.execute("gold/answers", parameters, target=target, source=source, keys=self._workload.key)
@@ -159,7 +157,7 @@ class Comparison:
             )
 
     def read_gold(self, gold: str) -> list[ComparedColumn]:
-        """What of gold is compared; raises `DatabaseError` for gold that cannot be used."""
+        """The columns to compare; raises `DatabaseError` for gold that cannot be used."""
         gold_types = self._types_of(gold)
         if not gold_types:
             raise DatabaseError(f"no table or view {gold!r} with gold rows")
@@ -173,7 +171,7 @@ class Comparison:
         return columns
 
     def compare_with_gold(self, gold: str, k: int) -> None:
-        """Every expected value beside the answer; see `read_gold`."""
+        """Insert rows with each expected value and its answer; see `read_gold`."""
         for column in self.read_gold(gold):
             self._pair(column)
             parameters: dict[str, Any] = {"column": column.name}
@@ -188,21 +186,21 @@ class Comparison:
                 self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
 
     def compare_with_run(self, run_id: str) -> None:
-        """The answers beside those of another run."""
+        """Insert rows with each answer and that of another run."""
         self.take_answers("expected_rows", run_id)
         for column in list_columns(self._workload, self._answer_types):
             self._pair(column)
             self._insert(column, run_id, "agreement")
 
     def note(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Add the row of ``evaluations``; returns the run id and the counts in it."""
+        """Insert the row of ``evaluations``; returns its run id and counts."""
         names = ("workload", "gold", "answers", "against")
         row = {name: getattr(evaluation, name) or None for name in names} | {"created_at": datetime.now(UTC)}
         result = self.execute("evaluate/insert_evaluation", self._this | row)
         return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
 
     def measure(self) -> list[Metric]:
-        """Metrics of all compared rows, with their intervals, kept and returned."""
+        """Compute, insert and return the metrics of all compared rows, with intervals."""
         num_rows = self._count("expected_rows")
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):

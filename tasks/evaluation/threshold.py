@@ -1,4 +1,4 @@
-"""What is asked of metrics: ``accuracy=0.9``, ``topic.accuracy=0.9``, ``topic.recall.billing=0.8``."""
+"""Thresholds for metrics, such as ``accuracy=0.9``, ``topic.accuracy=0.9`` or ``topic.recall.billing=0.8``."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,11 +13,11 @@ class Threshold:
     """A bound for a metric.
 
     Attributes:
-        metric: its name.
+        metric: name of the metric.
         column_name: of the answers; empty for each column that has the metric.
-        label: whose metric; empty for that of a column as a whole.
-        bound: the least or the largest value that will do.
-        is_least: whether it is the least.
+        label: of the metric; empty for the column as a whole.
+        bound: the least or the largest allowed value.
+        is_least: whether the bound is the least value.
     """
 
     metric: str
@@ -28,7 +28,7 @@ class Threshold:
 
     @classmethod
     def parse(cls, text: str, *, is_least: bool) -> "Threshold":
-        """``[COLUMN.]METRIC[.LABEL]=VALUE``; a label needs its column.
+        """Parse ``[COLUMN.]METRIC[.LABEL]=VALUE``; a label needs its column.
 
         Raises:
             ConfigError: it is not of this form.
@@ -46,7 +46,7 @@ class Threshold:
         return cls(metric=metric, column_name=column_name, label=label, bound=bound, is_least=is_least)
 
     def find_failures(self, metrics: Sequence[Metric]) -> list[str]:
-        """The metrics that miss the bound, each in words; raises `ConfigError` where none has the name."""
+        """Descriptions of the metrics that miss the bound; raises `ConfigError` if no metric has the name."""
         found = [each for each in metrics if self._names(each)]
         if not found:
             known = sorted({each.metric for each in metrics})
@@ -59,7 +59,7 @@ class Threshold:
         ]
 
     def _names(self, each: Metric) -> bool:
-        """A metric of agreement has no gold; of other names those against gold count."""
+        """Whether the threshold is about a metric: "agreement" has no gold, other metrics count only against gold."""
         is_right_reference = each.reference == GOLD or each.metric == "agreement"
         return (
             is_right_reference
@@ -70,11 +70,11 @@ class Threshold:
 
 
 def describe(each: Metric) -> str:
-    """``recall of 'billing' in topic``."""
+    """A metric in words, such as ``recall of 'billing' in topic``."""
     label = "" if each.label is None else f" of {each.label!r}"
     return f"{each.metric}{label} in {each.column_name}"
 
 
 def find_failures(thresholds: Iterable[Threshold], metrics: Sequence[Metric]) -> list[str]:
-    """Of all thresholds; raises what `Threshold.find_failures` raises."""
+    """The failures of all thresholds; see `Threshold.find_failures`."""
     return [failure for threshold in thresholds for failure in threshold.find_failures(metrics)]

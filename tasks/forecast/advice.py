@@ -1,4 +1,4 @@
-"""What would make a run shorter: settings tried on a few partitions, and sentences read off a forecast's numbers."""
+"""Advice that makes a run shorter: settings tried on a few partitions, and sentences derived from a forecast."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ WHAT_IF_PARTITIONS = 4
 """Partitions on which a changed setting is tried."""
 
 MORE_TOKENS = 4
-"""By which step and partition are multiplied to see whether that helps; memory is doubled."""
+"""Factor by which the tokens of a step and of a partition are multiplied in a trial; memory is doubled."""
 
-WORTH_SAYING = 0.05
-"""A gain below this share of time, or of prompt text, is not worth a change."""
+LEAST_GAIN = 0.05
+"""A gain below this share of the time, or of the prompt text, is not mentioned."""
 
 
 def try_settings(
@@ -26,13 +26,13 @@ def try_settings(
     run: SimulationSummary,
     partition_seconds: Sequence[float],
 ) -> tuple[WhatIf, ...]:
-    """Each setting alone, on partitions spread over the plan or on consecutive ones; the most helpful one first.
+    """Simulate some partitions with one setting changed; the most helpful change comes first.
 
     Args:
-        simulate: with a configuration and so many bytes of KV, from a first partition, so many as one plan.
-        config: as it is.
-        kv_bytes: KV memory as it is.
-        run: the simulation of all partitions as they are.
+        simulate: takes a configuration, bytes of KV, a first partition, and how many partitions from it on are joined.
+        config: the present configuration.
+        kv_bytes: the present KV memory.
+        run: the simulation of all partitions with both.
         partition_seconds: of each partition in it.
     """
     num_partitions = len(partition_seconds)
@@ -62,53 +62,55 @@ def advise(
     orders: Sequence[FieldOrder],
     prediction: Prediction | None,
 ) -> tuple[str, ...]:
-    """Sentences, the template first, then settings by how much they help.
+    """Sentences of advice: first about the template, then about settings, the most helpful first.
 
     Args:
-        policies: the last but one is the whole plan, the last one what is run of it; see `Forecast`.
+        policies: the last but one is the plan, the last one the plan in partitions; see `Forecast`.
         orders: best first.
     """
-    said = []
+    sentences = []
     current = next((order for order in orders if order.is_current), None)
-    if current is not None and orders[0].saving_ratio - current.saving_ratio >= WORTH_SAYING:
-        said.append(
+    if current is not None and orders[0].saving_ratio - current.saving_ratio >= LEAST_GAIN:
+        sentences.append(
             f"Put the template's fields in the order {', '.join(orders[0].fields)}: about "
             f"{orders[0].saving_ratio:.0%} of the text is shared then, {current.saving_ratio:.0%} now."
         )
     if prediction is None:
-        return tuple(said)
+        return tuple(sentences)
     for what_if in prediction.what_ifs:
-        if what_if.time_ratio <= 1 - WORTH_SAYING:
-            said.append(f"{what_if.option} would take {1 - what_if.time_ratio:.0%} less time.")
+        if what_if.time_ratio <= 1 - LEAST_GAIN:
+            sentences.append(f"{what_if.option} would take {1 - what_if.time_ratio:.0%} less time.")
     planned, run = policies[-2].token_saving_ratio, policies[-1].token_saving_ratio
-    if best_saving_ratio - planned >= WORTH_SAYING:
-        said.append(
+    if best_saving_ratio - planned >= LEAST_GAIN:
+        sentences.append(
             f"{best_saving_ratio - planned:.0%} of the prompt tokens are shared, too, but within blocks or on deeper "
             f"levels than the plan uses: a smaller --block-size reaches more of them."
         )
-    if planned - run >= WORTH_SAYING and not prediction.run.num_preempted_requests:
-        said.append(
+    if planned - run >= LEAST_GAIN and not prediction.run.num_preempted_requests:
+        sentences.append(
             f"{planned - run:.0%} of the prompt tokens are computed by several partitions each: raise "
             f"--partition-tokens."
         )
     idle_share = 1 - prediction.run.seconds / (prediction.num_engines * prediction.seconds)
-    if idle_share >= WORTH_SAYING:
-        said.append(
+    if idle_share >= LEAST_GAIN:
+        sentences.append(
             f"The {prediction.num_engines} engines have nothing to do for {idle_share:.0%} of their time: lower "
             f"--partition-tokens, or use fewer."
         )
     if prediction.num_oversized_rows:
-        said.append(f"{prediction.num_oversized_rows:,} rows need more KV memory than there is: raise --kv-memory.")
+        sentences.append(
+            f"{prediction.num_oversized_rows:,} rows need more KV memory than there is: raise --kv-memory."
+        )
     if prediction.run.num_preempted_requests:
-        said.append(
+        sentences.append(
             f"{prediction.run.num_preempted_requests:,} requests lose their KV and are computed again: "
             f"raise --output-reserve or --kv-memory."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def advise_keeping(kept: KeptPrefixes | None) -> tuple[str, ...]:
-    """A sentence on KV that later nights could read from disk, where that would save a second, or is asked for."""
+    """A sentence about KV that later nights could read from disk, if that saves a second or is asked for."""
     if kept is None:
         return ()
     what = f"{kept.num_bytes / 1e9:,.2f} GB of KV for the {kept.num_tokens:,} tokens that these prompts share"

@@ -1,9 +1,9 @@
-"""Which order of a template's fields lets prompts share most, computed from the fields' values alone.
+"""Finds the order of a template's fields in which prompts share the longest prefixes, from the fields' values alone.
 
-A field moves together with the text in front of it, so "Question: {query_text}" stays whole. Two rows share a beginning
-as far as their fields are equal in that order. What is counted is therefore a lower bound of the sharing: values that
-begin alike and then differ count as different. Text is counted in bytes, which are about proportional to tokens, so the
-ratios of two orders can be compared, not one of them with the ratio of a plan.
+A field moves together with the text in front of it, so "Question: {query_text}" stays together. Two rows share a prefix
+as far as their fields are equal, in order. Values that begin alike and then differ count as different, so the result is
+a lower bound. Text is counted in bytes, which are about proportional to tokens: ratios of two orders can be compared
+with each other, but not with the ratio of a plan.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.workloads.workload import Prompt
 
 MOST_FIELDS = 8
-"""Every set of fields is looked at once: 256 sets."""
+"""All sets of fields are compared: 256 for eight fields."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class FieldColumn:
     Attributes:
         name: of the field.
         codes: int64 ``[num_rows]``; rows with equal values have equal codes.
-        num_bytes: int64 ``[num_rows]``, of the value and the text in front of it.
+        num_bytes: int64 ``[num_rows]``: bytes of the value and of the text in front of it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class FieldOrder:
 
     Attributes:
         fields: names, first to last.
-        saving_ratio: bytes that need not be computed again, 0 to 1 (Eq. 2 of BatchLLM, in bytes).
+        saving_ratio: share of bytes that are not computed again, 0 to 1 (Eq. 2 of BatchLLM, in bytes).
         is_current: the template's own order.
     """
 
@@ -56,12 +56,12 @@ class FieldOrder:
 
 
 def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[FieldOrder]:
-    """Orders of a template's fields over some rows, the best one first; none where it has one field, or too many.
+    """Orders of a template's fields over some rows, best first; empty if it has one field, or more than `MOST_FIELDS`.
 
     Args:
-        requests: the rows' texts.
-        row_ids: of the rows that count.
-        prompt: whose template it is.
+        requests: with the rows' texts.
+        row_ids: of the rows to count.
+        prompt: with the template.
     """
     segments = [(literal, field) for literal, field in prompt.segments if field is not None]
     if not 2 <= len(segments) <= MOST_FIELDS:
@@ -79,15 +79,15 @@ def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[F
 
 
 def compare_field_orders(columns: Sequence[FieldColumn], num_head_bytes: int, num_tail_bytes: int) -> list[FieldOrder]:
-    """The template's own order, and for each field the best order that begins with it; the best one first.
+    """The template's own order, and for each field the best order that begins with it; best first.
 
-    What an order computes is a sum over its fields of bytes at first sight, and that of a field depends on the set of
-    fields before it, not on their order. So the best order is found over sets instead of permutations.
+    The cost of an order is a sum over its fields, and a field's term depends on the set of fields before it, not on
+    their order. So the best order is found by dynamic programming over sets instead of permutations.
 
     Args:
-        columns: fields in the template's order; empty or of the same number of rows.
-        num_head_bytes: text that every prompt begins with.
-        num_tail_bytes: text that every prompt ends with.
+        columns: the fields in the template's order, all with the same number of rows.
+        num_head_bytes: of the text at the beginning of every prompt.
+        num_tail_bytes: of the text at the end of every prompt.
     Raises:
         WorkloadError: more fields than `MOST_FIELDS`.
     """
@@ -105,7 +105,7 @@ def compare_field_orders(columns: Sequence[FieldColumn], num_head_bytes: int, nu
     def cost(before: frozenset[int], field: int) -> int:
         return costs[before | {field}, field]
 
-    # The cheapest way to go on after each set of fields, from the last field backwards.
+    # The cheapest order of the remaining fields after each set of fields, from the last field backwards.
     best: dict[frozenset[int], tuple[int, tuple[int, ...]]] = {everything: (0, ())}
     for size in range(num_fields - 1, 0, -1):
         for chosen in map(frozenset, combinations(range(num_fields), size)):
@@ -132,8 +132,8 @@ def compare_field_orders(columns: Sequence[FieldColumn], num_head_bytes: int, nu
 def _count_sets(
     columns: Sequence[FieldColumn],
 ) -> tuple[dict[frozenset[int], int], dict[tuple[frozenset[int], int], int]]:
-    """For each set of fields the number of distinct combinations of their values, and over these the bytes of each
-    field of the set."""
+    """For each set of fields, the number of distinct combinations of their values, and the bytes of each field summed
+    over these combinations."""
     num_distinct: dict[frozenset[int], int] = {}
     costs: dict[tuple[frozenset[int], int], int] = {}
     smaller: dict[frozenset[int], Ints] = {frozenset(): np.zeros(len(columns[0].codes), dtype=np.int64)}

@@ -1,4 +1,4 @@
-"""What `explain` says of a workload: counts of what is there, and a simulated run. Plain values, ready for JSON."""
+"""The result of `explain` for a workload: counts and a simulated run, as plain values for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from tasks.read import AnswerLength
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """Of whole numbers; each is one of them. All 0 where there are none."""
+    """Quantiles of whole numbers; each is one of the numbers. All are 0 if there are none."""
 
     low: int
     median: int
@@ -38,12 +38,12 @@ class SharingShape:
     """A batch's prefix tree, and the groups that a plan makes of it.
 
     Attributes:
-        num_tree_nodes: beginnings that at least two different prompts have and then leave, the empty one not counted.
-        levels: of the distinct prompts: how many such beginnings lie on the way to each.
-        num_groups: of the plan, those of a single prompt included.
-        num_sharing_groups: with a prefix, which two or more prompts share.
-        share_degree: of these groups: distinct prompts.
-        prefix_tokens: of these groups: tokens in the prefix.
+        num_tree_nodes: nodes of the tree where different prompts part, without the root.
+        levels: of the distinct prompts: the number of such nodes on the path to each.
+        num_groups: groups of the plan, those of a single prompt included.
+        num_sharing_groups: groups whose prefix two or more prompts share.
+        share_degree: of these groups: the number of distinct prompts.
+        prefix_tokens: of these groups: the tokens of the prefix.
     """
 
     num_tree_nodes: int
@@ -55,7 +55,7 @@ class SharingShape:
 
 
 def measure_shape(tree: PrefixTree, groups: Sequence[PrefixGroup]) -> SharingShape:
-    """Counts both; the groups are a plan of the tree's prompts."""
+    """Measure the tree, and the groups of a plan of the same prompts."""
     node_levels = np.zeros(tree.num_nodes, dtype=np.int64)
     for node, parent in enumerate(tree.node_parents.tolist()):
         if node:
@@ -73,10 +73,10 @@ def measure_shape(tree: PrefixTree, groups: Sequence[PrefixGroup]) -> SharingSha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingPolicy:
-    """One way to share beginnings.
+    """A way to share prefixes.
 
     Attributes:
-        num_processed_tokens: prompt tokens it computes.
+        num_processed_tokens: prompt tokens that it computes.
         token_saving_ratio: Eq. 2 of BatchLLM, 0 to 1.
     """
 
@@ -90,9 +90,9 @@ class WhatIf:
     """The simulation again with one setting changed.
 
     Attributes:
-        option: of the command line, with its value.
-        time_ratio: predicted time with it against without it; below 1 is faster.
-        num_partitions: on which both were simulated.
+        option: command line option with its value.
+        time_ratio: predicted time with the option, divided by that without; below 1 is faster.
+        num_partitions: partitions on which both were simulated.
     """
 
     option: str
@@ -105,9 +105,9 @@ class KVMemory:
     """KV memory of the simulated device.
 
     Attributes:
-        budget_bytes: what the block pool holds.
-        peak_bytes: the most that one step holds.
-        bytes_per_token: positions that a layer's rows see, 0 for all, to the KV of a token in all such layers.
+        budget_bytes: size of the block pool.
+        peak_bytes: the most that a step uses.
+        bytes_per_token: a layer's attention window, 0 for none, to the KV bytes of a token in all such layers.
     """
 
     budget_bytes: int
@@ -120,14 +120,14 @@ class Prediction:
     """A simulated run.
 
     Attributes:
-        device: whose rates the times are computed from.
+        device: its rates give the times.
         dtype: of weights and KV.
-        weight_bytes: that the model takes on the device.
-        num_oversized_rows: that the KV budget cannot hold even alone; they become errors.
-        num_engines: that work side by side, each on such a device.
-        seconds: until the last of them is done.
+        weight_bytes: size of the model on the device.
+        num_oversized_rows: rows that do not fit into the KV budget even alone; they become error rows.
+        num_engines: engines that run in parallel, each on such a device.
+        seconds: until the last engine is done.
         run: steps, tokens and times, of all engines together.
-        what_ifs: settings tried; the most helpful one first.
+        what_ifs: settings that were tried, the most helpful first.
     """
 
     device: Device
@@ -144,13 +144,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPrefixes:
-    """What a later night over the same documents would read instead of computing it; see `EngineConfig`.
+    """KV of shared prefixes that a later night over the same documents would read from disk; see `EngineConfig`.
 
     Attributes:
-        num_tokens: of the beginnings that prompts of the plan share.
+        num_tokens: of the prefixes that prompts of the plan share.
         num_bytes: of their KV.
-        compute_seconds: for their linear layers on the device.
-        read_seconds: from the database's disk, as fast as it was now, their digest checked.
+        compute_seconds: to compute their linear layers on the device.
+        read_seconds: to read them from the database's disk, at the rate measured now, and check their digests.
         budget_bytes: that `keep_prefixes` allows; 0: nothing is kept.
     """
 
@@ -166,20 +166,20 @@ class Forecast:
     """What is known of one workload before its model is loaded.
 
     Attributes:
-        label: always "simulated": nothing in here was computed by the model.
-        num_rows: to be answered, those with an error included.
+        label: always "simulated": the model computed none of these numbers.
+        num_rows: rows to answer, those with an error included.
         num_already_done: rows that earlier runs answered; they are not planned.
-        num_error_rows: of num_rows: known not to be answerable.
-        num_duplicates: of num_rows: prompts that equal another row's, which is computed instead.
+        num_error_rows: of num_rows: rows that cannot be answered.
+        num_duplicates: of num_rows: rows whose prompt equals another row's; it is computed once.
         num_prompt_tokens: of all rows without an error.
-        policies: no sharing, what a cache of blocks finds by itself (simulated), and from identical prompts to what the
-            engine does; as planned in partitions is the last.
-        best_saving_ratio: what no sharing of beginnings could exceed.
-        field_orders: best first; empty where the template has a single field or too many.
-        prediction: None where there is nothing to run.
-        kept_prefixes: what keeping KV on disk would bring; None where prompts share nothing.
-        advice: what would help, in sentences; empty where nothing found would.
-        seconds: that explaining took, by stage.
+        policies: ways to share: none, an LRU cache of blocks (simulated), identical prompts once, the plans, and last
+            the plan in partitions, as it runs.
+        best_saving_ratio: the best that any sharing of prefixes could reach.
+        field_orders: best first; empty if the template has one field or too many.
+        prediction: None if there is nothing to run.
+        kept_prefixes: what keeping KV on disk would bring; None if prompts share nothing.
+        advice: sentences; empty if no change would help.
+        seconds: that each stage of the explanation took.
     """
 
     workload: str

@@ -1,4 +1,4 @@
-"""The device a run is predicted for, and what of its memory is left for KV; no weights are read."""
+"""The device for which a run is predicted, and its memory for KV; no weights are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ from engine.simulation.device import DEVICES, Device, Roofline, predicted_kv_byt
 from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps
 from engine.simulation.step_tokens import resolve_step_tokens
 
-if TYPE_CHECKING:  # takes seconds to import
+if TYPE_CHECKING:  # importing torch takes seconds
     import torch
 
-_LOOKED_AT = ("auto", "cpu", "cuda")
+_MEASURED = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The device a run is predicted for, and the model on it.
+    """The device for which a run is predicted, with the model on it.
 
     Attributes:
-        dtype: of computation, KV and weights that are not quantized; the shape's value_bytes are its size.
-        most_kv_bytes: bound of a KV budget of "auto"; None for none.
+        dtype: of computation, KV and weights that are not quantized; the shape's value_bytes is its size.
+        most_kv_bytes: upper bound of a KV budget of "auto"; None for none.
     """
 
     device: Device
@@ -41,7 +41,7 @@ class Hardware:
         """Memory for KV.
 
         Raises:
-            CapacityError: the device does not hold it next to the weights, or it holds no block.
+            CapacityError: the budget does not fit beside the weights, or is too small for one block.
         """
         memory_bytes, weight_bytes = self.device.memory_bytes, self.shape.weight_bytes
         kv_bytes = config.kv_memory_bytes
@@ -54,7 +54,7 @@ class Hardware:
         if not config.block_size * self.shape.kv_bytes_per_token <= kv_bytes <= memory_bytes - weight_bytes:
             raise CapacityError(
                 f"device {self.device.name!r} has {_gigabytes(memory_bytes)} of memory, the weights take "
-                f"{_gigabytes(weight_bytes)}: a KV budget of {_gigabytes(kv_bytes)} does not do"
+                f"{_gigabytes(weight_bytes)}: a KV budget of {_gigabytes(kv_bytes)} does not fit, or holds no block"
             )
         return kv_bytes
 
@@ -66,12 +66,12 @@ class Hardware:
         kv_bytes: int,
         num_answer_tokens: int,
     ) -> SimulationSummary:
-        """What one engine on this device does with these groups.
+        """Simulate one engine on this device with these groups.
 
         Args:
             groups: their members' request_indices point into `requests`.
             kv_bytes: memory for KV.
-            num_answer_tokens: of every answer.
+            num_answer_tokens: tokens of every answer.
         Raises:
             ConfigError: the device has no rate for the number format.
         """
@@ -94,14 +94,14 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
     """The device called `name`, with the model of a checkpoint folder on it.
 
     Args:
-        name: of the table, or "cpu", "cuda" or "auto" for what this machine has.
-        num_on_host: engines that divide the rates of a CPU; each has a GPU of its own.
+        name: of `DEVICES`, or "cpu", "cuda" or "auto" for a device of this machine.
+        num_on_host: engines that share the rates of a CPU; GPUs are not shared.
     Raises:
         ConfigError: no such device, or no GPU here.
-        ModelError: config.json cannot be read, or is not of a model whose cost is known.
+        ModelError: config.json cannot be read, or the model's cost is not known.
     """
-    if name.lower() not in (*DEVICES, *_LOOKED_AT):
-        raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_LOOKED_AT))}")
+    if name.lower() not in (*DEVICES, *_MEASURED):
+        raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_MEASURED))}")
     kind, most_kv_bytes = name.lower(), None
     values = read_json(checkpoint / "config.json")
     if kind in DEVICES:
@@ -110,7 +110,7 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         shape = ModelShape.from_config(values, dtype=dtype)
     else:
         from engine.device.free_memory import MOST_CPU_KV_BYTES
-        from engine.simulation.device_probe import probe_device  # needs torch, which the table does not
+        from engine.simulation.device_probe import probe_device  # needs torch; devices of the table do not
 
         here = resolve_device(kind)
         quantized_bytes = _quantized_bytes(checkpoint, config, here)
@@ -125,17 +125,17 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
 
 
 def _quantized_bytes(checkpoint: Path, config: EngineConfig, device: "torch.device") -> float:
-    """Of a weight on average, where the engine leaves the checkpoint's weights quantized; else 0."""
+    """Average bytes of a weight if the engine keeps the checkpoint's weights quantized; else 0."""
     if config.dtype not in ("auto", "quantized") or not is_quantized(checkpoint):
         return 0.0
-    from engine.model.quantized.quantized_model import find_quantized  # few checkpoints are
+    from engine.model.quantized.quantized_model import find_quantized  # imported only when needed
 
     weights = find_quantized(checkpoint, config, device)
     return 0.0 if weights is None else weights.bytes_per_weight
 
 
 def _divide(device: Device, num_engines: int) -> Device:
-    """A device whose rates several engines share equally. Its memory is left whole: the engine settings divide it."""
+    """A device whose rates several engines share equally. Its memory is not divided: the engine settings do that."""
     if num_engines == 1:
         return device
     return replace(
@@ -147,7 +147,7 @@ def _divide(device: Device, num_engines: int) -> Device:
 
 
 def _join(device: Device, size: int) -> Device:
-    """Several devices that share a model, as one. The sums between them are not counted."""
+    """Several devices that share a model, as one device. Communication between them is not counted."""
     return replace(
         device,
         title=f"{size} of {device.title}",

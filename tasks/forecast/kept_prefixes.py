@@ -1,4 +1,4 @@
-"""What `keep_prefixes` would bring a later night that asks about the same documents."""
+"""Forecasts the use of `keep_prefixes` for a later night over the same documents."""
 
 from engine.config import EngineConfig
 from engine.keeping.read_rate import measure_read_rate
@@ -9,15 +9,15 @@ from tasks.storage.artifact import runs_folder
 
 
 def forecast_kept(rows: Plan, config: EngineConfig, hardware: Hardware, database: str) -> KeptPrefixes | None:
-    """The shared beginnings of a plan, computed by a device or read from the database's disk.
+    """Compare computing the shared prefixes of a plan with reading their KV from the database's disk.
 
-    None where they share nothing, the engine keeps nothing, or the disk cannot be measured.
+    None if the rows share nothing, the engine cannot keep KV, or the disk cannot be measured.
 
     Args:
         rows: the plan.
         config: the engine's.
-        hardware: whose rates say what computing takes.
-        database: beside which KV is kept.
+        hardware: its rates give the time to compute.
+        database: KV is kept beside it.
     """
     if config.sharing in ("lru", "none") or config.disaggregation != "none" or hardware.shape.kept_windows:
         return None

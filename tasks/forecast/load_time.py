@@ -1,4 +1,4 @@
-"""What earlier nights with a model took: until its first step, and for its steps beside what was simulated."""
+"""Learns from earlier nights how long a model takes to load, and how real step times compare with simulated ones."""
 
 import os
 import time
@@ -20,11 +20,12 @@ PROBED_BYTES = 16 << 20
 def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: EngineConfig) -> float:
     """Seconds to load a model.
 
-    The most of what the newest runs took beside their steps: those that found the model loaded took next to nothing.
-    A model that has not run here yet takes as long as its files at the rate of the first bytes of the largest one.
+    The largest time that one of the newest runs took beside its steps: runs that found the model loaded took almost
+    none. For a model that has not run here yet, the time to read its files, at the rate of the largest file's first
+    bytes.
 
     Args:
-        database: whose earlier runs are looked at.
+        database: with earlier runs.
         checkpoint: the model's folder.
         model_digest: of the checkpoint.
         engine: names device and number format.
@@ -39,10 +40,10 @@ def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: E
 
 
 def find_speed_ratio(database: Path, model_digest: str, engine: EngineConfig) -> float:
-    """How many times as long as simulated steps take: the median of the newest runs that were predicted, else 1.
+    """Real over simulated time of steps: the median of the newest runs that were predicted; 1 if there are none.
 
     Args:
-        database: whose earlier runs are looked at.
+        database: with earlier runs.
         model_digest: of the checkpoint.
         engine: names device and number format.
     Raises:
@@ -61,7 +62,7 @@ def _read_earlier(connection: duckdb.DuckDBPyConnection, name: str, asked: dict[
 
 
 def _time_reading(checkpoint: Path) -> float:
-    """Of a checkpoint's weights, from the disk where the system allows."""
+    """Seconds to read a checkpoint's weights, measured on the disk if the system can drop its cache."""
     files = [gguf_file(checkpoint)] if (checkpoint / GGUF_TENSORS).is_file() else checkpoint.glob("*.safetensors")
     sizes = {path: path.stat().st_size for path in files}
     if not any(sizes.values()):

@@ -1,4 +1,4 @@
-"""What a run will do, simulated before it starts: every partition of its plan, or a few that stand for the others."""
+"""Predicts a run by simulating every partition of its plan, or a few that stand for the others."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ from tasks.workers.engine_team import EngineTeam, hand_out
 from tasks.workloads.workload import Workload
 
 MOST_TIME_SHARE = 0.01
-"""Of the predicted time: once so much is spent on simulating, the partitions left are taken to be like the others."""
+"""Share of the predicted time after which simulation stops; the other partitions are extrapolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrediction:
-    """What the simulated partitions of a plan say of the whole run.
+    """The prediction of a whole run from simulated partitions of its plan.
 
     Attributes:
         simulated: steps, tokens and times of the simulated partitions, of all engines together.
-        num_simulated: partitions.
-        scale: cost of the whole plan over that of the simulated partitions; 1 where all of them were.
-        partition_seconds: of each partition; one that was not simulated is taken for as dear as the plan's costs say.
+        num_simulated: how many partitions were simulated.
+        scale: cost of the whole plan over that of the simulated partitions.
+        partition_seconds: of each partition; for those that were not simulated, in proportion to the plan's costs.
         seconds: until the last engine is done.
-        tecd_seconds: the same, without the cool-down of the partition that is handed out last.
+        tecd_seconds: the same, without the cool-down of the partition that is dispatched last.
     """
 
     simulated: SimulationSummary
@@ -51,14 +51,14 @@ class RunPrediction:
 def predict(
     simulate: Callable[[int], SimulationSummary], plan: PlanSummary, num_engines: int, *, since: float | None = None
 ) -> RunPrediction:
-    """Simulate the partition that is handed out last, then the others in an order that is spread over the plan.
+    """Simulate the partition that is dispatched last, then others spread over the plan.
 
     Args:
-        simulate: a partition, by its number, on one engine.
-        plan: costs and dispatch order; one engine alone takes the partitions in their order.
-        num_engines: that work side by side.
-        since: `time.perf_counter` at the beginning of a prediction that ends early: of the others it simulates as many
-            as `MOST_TIME_SHARE` allows, at least one. None to simulate all.
+        simulate: takes the number of a partition.
+        plan: with costs and dispatch order; a single engine takes the partitions by number.
+        num_engines: engines that run in parallel.
+        since: `time.perf_counter` at the start of a prediction that may stop early: it simulates at least two
+            partitions, and others as `MOST_TIME_SHARE` allows. None to simulate all.
     """
     costs, num_partitions = plan.partition_costs, plan.num_partitions
     order = plan.dispatch_order if num_engines > 1 else range(num_partitions)
@@ -91,12 +91,12 @@ def predict(
 def find_fitting(
     order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float
 ) -> dict[int, float]:
-    """Of each partition that is begun in time the share that is done, where each engine takes the next when it is free.
+    """The share that is done of each partition that begins before the deadline; a free engine takes the next partition.
 
     Args:
         order: in which partitions are taken.
         seconds: that each takes.
-        num_engines: that work side by side.
+        num_engines: engines that run in parallel.
         seconds_left: until the deadline.
     """
     ends = [0.0] * num_engines
@@ -112,7 +112,7 @@ def find_fitting(
 
 
 def spread(count: int) -> list[int]:
-    """0 to count - 1 in an order whose beginnings are spread over all of it: the bits of each number backwards."""
+    """0 to count - 1 in bit-reversed order: any first few of them are spread over the whole range."""
     num_bits = max(count - 1, 0).bit_length()
     backwards = (int(f"{number:0{num_bits}b}"[::-1], 2) if num_bits else 0 for number in range(1 << num_bits))
     return [number for number in backwards if number < count]
@@ -127,19 +127,18 @@ def predict_run(
     seconds_left: float | None = None,
     speed_ratio: float = 1.0,
 ) -> dict[str, float]:
-    """Steps, tokens, memory and time of a run, before its model is loaded, from a part of its partitions.
+    """Steps, tokens, memory and time of a run, before its model is loaded, from some of its partitions.
 
     Args:
-        job: what all partitions have in common; of one workload, or of several that are planned together.
+        job: of one workload, or of several that are planned together.
         summary: of the plan.
-        num_answer_tokens: of an answer, as it is expected.
+        num_answer_tokens: expected tokens of an answer.
         team: the engines.
         seconds_left: until the deadline, if there is one.
-        speed_ratio: how many times as long as simulated a step takes.
+        speed_ratio: real over simulated time of a step.
     Returns:
-        quantity to value, as `RunFacts.prediction` names them, num_simulated_partitions and speed_ratio; with a
-        deadline also num_fitting_partitions and num_fitting_rows, which will be done by then; rows also of a partition
-        that is cut.
+        quantities named as in `RunFacts.prediction`, num_simulated_partitions and speed_ratio; with a deadline also
+        num_fitting_partitions and num_fitting_rows, done by then, where rows of a partition that is cut count as well.
     Raises:
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
@@ -154,7 +153,7 @@ def predict_run(
 
     ask: Callable[[Plan], list[Request]]
     if job.members:
-        from tasks.partitions.joint import ask_jointly  # most plans are of one workload
+        from tasks.partitions.joint import ask_jointly  # imported only when needed
 
         ask = partial(ask_jointly, job=job, make_form=make_form)
     else:
@@ -172,10 +171,10 @@ def predict_on(
     seconds_left: float | None = None,
     speed_ratio: float = 1.0,
 ) -> dict[str, float]:
-    """See `predict_run`; on a device that is known already.
+    """As `predict_run`, on a given device.
 
     Args:
-        ask: the requests of rows of the plan.
+        ask: makes the requests for rows of the plan.
     """
     started, engine = time.perf_counter(), team.engine
     kv_bytes = hardware.kv_bytes(engine)

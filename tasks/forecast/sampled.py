@@ -1,4 +1,4 @@
-"""What the whole of a workload will take, from a sample of its rows that was answered, with error bars."""
+"""Forecasts the time and tokens of a whole workload from an answered sample of its rows, with error bars."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from tasks.workloads.workload import Workload
 
 NORMAL_95 = 1.96
 FEWEST_STEPS = 4
-"""Of a sample, to say how much the times of steps scatter."""
+"""Fewest steps of a sample from which the scatter of step times is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A quantity and its 95% interval; the ends are None where the sample is too small to say."""
+    """A quantity and its 95% interval; the ends are None if the sample is too small for an interval."""
 
     value: float
     low: float | None = None
@@ -36,17 +36,17 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledForecast:
-    """What answering all rows will take.
+    """The forecast for answering all rows.
 
     Attributes:
-        num_rows: all that the sample was chosen from.
-        seconds: of inference: simulated for the answers' length, times `speed_ratio`.
-        answer_tokens: of one answer, in the mean.
-        num_prompt_tokens: that have to be computed.
+        num_rows: all rows, from which the sample was chosen.
+        seconds: of inference: simulated with the sample's answer length, times `speed_ratio`.
+        answer_tokens: mean tokens of an answer.
+        num_prompt_tokens: prompt tokens to compute.
         num_output_tokens: of all answers.
-        speed_ratio: time of the sample's steps over what the simulation says of them.
-        weight_bytes: that the model takes.
-        peak_kv_bytes: the most KV that one step holds, of `kv_budget_bytes`, on each engine.
+        speed_ratio: real over simulated time of the sample's steps.
+        weight_bytes: size of the model.
+        peak_kv_bytes: the most KV that a step uses, of `kv_budget_bytes`, on each engine.
     """
 
     num_rows: int
@@ -62,13 +62,13 @@ class SampledForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredSample:
-    """What was computed for a sample.
+    """A sample that was answered.
 
     Attributes:
-        plan: of its rows.
-        workload: what they asked.
-        mean_output_tokens: of its answers.
-        steps: its step records.
+        plan: of the sample's rows.
+        workload: what the rows asked.
+        mean_output_tokens: of the answers.
+        steps: the step records.
     """
 
     plan: ArtifactRef
@@ -86,16 +86,15 @@ def forecast_whole(
     checkpoint: Path,
     team: EngineTeam,
 ) -> SampledForecast:
-    """Simulate the whole with the length that the sample's answers had, and correct its time by the sample's own.
+    """Simulate all rows with the sample's answer length, and correct the time by the sample's real step times.
 
-    The intervals hold what chance did to the sample: the lengths of its answers and the times of its steps. How well a
-    simulation of many rows follows one of few is not in them.
+    The intervals cover the chance in the sample: lengths of its answers and times of its steps. They do not cover the
+    error of simulating many rows instead of few.
 
     Args:
         plan: of all rows.
-        workload: what they ask.
-        output_tokens: of each answer that the sample has.
-        sample: what was computed.
+        workload: what all rows ask.
+        output_tokens: of each answer in the sample.
         checkpoint: the model's folder.
         team: the engines of the night.
     Raises:
@@ -132,11 +131,11 @@ def forecast_whole(
 
 
 def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimate:
-    """The mean of all, from a sample without replacement; no interval from fewer than two values.
+    """The mean of a population from a sample without replacement; no interval from fewer than two values.
 
     Args:
-        num_all: how many there are; of a sample that is the whole, the mean is exact.
-        most: a value can be, at least 1.
+        num_all: size of the population; if the sample is as large, the mean is exact.
+        most: the largest possible value, at least 1.
     """
     if not len(values):
         return Estimate(value=float(most))
@@ -150,7 +149,7 @@ def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimat
 
 
 def _compare_speed(steps: Sequence[ArtifactRef], simulated_seconds: float) -> Estimate:
-    """Measured over simulated time of the sample's steps; its error is their scatter about a line in their tokens."""
+    """Real over simulated time of the sample's steps; the error is their scatter around a line in their tokens."""
     names = ["duration_ms", "num_decode_tokens", "num_suffix_tokens", "num_prefix_tokens"]
     tables = [pq.read_table(part.path, columns=names) for part in steps]
     columns = {name: np.concatenate([table.column(name).to_numpy() for table in tables]) for name in names}
@@ -166,7 +165,7 @@ def _compare_speed(steps: Sequence[ArtifactRef], simulated_seconds: float) -> Es
 
 
 def _ends(estimate: Estimate) -> dict[str, float]:
-    """The values at which to simulate, each once."""
+    """The value and the ends of the interval, if there is one, by name."""
     ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     return {name: value for name, value in ends.items() if value is not None}
 
@@ -180,7 +179,7 @@ def _scale(estimate: Estimate, factor: float) -> Estimate:
 
 
 def _multiply(one: Estimate, other: Estimate) -> Estimate:
-    """A product of two whose errors do not depend on each other: relative errors add as squares."""
+    """The product of two independent estimates: the squares of their relative errors add up."""
     value = one.value * other.value
     if None in (one.low, one.high, other.low, other.high) or not value:
         return Estimate(value=value)

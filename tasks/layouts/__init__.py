@@ -1,1 +1,1 @@
-"""Orders of the parts of a prompt: which ones a template allows, what each costs, which one is kept."""
+"""Layouts: the orders of a prompt's parts that a template allows, what each costs, and which one is kept."""

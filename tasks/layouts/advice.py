@@ -1,4 +1,4 @@
-"""What the order of fields and instructions costs workloads, over all rows of their queries."""
+"""Compares the layouts of workloads over all rows of their queries, and gives advice."""
 
 import tempfile
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from tasks.workloads.workload import Workload
 AS_WRITTEN = "as written"
 
 MOST_SHOWN = 6
-"""Orders of a single workload, beside its own."""
+"""Most orders of a single workload that are shown beside its own."""
 
-WORTH_SAYING = 0.05
-"""Of the prompt tokens: less is not worth a change."""
+LEAST_GAIN = 0.05
+"""Share of the prompt tokens below which a saving is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutCost:
-    """One way to lay the prompts out.
+    """A layout of the prompts and its cost.
 
     Attributes:
         name: "as written", "kept", "one order" (the best one for all rows of a workload), "order per row", or an order.
-        orders: labels of the parts of each workload, first to last; empty where nothing can move.
-        num_computed_tokens: prompt tokens of one plan of all rows.
+        orders: of each workload, the labels of its parts, first to last; empty if its parts cannot move.
+        num_computed_tokens: prompt tokens that one plan of all rows computes.
     """
 
     name: str
@@ -37,14 +37,14 @@ class LayoutCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutAdvice:
-    """What is known of workloads that are planned together.
+    """Layouts of workloads that are planned together.
 
     Attributes:
         workloads: their names.
-        num_rows: of all queries, rows with an error apart.
-        num_prompt_tokens: of all rows, nothing shared.
-        costs: as written first.
-        sentences: what could be done, and what cannot.
+        num_rows: of all queries, without rows that have an error.
+        num_prompt_tokens: of all rows, without sharing.
+        costs: "as written" first.
+        sentences: the advice.
     """
 
     workloads: tuple[str, ...]
@@ -55,10 +55,9 @@ class LayoutAdvice:
 
 
 def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvice:
-    """Count what the layouts of workloads cost that are answered together, as written and as their templates allow.
+    """Count the prompt tokens of workloads that are answered together, in their own and in other layouts.
 
-    Raises:
-        what reading the rows and making their prompts raise.
+    Raises what reading the rows and making their prompts raise.
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-advise-") as name:
         folder = Path(name)
@@ -88,12 +87,12 @@ def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvic
         num_rows=num_rows,
         num_prompt_tokens=num_prompt_tokens,
         costs=costs,
-        sentences=tuple(_say(sides, costs)),
+        sentences=tuple(_list_sentences(sides, costs)),
     )
 
 
 def _list_ways(sides: Sequence[Side]) -> dict[str, list[RowOrders]]:
-    """Names of the layouts to compare, and in each the order of every row."""
+    """The layouts to compare: name to the order of every row."""
     texts = [side.read_texts() for side in sides]
     written = [side.parts.written for side in sides]
     ways = {AS_WRITTEN: spread_orders(texts, written)}
@@ -113,8 +112,8 @@ def _list_ways(sides: Sequence[Side]) -> dict[str, list[RowOrders]]:
     return ways
 
 
-def _say(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
-    said = []
+def _list_sentences(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
+    sentences = []
     by_name = {cost.name: cost for cost in costs}
     so_far = by_name.get("kept", by_name[AS_WRITTEN])
     best, each = by_name["one order"], by_name.get("order per row")
@@ -124,25 +123,25 @@ def _say(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[str]:
     for side, own, other in zip(sides, so_far.orders, best.orders, strict=True):
         name = side.workload.name
         if side.parts.fixed_because:
-            said.append(f"{name}: its layout stays as it is written: {side.parts.fixed_because}.")
-        elif own == other or saved < WORTH_SAYING:
-            said.append(f"{name}: its layout is right as it is.")
+            sentences.append(f"{name}: its layout stays as it is written: {side.parts.fixed_because}.")
+        elif own == other or saved < LEAST_GAIN:
+            sentences.append(f"{name}: its layout is right as it is.")
         elif side.workload.prompt.layout == "auto":
-            said.append(f"{name}: a night may choose {other}.")
+            sentences.append(f"{name}: a night may choose {other}.")
         else:
-            said.append(f'{name}: layout = "auto" in its [prompt] lets a night choose {other}.')
+            sentences.append(f'{name}: layout = "auto" in its [prompt] lets a night choose {other}.')
     prompts = [side.workload.prompt for side in sides]
     words = [side.parts.head.partition("{")[0] for side in sides]  # before the first field
     heads = {(each.system if each.chat else "", head) for each, head in zip(prompts, words, strict=True)}
     if len(heads) > 1:
-        said.append(
+        sentences.append(
             "Their prompts begin with different system messages or words, behind which nothing is shared: give "
             "instructions a part with a label in the template, such as 'Task: ...', which may follow the document."
         )
-    return said
+    return sentences
 
 
 def explain_failure(names: Sequence[str], error: BatchloomError) -> LayoutAdvice:
-    """In place of an advice: why there is none."""
+    """An advice that only says why there is none."""
     reason = " ".join(str(error).split())
     return LayoutAdvice(workloads=tuple(names), num_rows=0, sentences=(f"Cannot be looked at now: {reason}",))

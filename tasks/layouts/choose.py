@@ -1,8 +1,8 @@
-"""The orders of parts that let prompts share most: one for all rows of a workload, or one for each row.
+"""Chooses orders of parts in which prompts share most: one order for all rows of a workload, or one for each row.
 
-Rows and parts are chosen together, as the GGR algorithm of "Optimizing LLM Queries in Relational Data Analytics
-Workloads" (section 4) and SOLO do: rows that share a part's text put it first, then the same is done among them with
-the parts that are left. Where a row could join several such groups, the group that saves its rows most text goes first.
+Rows and parts are chosen together, as by the GGR algorithm of "Optimizing LLM Queries in Relational Data Analytics
+Workloads" (section 4) and by SOLO: rows that share a part's text put it first, then the same is done among them with
+the remaining parts. If a row could join several such groups, it joins the one that saves its rows most text.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from tasks.layouts.estimate import Hashes, Ints, PartTexts, RowOrders, count_byt
 from tasks.layouts.parts import Order
 
 MOST_COMPARED = 5_000_000
-"""Rows times orders of all workloads together, up to which every combination of orders is compared."""
+"""Up to this product of rows and combinations of orders, all combinations are compared."""
 
 WORTH_SPLITTING = 0.05
-"""What an order for each row has to save over one for all, as answers may depend on the order."""
+"""Share that an order for each row must save over one for all: answers may depend on the order."""
 
 MOST_ROUNDS = 8
-"""In which rows at one place are given a part; those that still wait for others then take what is best now."""
+"""Most rounds in which rows get the part for one place; rows that still wait then take their best part."""
 
 Bools = npt.NDArray[np.bool_]
 
@@ -33,12 +33,12 @@ Bools = npt.NDArray[np.bool_]
 def list_ways(
     workloads: Sequence[PartTexts], choices: Sequence[Sequence[Order]], is_uniform: Sequence[bool]
 ) -> list[list[RowOrders]]:
-    """Ways to order the parts of all rows: the best with one order for each workload, and one with an order for each
-    row, where that shares more by `WORTH_SPLITTING`.
+    """Orders of all rows to try: the best with one order for each workload, and the best with an order for each row, if
+    it saves `WORTH_SPLITTING` more.
 
     Args:
         workloads: answered as one batch.
-        choices: orders that all rows of a workload may have; the first one is its own so far.
+        choices: of each workload, the orders that all its rows may have; the first one is the present order.
         is_uniform: workloads whose rows must all have the same order.
     """
     one = spread_orders(workloads, find_orders(workloads, choices))
@@ -50,14 +50,14 @@ def list_ways(
 
 
 def find_orders(workloads: Sequence[PartTexts], choices: Sequence[Sequence[Order]]) -> list[Order]:
-    """The order of all rows of each workload that compute the fewest bytes together; of equal ones, the fewest changes.
+    """One order for each workload, so that all together compute the fewest bytes; among equals, the fewest changes.
 
-    Where comparing all would take long, see `MOST_COMPARED`, workloads are improved one after the other, beginning with
-    the best order of each alone or with what most of its rows choose for themselves.
+    Beyond `MOST_COMPARED`, workloads are improved one after the other, beginning with the best order of each alone or
+    with the order that most of its rows choose by themselves.
 
     Args:
         workloads: answered as one batch.
-        choices: orders of each; the first one is its own so far.
+        choices: the orders of each workload; the first one is the present order.
     """
 
     def cost(orders: Sequence[Order]) -> tuple[int, int, Sequence[Order]]:
@@ -83,7 +83,7 @@ def _find_alone(texts: PartTexts, choices: Sequence[Order]) -> Order:
 
 
 def spread_orders(workloads: Sequence[PartTexts], orders: Sequence[Order]) -> list[RowOrders]:
-    """The order of each workload for each of its rows."""
+    """For each workload, its order repeated for each row."""
     return [
         np.tile(np.array(order, np.int8), (len(texts.hashes), 1))
         for texts, order in zip(workloads, orders, strict=True)
@@ -104,18 +104,18 @@ def _descend(
 
 
 def find_most_frequent(orders: RowOrders) -> Order:
-    """The order that most rows have; of equally frequent ones the smallest."""
+    """The most frequent order; among equals, the smallest."""
     different, num_rows = np.unique(orders, axis=0, return_counts=True)
     return tuple(int(number) for number in different[np.argmax(num_rows)])
 
 
 def order_rows(workloads: Sequence[PartTexts], own: Sequence[RowOrders], is_fixed: Sequence[bool]) -> list[RowOrders]:
-    """An order for each row, place by place: see the module. Rows that share nothing more go on in their own order.
+    """An order for each row, chosen place by place; see the module. Rows that share nothing more keep their own order.
 
     Args:
         workloads: answered as one batch.
-        own: orders of the rows so far.
-        is_fixed: workloads whose rows keep their own order.
+        own: the present orders of the rows.
+        is_fixed: workloads whose rows keep their orders.
     """
     num_parts = max(texts.hashes.shape[1] for texts in workloads)
     hashes = np.concatenate([_widen(texts.hashes, num_parts) for texts in workloads])
@@ -149,7 +149,7 @@ def _widen(values: npt.NDArray[Any], num_columns: int, fill: int = 0) -> npt.NDA
 
 
 def _find_next(orders: RowOrders, is_left: Bools) -> Ints:
-    """Of each row the first part of its own order that it has not put anywhere yet."""
+    """For each row, the first part of its own order that has no place yet."""
     is_next = np.take_along_axis(is_left, np.maximum(orders, 0).astype(np.int64), axis=1) & (orders >= 0)
     return np.take_along_axis(orders, is_next.argmax(axis=1)[:, None], axis=1)[:, 0].astype(np.int64)
 
@@ -157,15 +157,15 @@ def _find_next(orders: RowOrders, is_left: Bools) -> Ints:
 def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints) -> Ints:
     """The part that each row puts next.
 
-    In every round each row wants the part whose group saves it most text; a group whose rows all want it is taken, as
-    the best one of all always is. So groups are taken as they would be one after the other, the best one first. What
-    the rows of a group have in common goes before it, if more rows share it: others may still join them there.
+    In every round, each row wants the part whose group saves it most text, and a group is taken if all its rows want
+    it; for the best group that is always so. The result is that of taking groups one by one, best first. A part that
+    the rows of a group share with more rows goes before the group's own part, so that those rows can still join.
 
     Args:
-        groups: ``[num_rows, num_parts]``; rows with the same beginning and the same text in a part are one group.
+        groups: ``[num_rows, num_parts]``; rows with the same beginning and the same text in a part form a group.
         num_bytes: of the parts.
-        may_take: whether the row may put the part next; one part at least.
-        own_next: what it puts next where nothing is shared.
+        may_take: whether the row may put the part next; true for at least one part.
+        own_next: the part that a row puts next if it shares nothing.
     """
     may_take, picked = may_take.copy(), own_next.copy()
     is_waiting = np.ones(len(groups), bool)
@@ -192,13 +192,13 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Groups:
-    """Rows with the same beginning that could go on with the same part.
+    """Groups of rows with the same beginning that could continue with the same part.
 
     Attributes:
-        codes: ``[num_rows, num_parts]``, number of the group; one more than there are where the row has no such part.
-        sizes: number of rows of each group.
+        codes: ``[num_rows, num_parts]``: number of the group; if the row may not take the part, the number of groups.
+        sizes: the number of rows of each group.
         saved: bytes times 1024 that the group saves each of its rows, by the part and all others that its rows share.
-        first: of these parts the one that most rows share, as a number of a group.
+        first: of these parts, the one that most rows share, as the number of its group.
     """
 
     codes: Ints
@@ -214,7 +214,7 @@ def _weigh_groups(groups: Hashes, num_bytes: Ints, may_take: Bools) -> _Groups:
     )
     codes = np.full(groups.shape, len(sizes))
     codes[rows, parts] = inverse
-    members = codes[rows[firsts]]  # the groups of one row of each group: those of all its rows are among them
+    members = codes[rows[firsts]]  # the groups of one row of each group include those that all its rows share
     is_common = members < len(sizes)
     for part in range(groups.shape[1]):
         having = np.flatnonzero(may_take[:, part])

@@ -1,7 +1,7 @@
-"""How much text the prompts of several templates share in given orders of their parts, from the rows' texts alone.
+"""Estimates how much text prompts share in given orders of their parts, from the rows' texts alone.
 
-Prompts share a beginning as far as their parts are equal. Text is counted in bytes, which are about proportional to
-tokens. Parts that begin alike and then differ count as different, so the sharing that is found is a lower bound.
+Prompts share a prefix as far as their parts are equal. Text is counted in bytes, which are about proportional to
+tokens. Parts that begin alike and then differ count as different, so the result is a lower bound.
 """
 
 import re
@@ -31,11 +31,11 @@ _SHIFT = np.uint64(32)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartTexts:
-    """The parts of one workload over its rows.
+    """The texts of one workload's parts, for each row.
 
     Attributes:
-        head: hash of what stands before the parts.
-        hashes: ``[num_rows, num_parts]``; parts whose texts are equal have equal ones, in all workloads.
+        head: hash of the text before the parts.
+        hashes: ``[num_rows, num_parts]``; equal texts have equal hashes, in all workloads.
         num_bytes: ``[num_rows, num_parts]``.
     """
 
@@ -44,7 +44,7 @@ class PartTexts:
     num_bytes: Ints
 
     def beginnings(self, orders: Order | RowOrders) -> Iterator[tuple[Hashes, Ints]]:
-        """For each number of parts the different prompts up to there: a hash of each, and the bytes of its last part.
+        """For each number of first parts, the distinct prompt beginnings: their hashes, and the bytes of the last part.
 
         Args:
             orders: of each row, or one for all.
@@ -57,10 +57,10 @@ class PartTexts:
             yield different, self.num_bytes[rows, part][first]
 
     def count_alone(self, orders: Sequence[Order]) -> list[int]:
-        """`count_bytes` of this workload alone in each of the orders, which are of the same parts.
+        """`count_bytes` of this workload alone, in each of the orders.
 
-        What a part adds depends on the set of parts before it, not on their order, so sets are looked at: 31 of five
-        parts, which have 120 orders.
+        The bytes that a part adds depend on the set of parts before it, not on their order. So sets are counted: five
+        parts have 31 sets, but 120 orders.
         """
         added: dict[Order, Ints] = {}
         for size in range(1, self.hashes.shape[1] + 1):
@@ -75,18 +75,18 @@ class PartTexts:
 
 
 def mix(beginning: Hashes, following: Hashes) -> Hashes:
-    """Hashes of what begins so and goes on so; broadcasts."""
+    """Hashes of texts that consist of a beginning and a following part; broadcasts."""
     mixed = (beginning ^ following) * _FACTOR
     mixed ^= mixed >> _SHIFT
     return mixed
 
 
 def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> PartTexts:
-    """The texts of a workload's rows, part by part; rows with an error are left out.
+    """The texts of a workload's rows, part by part, without rows that have an error.
 
     Args:
         requests: of the workload.
-        workload: whose rows they are, as its file has it.
+        workload: as in its file.
         parts: of its template.
     """
     fields, prompt = workload.prompt.fields, workload.prompt
@@ -108,7 +108,7 @@ def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> 
 
 
 def count_bytes(workloads: Sequence[PartTexts], orders: Sequence[Order | RowOrders]) -> int:
-    """Bytes of the parts that have to be computed where all prompts share what they can."""
+    """Bytes of parts that are computed if all prompts share their equal beginnings."""
     found = [each for texts, order in zip(workloads, orders, strict=True) for each in texts.beginnings(order)]
     if len(workloads) == 1 or not found:
         return sum(int(num_bytes.sum()) for _, num_bytes in found)

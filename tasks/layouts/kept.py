@@ -1,4 +1,4 @@
-"""The layouts that nights have chosen, in the database beside the answers that were made with them."""
+"""Layouts that nights have chosen, kept in the database beside the answers that were made with them."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ ROWS_TABLE = "workload_row_layouts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The layout in which a workload is asked.
+    """The kept layout of a workload.
 
     Attributes:
-        order: of the parts, for all rows that have none of their own.
-        has_rows: whether rows have orders of their own.
+        order: of the parts, for all rows without an order of their own.
+        has_rows: whether some rows have orders of their own.
     """
 
     order: Order
@@ -37,11 +37,11 @@ class Choice:
     """A layout that a night has chosen.
 
     Attributes:
-        workload: as its file has it.
-        order: of its template's parts, for rows that have none of their own.
-        rows: the night's rows, see `RowLayouts.chosen`.
-        num_tokens: that the plan of the night computes with it, of all workloads that are planned together.
-        num_written_tokens: the same with the layouts as they are written.
+        workload: as in its file.
+        order: of its template's parts, for rows without an order of their own.
+        rows: orders of the night's rows, see `RowLayouts.chosen`.
+        num_tokens: prompt tokens that the night's plan of all workloads planned together computes with it.
+        num_written_tokens: the same with the layouts as written.
     """
 
     workload: Workload
@@ -52,7 +52,7 @@ class Choice:
 
 
 def read_kept(database: str | Path, workload: Workload) -> Kept | None:
-    """What is kept for the workload's template; None where no night has chosen, or may choose."""
+    """The layout that is kept for the workload's template; None if no night has chosen one, or may choose."""
     if workload.prompt.layout == "written":
         return None
     key = {"workload": workload.name, "template_digest": _digest(workload)}
@@ -69,7 +69,7 @@ def read_kept(database: str | Path, workload: Workload) -> Kept | None:
 
 
 def use_kept(database: str | Path, workload: Workload) -> Workload:
-    """The workload as its newest answers were asked for: in the layout that is kept, else as it is written."""
+    """The workload in its kept layout, in which its newest answers were made; else as written."""
     return lay_out(workload, read_kept(database, workload))
 
 
@@ -77,8 +77,8 @@ def lay_out(workload: Workload, kept: Kept | None, chosen: pa.Table | None = Non
     """The workload in a layout.
 
     Args:
-        workload: as its file has it.
-        kept: the layout; None: as the file has it.
+        workload: as in its file.
+        kept: the layout; None: as written.
         chosen: rows with orders that are not kept yet, see `RowLayouts.chosen`.
     """
     if kept is None or (not kept.has_rows and chosen is None):
@@ -94,7 +94,7 @@ def lay_out(workload: Workload, kept: Kept | None, chosen: pa.Table | None = Non
 
 
 def keep_choices(database: str | Path, choices: Sequence[Choice]) -> None:
-    """Replace what is kept for these workloads and rows, all or nothing; other rows keep their orders.
+    """Replace the kept layouts of these workloads and rows, in one transaction; other rows keep their orders.
 
     Raises:
         DatabaseError: the database is locked or cannot be written.
@@ -125,6 +125,6 @@ def keep_choices(database: str | Path, choices: Sequence[Choice]) -> None:
 
 
 def _digest(workload: Workload) -> str:
-    """Of the template as written: another template has layouts of its own."""
+    """Digest of the template as written, because each template has layouts of its own."""
     prompt = workload.prompt
     return hashlib.sha256(json.dumps([prompt.system, prompt.chat, prompt.template]).encode()).hexdigest()

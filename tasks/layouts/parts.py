@@ -1,8 +1,8 @@
-"""The parts of a template that may change places, and the template with its parts in another order.
+"""Splits a template into parts that may change places, and arranges them in another order.
 
-A part begins with a paragraph that has a label, such as ``Document:``, ``# Document`` or ``<document>``, and goes on to
-the next such paragraph. What stands before the first label and behind the last field stays where it is, and so do the
-separators between parts.
+A part begins with a paragraph that has a label, such as ``Document:``, ``# Document`` or ``<document>``, and ends at
+the next such paragraph. Text before the first label and after the last field keeps its place, as do the separators
+between parts.
 """
 
 import re
@@ -14,7 +14,7 @@ from tasks.workloads.row_layouts import RowLayouts
 from tasks.workloads.workload import Workload
 
 MOST_PARTS = 5
-"""Of a template whose orders are compared; there are 120 then."""
+"""Most parts of a template whose orders are compared; five parts have 120 orders."""
 
 _LABEL = re.compile(r"#{1,6} *(\w[^\n{}]*)|<([A-Za-z][\w-]*)>|(\w[^\n{}:]{0,39}):(?=\s)")
 _FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
@@ -26,15 +26,15 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A template taken apart; ``head + parts[0] + separators[0] + parts[1] + ... + tail`` is the template.
+    """A split template: ``head + parts[0] + separators[0] + parts[1] + ... + tail`` is the template.
 
     Attributes:
         head: stays first.
         labels: of each part.
-        parts: may change places; none where `fixed_because` says why.
+        parts: may change places; empty if `fixed_because` is set.
         separators: between the parts.
         tail: stays last.
-        fixed_because: why nothing may change places; empty where something may.
+        fixed_because: why no parts may change places; empty if they may.
     """
 
     head: str
@@ -46,12 +46,12 @@ class Parts:
 
     @property
     def written(self) -> Order:
-        """The order of the file."""
+        """The order as written in the file."""
         return tuple(range(len(self.parts)))
 
     @property
     def orders(self) -> tuple[Order, ...]:
-        """All that there are, the written one first."""
+        """All orders, the written one first."""
         return tuple(permutations(self.written))
 
     def arrange(self, order: Order) -> str:
@@ -66,7 +66,7 @@ class Parts:
 
 
 def split_prompt(workload: Workload) -> Parts:
-    """The parts of a workload's template; text that its kind of answer has put before the template stays first."""
+    """The parts of a workload's template; instructions that its kind of answer has put in front stay first."""
     template, instructions = workload.prompt.template, workload.kind.instructions
     escaped = instructions.replace("{", "{{").replace("}", "}}")
     has_them = instructions and not workload.prompt.chat and template.startswith(escaped)
@@ -103,12 +103,12 @@ def split_template(template: str, start: int = 0) -> Parts:
 
 
 def arrange_workload(workload: Workload, order: Sequence[int], row_layouts: RowLayouts | None = None) -> Workload:
-    """The workload with its template's parts in this order; it is not arranged again.
+    """The workload with its template's parts in this order, and ``layout = "written"``: nights do not arrange it again.
 
     Args:
-        workload: as its file has it.
-        order: of its parts; the written one where it is empty.
-        row_layouts: rows that have another one.
+        workload: as in its file.
+        order: of its parts; empty for the written order.
+        row_layouts: rows with other orders.
     """
     template = split_prompt(workload).arrange(tuple(order)) if order else workload.prompt.template
     prompt = replace(workload.prompt, template=template, layout="written")
@@ -116,5 +116,5 @@ def arrange_workload(workload: Workload, order: Sequence[int], row_layouts: RowL
 
 
 def name_order(order: Sequence[int]) -> str:
-    """An order as the database and artifacts have it, such as "2,0,1"."""
+    """An order as text in the database and in artifacts, such as "2,0,1"."""
     return ",".join(map(str, order))

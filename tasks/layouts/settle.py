@@ -1,4 +1,4 @@
-"""The layouts of a night: those kept from earlier nights, or new ones where these save enough."""
+"""Chooses the layouts of a night: those of earlier nights, or new ones that save enough."""
 
 import logging
 import tempfile
@@ -17,18 +17,17 @@ from tasks.workloads.workload import Workload
 LOGGER = logging.getLogger("batchloom")
 
 WORTH_CHANGING = 0.2
-"""Of the night's prompt tokens: what another layout has to save where there is one that was chosen or answered in."""
+"""Share of the night's prompt tokens that a new layout must save if the present one was chosen or has answers."""
 
 
 def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bool = True) -> list[Workload]:
-    """The workloads in the layouts of this night, those with ``layout = "auto"`` in the kept or a new one.
+    """The workloads in the layouts of this night; those with ``layout = "auto"`` get the kept layout or a new one.
 
-    Only rows that are to be answered are looked at; those that are answered keep their order. A new layout is taken
-    where none was chosen and nothing answered before, or where the plan computes fewer tokens with it by
-    `WORTH_CHANGING`.
+    Only rows without an answer count; answered rows keep their order. A better layout replaces one that was chosen
+    before, or has answers, only if the plan computes fewer tokens with it by `WORTH_CHANGING`.
 
     Args:
-        job: what they are chosen for.
+        job: the settings of the night.
         workloads: that are planned together.
         is_kept: False: nothing is written to the database.
     Raises:
@@ -55,10 +54,10 @@ def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bo
 
 
 def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[Workload], list[Choice]]:
-    """The workloads laid out, and what is to be kept of it.
+    """The workloads in their layouts, and the choices to keep.
 
-    Layouts are compared by their texts. Only where these say that another one is worth it are the prompts made both
-    ways and their plans compared.
+    Layouts are compared by their texts first. Only if another one looks better are the prompts made in both layouts and
+    their plans compared.
     """
     texts, own = [side.read_texts() for side in sides], [side.read_orders() for side in sides]
     laid_out = [lay_out(side.workload, side.kept) for side in sides]

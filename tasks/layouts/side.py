@@ -1,4 +1,4 @@
-"""One of the workloads that are planned together: its rows, how they are asked so far, and how they could be asked."""
+"""One of several workloads that are planned together: its rows, their present layout, and possible layouts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,25 +23,25 @@ from tasks.tokenize import TOKENS_SCHEMA, tokenize
 from tasks.workloads.workload import Workload
 
 PARTITION_TOKENS = 1 << 60
-"""One partition: where a night cuts its work says nothing of a layout."""
+"""All rows are in one partition: how a night cuts its work does not matter for a layout."""
 
 MOST_SHOWN = 3
-"""Orders of the rows of one workload that are named."""
+"""Most orders of a workload's rows that a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutJob:
-    """What layouts are chosen for.
+    """The settings with which layouts are compared.
 
     Attributes:
         database: with the rows, and the layouts of earlier nights.
-        checkpoint: whose tokenizer counts.
-        model_digest: of the checkpoint; answers of another model do not count as done.
+        checkpoint: its tokenizer counts the tokens.
+        model_digest: of the checkpoint; answers of other models do not count as done.
         max_model_len: tokens of the longest prompt plus answer.
         method, block_size: of the plans; see `tasks.plan_prefix.write_plan`.
-        full: rows that are answered are asked again.
+        full: answered rows are answered again.
         attach: what queries may read beside the database.
-        cache: the database in whose cache prompts are left for the night; None: they are not kept.
+        cache: database whose cache keeps the tokens for the night; None: they are not kept.
     """
 
     database: Path
@@ -55,16 +55,16 @@ class LayoutJob:
     cache: Path | None = None
 
     def read(self, workload: Workload, folder: Path) -> ReadResult:
-        """The rows of a workload that is laid out. See `tasks.read.read_requests`."""
+        """The rows of a workload in its layout. See `tasks.read.read_requests`."""
         folder.mkdir(parents=True)
         return read_requests(self.database, workload, self.model_digest, folder, full=self.full, attach=self.attach)
 
     def count_tokens(self, workloads: Sequence[Workload], folder: Path, method: PlanMethod | None = None) -> int:
-        """Prompt tokens that one plan of all rows computes. Prompts are made as a night makes them.
+        """Prompt tokens that one plan of all rows computes. Prompts are made as in a night.
 
         Args:
-            workloads: laid out.
-            folder: made here, for files that are not kept.
+            workloads: in their layouts.
+            folder: made here, for temporary files.
             method: of the plan; None for the job's own.
         Raises:
             what reading the rows and making their prompts raise.
@@ -87,7 +87,7 @@ def can_move(workload: Workload) -> bool:
 
 
 def describe_orders(parts: Parts, orders: RowOrders) -> str:
-    """The labels of the parts in the orders that rows have, the most frequent order first."""
+    """The labels of the parts in the rows' orders, the most frequent order first."""
     if not parts.parts:
         return ""
     different, num_rows = np.unique(orders, axis=0, return_counts=True)
@@ -101,14 +101,14 @@ def describe_orders(parts: Parts, orders: RowOrders) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Side:
-    """A workload, with the rows that are to be answered.
+    """A workload with its rows to answer.
 
     Attributes:
-        workload: as its file has it.
+        workload: as in its file.
         parts: of its template.
-        kept: the layout that earlier nights have chosen; None where none has.
+        kept: the layout that earlier nights have chosen; None for none.
         can_move: whether another layout may be chosen.
-        found: the rows, in the layout so far.
+        found: the rows, in the present layout.
     """
 
     workload: Workload
@@ -119,11 +119,10 @@ class Side:
 
     @classmethod
     def read(cls, job: LayoutJob, workload: Workload, folder: Path) -> "Side":
-        """Read what is kept, and the rows.
+        """Read the kept layout and the rows.
 
         Args:
-            job: whose rows they are.
-            workload: as its file has it.
+            workload: as in its file.
             folder: for the rows; made here.
         """
         kept = read_kept(job.database, workload)
@@ -138,17 +137,17 @@ class Side:
 
     @property
     def is_settled(self) -> bool:
-        """Whether answers or an earlier choice speak for the layout so far."""
+        """Whether the present layout was chosen by an earlier night, or has answers."""
         return self.kept is not None or self.found.num_already_done > 0
 
     @property
     def order(self) -> Order:
-        """Of rows that have none of their own."""
+        """The present order of rows without an order of their own."""
         return self.kept.order if self.kept else self.parts.written
 
     @property
     def choices(self) -> list[Order]:
-        """Orders that all rows may have, `order` first."""
+        """The orders that all rows may have, the present `order` first."""
         return [self.order, *(order for order in self.parts.orders if order != self.order)][
             : None if self.can_move else 1
         ]
@@ -157,17 +156,17 @@ class Side:
     def is_uniform(self) -> bool:
         """Whether all rows must have the same order.
 
-        Labels are encoded once for all rows, behind what ends every prompt, so there must be such a text.
+        Labels are encoded once for all rows, after the text that ends every prompt, so there must be such a text.
         """
         has_ending = self.workload.prompt.chat or bool(self.parts.tail.strip())
         return not self.can_move or (self.workload.kind.has_labels and not has_ending)
 
     def read_texts(self) -> PartTexts:
-        """Of the rows with a prompt."""
+        """The texts of the rows with a prompt."""
         return read_part_texts(self.found.requests, self.workload, self.parts)
 
     def read_orders(self) -> RowOrders:
-        """The order so far of each row with a prompt."""
+        """The present order of each row with a prompt."""
         with open_parquet(self.found.requests) as file:
             has_rows = "row_layout" in file.schema_arrow.names
             table = file.read(columns=["error", *(["row_layout"] if has_rows else [])])
@@ -181,10 +180,10 @@ class Side:
         return np.array(orders, np.int8).reshape(len(names), -1)[numbers]
 
     def lay_out(self, orders: RowOrders) -> tuple[Workload, Order]:
-        """The workload with its rows in these orders, and the order that it has for all others.
+        """The workload with its rows in these orders, and its order for all other rows.
 
-        That is the most frequent one, but where a layout is settled the one so far, so that answered rows stay as they
-        are.
+        That is the most frequent one; but if the layout is settled it is the present one, so that answered rows do not
+        change.
 
         Args:
             orders: of each row with a prompt.
@@ -198,11 +197,11 @@ class Side:
         return lay_out(self.workload, Kept(order=base, has_rows=has_rows), None if is_alike else chosen), base
 
     def list_rows(self, orders: RowOrders, base: Order) -> pa.Table:
-        """See `RowLayouts.chosen`.
+        """The table for `RowLayouts.chosen`.
 
         Args:
             orders: of each row with a prompt.
-            base: of the workload.
+            base: the order of the workload.
         """
         with open_parquet(self.found.requests) as file:
             table = file.read(columns=["error", *self.workload.key])

@@ -1,1 +1,1 @@
-"""A night of several workloads: their graph, in which order they run, what fits before a deadline."""
+"""Nights of several workloads: their graph, their order, and what fits before a deadline."""

@@ -1,4 +1,4 @@
-"""What fits before a deadline, chosen over all workloads of a night before the first one runs."""
+"""Divides the time before a deadline among all workloads of a night, before the first one runs."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -12,11 +12,11 @@ from tasks.storage.plan_file import PlanSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """Rows of a step that are answered together: a partition of its plan.
+    """A partition of a step's plan.
 
     Attributes:
-        step: its name.
-        priority: the highest of its rows.
+        step: name of the step.
+        priority: the highest priority of its rows.
         seconds: forecast.
     """
 
@@ -27,17 +27,17 @@ class Portion:
 
     @property
     def cost_class(self) -> int:
-        """Of seconds a row."""
+        """The class of its seconds per row, on a logarithmic scale with four classes for each factor of two."""
         return math.floor(4 * math.log2(max(1e-9, self.seconds / self.num_rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotment:
-    """What a step is given of the night.
+    """A step's share of the night.
 
     Attributes:
-        seconds: for its rows, and for loading its model where no row chosen before it needs that model.
-        num_rows: that should be done.
+        seconds: for its rows, and for loading its model if no row chosen earlier needs that model.
+        num_rows: rows that should be done.
         num_left: rows that are left for the next night.
     """
 
@@ -47,12 +47,12 @@ class Allotment:
 
 
 def list_portions(step: str, plan: ArtifactRef, summary: PlanSummary, seconds: float) -> list[Portion]:
-    """The partitions of a plan, each with its share of the plan's seconds by cost.
+    """The partitions of a plan, with the plan's seconds divided by cost.
 
     Args:
-        step: whose plan it is.
+        step: name of the plan's step.
         summary: of the plan.
-        seconds: forecast of the whole plan.
+        seconds: forecast for the whole plan.
     """
     with open_parquet(plan) as file:
         rows = file.read(columns=["partition", "priority"])
@@ -70,20 +70,19 @@ def list_portions(step: str, plan: ArtifactRef, summary: PlanSummary, seconds: f
 def allot(
     portions: Iterable[Portion], models: Mapping[str, str], load_seconds: Mapping[str, float], seconds_left: float
 ) -> dict[str, Allotment]:
-    """Give the night's time to rows by their priority, and of one priority to those that cost the least each.
+    """Give the night's time to portions by priority, and within a priority to those with the lowest cost per row.
 
-    Costs a row within a fifth of each other count as equal, as in `engine.planning.cheapest_first`; of these the first
-    in `portions` come first.
-    The first row of a model takes the time of loading it, too; a model for which there is no time to load is left out.
-    The last portion that is given time may get less than it takes, and then does a part of its rows.
+    Costs per row within a fifth of each other count as equal, as in `engine.planning.cheapest_first`; among equals the
+    order of `portions` decides. The first portion of a model also takes the time to load the model; it is left out if
+    there is no time for that. The last portion may get less time than it takes: then only a part of its rows is done.
 
     Args:
         portions: of all steps whose rows are known.
-        models: of each step, by its name.
+        models: step name to model.
         load_seconds: of each model.
         seconds_left: until the deadline.
     Returns:
-        of each step with portions what it is given.
+        step name to allotment, for each step with portions.
     """
     given: dict[str, Allotment] = {}
     loaded: set[str] = set()
@@ -106,11 +105,11 @@ def allot(
 
 
 def begin_wave(steps: Collection[str], kept: dict[str, float], deadline: float) -> float:
-    """When a wave has to end, so that steps that have not begun get what is kept for them.
+    """The Unix time at which a wave must end, so that later steps get the time that is reserved for them.
 
     Args:
-        steps: of the wave; they are taken out of `kept`.
-        kept: seconds of each step that has not begun.
+        steps: of the wave; they are removed from `kept`.
+        kept: reserved seconds of each step that has not begun.
         deadline: of the night, Unix time.
     """
     for name in steps:

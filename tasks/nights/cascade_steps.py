@@ -1,4 +1,4 @@
-"""Cascades as steps of the graph: the rows that the first model is unsure of are a step that comes after it."""
+"""Adds cascades to a night's graph: a later step answers the rows of which the first model is unsure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from tasks.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeStep:
-    """What a step is in its cascade.
+    """The place of a step in its cascade.
 
     Attributes:
         workload: name of the step that answers every row.
-        role: which rows it answers.
-        model: that answers every row, by its name in the night.
-        cascade: as the file has it.
+        role: which rows this step answers.
+        model: the model that answers every row, by its name in the night.
+        cascade: as in the night file.
     """
 
     workload: str
@@ -31,16 +31,16 @@ class CascadeStep:
 def add_cascades(
     steps: Sequence[Step], workloads: Mapping[str, Workload], cascades: Mapping[str, Cascade]
 ) -> tuple[tuple[Step, ...], dict[str, Workload], dict[str, CascadeStep]]:
-    """The graph with a step behind each workload that has a cascade, and two where a sample chooses the threshold.
+    """The graph with one more step after each workload with a cascade, or two if a sample chooses the threshold.
 
-    What comes after such a workload comes after its last step.
+    Steps that come after such a workload come after its last step.
 
     Args:
         steps: of the workloads, in the order of the file.
-        workloads: of each step, by its name.
-        cascades: by name of the workload.
+        workloads: step name to workload.
+        cascades: step name to cascade.
     Returns:
-        all steps, the workload of each by its name, and of those in a cascade what they are there.
+        all steps, their workloads by step name, and the cascade steps by step name.
     Raises:
         ConfigError: answers have no probability, or the cascade leads to the workload's own model.
     """

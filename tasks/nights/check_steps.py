@@ -1,4 +1,4 @@
-"""Each step's query against its database before the night, with the tables that earlier steps will make."""
+"""Checks each step's query before the night, against the database and the tables that earlier steps will make."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,23 +13,22 @@ from tasks.nights.graph import Step, plan_waves
 from tasks.workloads.workload import Workload
 
 PLANNED = "batchloom_planned"
-"""A database in memory with the tables that the night will make."""
+"""Name of an in-memory database with the tables that the night will make."""
 
 
 def find_query_problems(
     database: Path, steps: tuple[Step, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
 ) -> list[str]:
-    """What keeps the steps' queries from running, or their answers from being written; a line each.
+    """Problems that keep the steps' queries from running, or their answers from being written; one line for each.
 
-    A step that comes after one with a problem is not looked at. Nothing in the database is changed.
+    A step after a step with a problem is not checked. The database is not changed.
 
     Args:
-        database: the night's.
         steps: the graph.
-        workloads: of each step, by its name.
+        workloads: step name to workload.
         attach: what queries may read beside the database.
     Raises:
-        DatabaseError: the database cannot be opened, or something cannot be attached.
+        DatabaseError: the database cannot be opened, or an attachment cannot be attached.
     """
     problems: dict[str, str] = {}
     after = {step.name: step.after for step in steps}
@@ -49,7 +48,7 @@ def find_query_problems(
 
 
 def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
-    """Check a query and its output table, then make what the step will make where later steps find it."""
+    """Check a query and its output table, then create the step's tables in `PLANNED` for the checks of later steps."""
     connection.execute(statement("settings/set_search_path"), {"schemas": own})
     check_schema(connection, workload, database)
     existing = list_relations(connection)

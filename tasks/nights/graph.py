@@ -1,4 +1,4 @@
-"""The steps of a night as a graph: in which order they run, so that a model is loaded as rarely as can be."""
+"""The steps of a night as a graph, and their order with the fewest model changes."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 from engine.errors import ConfigError
 
 Outcome = Literal["done", "failed", "skipped", "left"]
-"""How a step ended; skipped: a step before it failed or was skipped; left: not finished before the deadline."""
+"""How a step ended. Skipped: an earlier step failed or was skipped. Left: not finished before the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +15,8 @@ class Step:
     """A workload of the night.
 
     Attributes:
-        name: the workload's.
-        model: that answers it, by its name in the night.
+        name: of the workload.
+        model: the model that answers it, by its name in the night.
         after: names of the steps whose answers it reads.
     """
 
@@ -27,14 +27,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """Steps of one model of which none comes after another one."""
+    """Steps of one model that do not depend on each other."""
 
     model: str
     steps: tuple[str, ...]
 
 
 def check_graph(steps: Sequence[Step]) -> None:
-    """Raise `ConfigError` where a name is used twice or not known, or where steps wait for each other."""
+    """Raise `ConfigError` if a name is used twice or unknown, or if steps wait for each other."""
     names = [step.name for step in steps]
     for step in steps:
         if names.count(step.name) > 1:
@@ -47,7 +47,7 @@ def check_graph(steps: Sequence[Step]) -> None:
 
 
 def _find_cycle(after: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names on a cycle, the first one again at the end; empty where there is none."""
+    """The names on a cycle, with the first one repeated at the end; empty if there is none."""
     rest = dict(after)
     while free := [name for name, before in rest.items() if not any(other in rest for other in before)]:
         for name in free:
@@ -61,10 +61,10 @@ def _find_cycle(after: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def plan_waves(steps: Sequence[Step]) -> list[Wave]:
-    """All steps in waves, each after those that it reads; as few changes of the model as any order has.
+    """All steps in waves, each step after those that it reads, with the fewest possible model changes.
 
-    A model that is loaded runs every step that becomes ready. Which model is next is found by a breadth-first search
-    over the sets of finished steps, models that come first in `steps` before the others.
+    A loaded model runs all steps that are or become ready. The next model is found by a breadth-first search over sets
+    of finished steps; among equals, models that come first in `steps` go first.
     """
     visited: set[frozenset[str]] = {frozenset()}
     level: list[tuple[frozenset[str], list[Wave]]] = [(frozenset(), [])]
@@ -87,7 +87,7 @@ def _list_ready(steps: Iterable[Step], done: Collection[str]) -> list[Step]:
 
 
 def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple[frozenset[str], list[Wave]]:
-    """What is done once the model has run all that is ready for it and becomes so, and in which waves."""
+    """The finished steps, and the waves, after the model has run all steps that are ready or become so."""
     waves = []
     while ready := [step.name for step in _list_ready(steps, done) if step.model == model]:
         waves.append(Wave(model=model, steps=tuple(ready)))
@@ -98,14 +98,14 @@ def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple
 def run_waves(
     steps: Sequence[Step], answer: Callable[[Wave], Mapping[str, Outcome]], has_time: Callable[[], bool]
 ) -> dict[str, Outcome]:
-    """Run the waves of a night in order; what a failed step does not feed goes on.
+    """Run the waves of a night in order; steps that do not depend on a failed step are run.
 
     Args:
         steps: a graph that `check_graph` accepts.
-        answer: runs a wave, and says of each of its steps how it ended.
+        answer: runs a wave and returns the outcome of each of its steps.
         has_time: whether another wave may begin.
     Returns:
-        of each step how it ended.
+        step name to outcome.
     """
     outcomes: dict[str, Outcome] = {}
     after = {step.name: step.after for step in steps}

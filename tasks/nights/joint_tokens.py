@@ -1,4 +1,4 @@
-"""Prompts of several workloads as one batch: their tokens in one file, and what they have in common."""
+"""Joins the prompts of several workloads in one file, and counts the tokens that the workloads share."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -20,7 +20,7 @@ CODE = (__name__, "tasks.storage.row_numbers", "tasks.tokenize")
 
 @task(name="join_tokens", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
-    """The prompts of all files in one, numbered on from file to file; kept in the database's cache.
+    """The prompts of all files in one file, numbered consecutively; kept in the database's cache.
 
     Raises:
         ArtifactError: a file is not what its reference says.
@@ -34,14 +34,14 @@ def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
 
 @task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) -> list[list[int]]:
-    """Prompt tokens that the workloads have in common, two by two: those that one prefix tree of both saves over two.
+    """Prompt tokens that each two workloads share: those that one prefix tree of both saves over two trees.
 
     Args:
-        joint: the prompts of all.
-        first_row_ids: of each workload in it.
-        folder: where that lies which does not fit in memory.
+        joint: the prompts of all workloads.
+        first_row_ids: of each workload in `joint`.
+        folder: for temporary files.
     Returns:
-        symmetric, with zeros where a workload meets itself.
+        a symmetric matrix with zeros on its diagonal.
     """
     num = len(first_row_ids)
     sets = [(number,) for number in range(num)] + list(combinations(range(num), 2))
@@ -62,7 +62,7 @@ def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) 
 
 
 def _num_new_tokens(before: npt.NDArray[np.int32] | None, prompt: npt.NDArray[np.int32]) -> int:
-    """Tokens of a prompt that a prefix tree does not hold yet; the last token of a new prompt is never shared."""
+    """Tokens of a prompt that a prefix tree does not hold yet, given the prompt before; a last token is not shared."""
     if before is None:
         return len(prompt)
     common = common_prefix_len(before, prompt)
@@ -70,11 +70,11 @@ def _num_new_tokens(before: npt.NDArray[np.int32] | None, prompt: npt.NDArray[np
 
 
 def name_shared(names: Sequence[str], shared: Sequence[Sequence[int]], number: int) -> Mapping[str, int]:
-    """What one workload shares with each other one, by name.
+    """The tokens that one workload shares with each other one, by name.
 
     Args:
-        names: of all.
-        shared: what `count_shared` returned.
-        number: of the one.
+        names: of all workloads.
+        shared: of `count_shared`.
+        number: of the one workload.
     """
     return {name: shared[number][other] for other, name in enumerate(names) if other != number}

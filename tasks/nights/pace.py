@@ -1,4 +1,4 @@
-"""What partitions really take, against what was forecast; by which the forecast is corrected while a night runs."""
+"""Corrects the forecast of a run with a deadline by the times that its partitions really take."""
 
 import logging
 import threading
@@ -10,27 +10,27 @@ from tasks.runs.run import Run
 LOGGER = logging.getLogger("batchloom")
 
 LEAST_CHANGE = 0.05
-"""Of the rows: a forecast that has changed by less is not said again."""
+"""Share of the rows by which a forecast must change to be logged again."""
 
 
 class Pace:
     """The forecast of a run with a deadline, corrected by each partition that ends.
 
-    The first partition of each engine counts only while there is no other one, since the model is loaded in it, which
-    may take another time than was forecast.
+    The first partition of each engine includes loading the model, whose time may differ from its forecast. It counts
+    only until another partition has ended.
 
     Args:
         title: of the run.
         order: in which partitions are begun.
         seconds: forecast of each partition, by its number.
         num_rows: of each partition, by its number.
-        num_engines: that work side by side.
-        load_seconds: forecast for each engine, before its first step.
+        num_engines: engines that run in parallel.
+        load_seconds: forecast for loading the model in each engine.
         begun: Unix time of the forecast.
         deadline: Unix time.
 
     Attributes:
-        half_time_rows: rows that will be done in time, as forecast when half of it was over; None before.
+        half_time_rows: rows done by the deadline, as forecast at half of the time; None before.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Pace:
         self._running: dict[int, float] = {}
         self._ended: dict[int, float] = {}
         self._num_done_rows = 0
-        self._said: float | None = None
+        self._logged_rows: float | None = None
         self._lock = threading.Lock()
         self.half_time_rows: int | None = None
 
@@ -62,15 +62,15 @@ class Pace:
             self._running[partition] = now
 
     def end(self, partition: int, now: float) -> None:
-        """Note that all rows of a partition are done at this Unix time; says the forecast where it has changed."""
+        """Note that a partition ends at this Unix time, and log the forecast if it has changed."""
         with self._lock:
             self._ended[partition] = max(0.0, now - self._running.pop(partition) - self._find_load(partition))
             self._num_done_rows += self._num_rows[partition]
             num_rows, total = self.forecast_rows(now), sum(self._num_rows)
             if now >= self._half_time and self.half_time_rows is None:
                 self.half_time_rows = num_rows
-            if self._said is None or abs(num_rows - self._said) > LEAST_CHANGE * total:
-                self._said = num_rows
+            if self._logged_rows is None or abs(num_rows - self._logged_rows) > LEAST_CHANGE * total:
+                self._logged_rows = num_rows
                 LOGGER.info(
                     "%s: partitions take %.2f times what was forecast: %s of %s rows should be done by the deadline",
                     *(self._title, self.factor, f"{num_rows:,}", f"{total:,}"),
@@ -78,13 +78,13 @@ class Pace:
 
     @property
     def factor(self) -> float:
-        """Seconds of the ended partitions over their forecast; 1 before one has ended."""
+        """Real seconds of ended partitions over their forecast; 1 before one has ended."""
         counted = list(self._ended)[self._num_engines :] or list(self._ended)
         forecast = sum(self._seconds[partition] for partition in counted)
         return sum(self._ended[partition] for partition in counted) / forecast if forecast > 0 else 1.0
 
     def forecast_rows(self, now: float) -> int:
-        """Rows that will be done by the deadline, corrected by the partitions that have ended."""
+        """Rows that will be done by the deadline, according to the corrected forecast."""
         factor, left, order = self.factor, max(0.0, self._deadline - now), [*self._running, *self._order]
         whole = [factor * self._seconds[partition] + self._find_load(partition) for partition in order]
         ahead = [
@@ -101,7 +101,7 @@ class Pace:
         return self._load_seconds if partition in self._first else 0.0
 
     def note(self, run: Run, share: float = 1.0) -> None:
-        """Keep what the report compares with what came true; of all rows, a run may have a share."""
+        """Keep the corrected forecast in the run's record, for its report; `share` is the run's share of all rows."""
         if self._ended:
             prediction = dict(run.record.config["prediction"]) | {"pace": self.factor}
             if self.half_time_rows is not None:

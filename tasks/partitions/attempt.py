@@ -1,4 +1,4 @@
-"""One partition of the plan to parts of the answers: all rows are tried at once, what is left by `FailingRows`."""
+"""Answers one partition: all rows at once, and the rows that are left after a failure piece by piece."""
 
 import logging
 import time
@@ -28,8 +28,8 @@ from tasks.workloads.workload import Workload
 LOGGER = logging.getLogger("batchloom")
 
 KEEP_SECONDS = 30.0
-"""Between two times that answers are kept. Freed memory is given back then, too: steps differ in size, so the C
-library's heap comes to be full of holes. Both take some milliseconds."""
+"""How often answers are written while rows run. Freed memory is returned to the system then, too: steps differ in size,
+which fragments the C library's heap. Both take some milliseconds."""
 
 
 class StoppedError(Exception):
@@ -38,7 +38,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What an attempt ended with, in a line."""
+    """Why an attempt failed."""
 
     reason: str
     is_out_of_memory: bool = False
@@ -50,13 +50,16 @@ ENDED = Failure(reason="the process that tried it ended each time")
 def infer_partition(
     partition: int, job: InferJob, upload_file: Callable[[Path], None] = lambda path: None
 ) -> list[ArtifactRef] | None:
-    """`infer` without Prefect; None where the run was asked to stop, but not by its deadline.
+    """Answer one partition; returns references of its parts, or None if the run was asked to stop.
+
+    Parts and step records are written to the run folder, see `PartitionWork`. Rows that are in a part already are not
+    answered again. A run that its deadline stops returns what it has. Raises what `answer_partition` raises.
 
     Args:
         partition: its number in the plan.
-        upload_file: gets each changed file that other processes need.
+        upload_file: called with each changed file that other processes need.
     """
-    with job.stop.make_on_error():  # else the next partition would begin before the flow hears of it
+    with job.stop.make_on_error():  # otherwise this worker would begin the next partition
         given = (partition, job.workload, upload_file)
         work = JointWork(job, partition) if job.members else PartitionWork(job.run_folder, *given)
         try:
@@ -68,22 +71,21 @@ def infer_partition(
 
 
 def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog) -> None:
-    """Try the partition's rows until each is in `work`, with an answer or an error.
+    """Try the partition's rows until each has an answer or an error in `work`.
 
-    Where the model fails, what it had answered is kept; the rest is tried again after a while, then split in two until
-    the rows that fail are found, and these become error rows. Where memory runs out, the model is loaded again with
-    less.
+    If the model fails, the answers so far are kept. The other rows are retried after a delay, then split in two until
+    the failing rows are found, which become error rows. If memory runs out, the model is loaded again with less memory.
 
     Args:
         partition: its number in the plan.
-        work: collects answers and errors as they come.
-        attempts: counts how often each piece was tried, across processes; updated.
+        work: receives answers and errors.
+        attempts: counts the attempts at each piece, across processes; updated.
     Raises:
         StoppedError: the run was asked to stop.
         ArtifactError: the plan is not what its reference says, or the run folder cannot be written.
         ModelError, CapacityError: the model cannot be loaded.
-        DeviceError: the device does not work any more.
-        FailureRateError: so many rows fail, here and elsewhere in the plan, that it is hardly for what is in them.
+        DeviceError: the device has failed for good.
+        FailureRateError: rows fail all over the plan, so their content is not the cause.
     """
     rows = read_partition(job.plan, partition)
     left = rows.select(~np.isin(rows.row_id, work.answered))
@@ -95,7 +97,7 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
         if not has_ended:
             failure = try_rows(left, job, work, on_begin=partial(attempts.note, whole))
         if has_ended or failure is not None:
-            from tasks.partitions.failing import FailingRows  # most partitions come through
+            from tasks.partitions.failing import FailingRows  # imported only when needed
 
             FailingRows(partition, job, work, attempts, rows).answer(failure)
     if work.num_failed:
@@ -103,17 +105,15 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
 
 
 def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
-    """One attempt. However it ends, the answers it came to are in `work`, and so are its steps; most of them already
-    while it lasts.
+    """Try the rows once. However the attempt ends, its answers and steps are in `work`.
 
     Args:
         on_begin: called when the model is loaded.
-
     Returns:
-        what the model failed with; None where every row has an answer.
+        why the attempt failed; None if every row has an answer.
     Raises:
         StoppedError: the run was asked to stop.
-        BatchloomError, OSError: a failure that is nobody's row: of the model as a whole, a file, the device.
+        BatchloomError, OSError: a failure that no row causes: of the model as a whole, a file, or the device.
     """
     stop = job.stop
     steps: list[StepRecord] = []
@@ -129,7 +129,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         nonlocal kept_at
         steps.append(step)
         work.progress.add(step)
-        if not stop.has_time(step.duration_ms / 1e3 if step.step else 0.0):  # an engine warms up in its first step
+        if not stop.has_time(step.duration_ms / 1e3 if step.step else 0.0):  # the first step includes the warm-up
             raise StoppedError
         if time.monotonic() - kept_at > KEEP_SECONDS:
             keep()
@@ -139,7 +139,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
     with PROCESS_HOST.use(job) as model:
         if model.engine.config != job.engine:
             note_lowered(job.run_folder, model.engine.config)
-        if stop.is_made:  # loading may have taken the rest of the time
+        if stop.is_made:  # the deadline may have passed during loading
             raise StoppedError
         on_begin()
         try:
@@ -148,7 +148,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
         except (StoppedError, BatchloomError, OSError):
             raise
         except Exception as error:
-            from tasks.partitions.failing import judge_failure  # most attempts come through
+            from tasks.partitions.failing import judge_failure  # imported only when needed
 
             return judge_failure(error)
         finally:
@@ -159,7 +159,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
 def run_model(
     rows: Plan, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
-    """The model's answers as they come. See `Engine.run_plan`."""
+    """Yields the model's answers as they are finished. See `Engine.run_plan`."""
     if job.members:
         requests = ask_jointly(rows, job, lambda workload, length: _make_form(workload, length, model))
     else:
@@ -168,10 +168,10 @@ def run_model(
 
 
 def _make_form(workload: Workload, expected_output_tokens: int | None, model: LoadedModel) -> RequestForm:
-    """How a workload's rows are asked of this model."""
+    """The form of a workload's requests to this model."""
     form = RequestForm.of(workload, model.codec, expected_output_tokens)
     if any("grammar" in each or "thinking" in each for each in form.settings):
-        from tasks.partitions.constraints import compile_constraints  # most workloads have none
+        from tasks.partitions.constraints import compile_constraints  # imported only when needed
 
         form = compile_constraints(form, model)
     return form

@@ -1,4 +1,4 @@
-"""Grammars and thoughts of a workload's requests, as the model that is loaded has them."""
+"""Compiles the grammars and thinking budgets of a workload's requests for the loaded model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tasks.prompts.thinking import make_thinking
 
 
 def compile_constraints(form: RequestForm, model: LoadedModel) -> RequestForm:
-    """The form with each `GrammarSource` and `ThinkingBudget` compiled; what was compiled before is used again.
+    """The form with each `GrammarSource` and `ThinkingBudget` compiled; compiled grammars are cached.
 
     Raises:
         GrammarError: see `engine.grammar.Grammar`.

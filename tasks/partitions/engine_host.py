@@ -1,4 +1,4 @@
-"""The engine of this process: loaded once, kept between partitions and workloads, one at a time."""
+"""The engine of this process: loaded once and kept for later partitions and workloads; one at a time."""
 
 import logging
 import threading
@@ -30,7 +30,7 @@ class LoadedModel:
 
 
 class EngineHost:
-    """Holds at most one loaded model. Its lock makes users take turns, since an engine serves one call at a time."""
+    """Holds at most one loaded model. A lock makes callers take turns: an engine serves one call at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,18 +40,17 @@ class EngineHost:
 
     @contextmanager
     def use(self, job: InferJob) -> Iterator[LoadedModel]:
-        """The job's model, with its workload's adapter, for the length of the block. Another one is dropped before it
-        is loaded.
+        """The job's model with its workload's adapter; another model is dropped before this one is loaded.
 
-        Where memory does not suffice to load it, or `lower_memory` was called for it, its engine has less of it than
-        `InferJob.engine` says; see `LoadedModel.engine.config`. Raises as `Engine.load`.
+        The engine may have less memory than `InferJob.engine` asks for (see `LoadedModel.engine.config`): if memory ran
+        out while it was loaded, or after `lower_memory`. Raises as `Engine.load`.
         """
         with self._lock:
             key = (job.checkpoint, job.model_digest, job.engine)
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
             if self._model is not None and self._model.engine.adapter != job.workload.adapter:
-                from tasks.partitions.exchange_adapter import exchange_adapter  # most nights have no adapter
+                from tasks.partitions.exchange_adapter import exchange_adapter  # imported only when needed
 
                 loaded, self._model = self._model, None
                 if job.keeps_base and exchange_adapter(loaded.engine, job.workload.adapter):
@@ -65,7 +64,7 @@ class EngineHost:
             yield self._model
 
     def lower_memory(self) -> bool:
-        """Drop the model, and load it with half the memory at its next use; False where it has little already."""
+        """Drop the model; its next use loads it with half the memory. False if it cannot do with less."""
         with self._lock:
             if self._key is None or not self._halve(self._key[2]):
                 return False
@@ -74,7 +73,7 @@ class EngineHost:
             return True
 
     def release(self) -> None:
-        """Give the memory back; the next `use` loads again, with all of the memory that it is given."""
+        """Drop the model; the next `use` loads one with all the memory that its job asks for."""
         with self._lock:
             self._key = self._model = None
             self._num_halvings = 0
@@ -99,12 +98,12 @@ class EngineHost:
 
 
 PROCESS_HOST = EngineHost()
-"""Of this worker process: what makes the second partition start at once."""
+"""The host of this process: its model is loaded when the second partition starts."""
 
 
 def _load_engine(job: InferJob, config: EngineConfig) -> "Engine | EncoderEngine | None":
-    """The engine, or None where memory ran out. Raises as `Engine.load`."""
-    from engine.engine import Engine  # seconds to import, and a night with nothing new needs none
+    """The engine, or None if memory ran out. Raises as `Engine.load`."""
+    from engine.engine import Engine  # seconds to import; a night without new rows needs no engine
 
     checkpoint, adapter = job.checkpoint, job.workload.adapter
     try:

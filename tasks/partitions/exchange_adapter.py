@@ -1,4 +1,4 @@
-"""Another adapter for a model that is in memory."""
+"""Exchanges the adapter of a model that is in memory."""
 
 from engine.encoding.encoder_engine import EncoderEngine
 from engine.engine import Engine
@@ -7,10 +7,10 @@ from tasks.partitions.out_of_memory import is_out_of_memory
 
 
 def exchange_adapter(engine: Engine | EncoderEngine, adapter: Adapter | None) -> bool:
-    """Give an engine another adapter; False where it has to be loaded anew: an encoder, or memory ran out.
+    """Give an engine another adapter; False if it must be loaded anew: it is an encoder, or memory ran out.
 
     Raises:
-        ModelError: the adapter cannot be read, or is none of this model.
+        ModelError: the adapter cannot be read, or belongs to another model.
     """
     try:
         if isinstance(engine, Engine):

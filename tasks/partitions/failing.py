@@ -1,4 +1,4 @@
-"""Rows that the model fails on: what it failed with, whether it fails on others too, what becomes of them."""
+"""Finds the rows of a partition that make the model fail, and turns them into error rows."""
 
 import logging
 from collections import Counter
@@ -25,14 +25,13 @@ LOGGER = logging.getLogger("batchloom")
 
 
 class FailingRows:
-    """Finds the rows of a partition that the model fails on, and gives them errors. See `answer_partition`.
+    """Retries and splits the rows of a partition after a failed attempt. See `answer_partition`.
 
     Args:
         partition: its number in the plan.
-        job: what all partitions have in common.
-        work: where answers and errors go.
-        attempts: how often each piece was tried.
-        rows: of the partition.
+        work: receives answers and errors.
+        attempts: counts the attempts at each piece.
+        rows: all rows of the partition.
     """
 
     def __init__(self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, rows: Plan) -> None:
@@ -41,12 +40,10 @@ class FailingRows:
         self._num_failures = 0
 
     def answer(self, failure: Failure | None) -> None:
-        """Try the rows until each is in `work`, with an answer or an error.
+        """Try the rows until each has an answer or an error in `work`. Raises what `answer_partition` raises.
 
         Args:
-            failure: what the first attempt at all of them has just failed with; None where its process ended.
-
-        Raises what `answer_partition` raises.
+            failure: of the attempt at all rows that has just failed; None if its process died.
         """
         todo = [self._pieces.whole]
         while todo:
@@ -59,7 +56,7 @@ class FailingRows:
             num_earlier = 0
             if failure is None:
                 num_earlier = self._attempts.count(piece)
-                # A piece between the whole and a single prompt is split at once: what ended its process is in one half.
+                # Between the whole and a single prompt, a piece that ended a process is split without a second attempt.
                 is_half = piece != self._pieces.whole and len(prompts) > 1
                 most_earlier = 0 if is_half else self._job.failures.retries
                 if num_earlier <= most_earlier:
@@ -74,14 +71,12 @@ class FailingRows:
     def _find_next(
         self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
     ) -> Sequence[Piece]:
-        """The pieces that are tried next, the last one first.
+        """The pieces to try after a failure, as a stack: the last one is tried first.
 
         Args:
             piece: that failed.
-            prompts: of it, those without an answer.
-            num_earlier: attempts at it before the one that failed.
-            failure: what it failed with.
-        Raises what `answer_partition` raises.
+            prompts: of the piece, those without an answer.
+            num_earlier: attempts at the piece before this one.
         """
         if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
             self._attempts.forget(piece)
@@ -108,7 +103,7 @@ class FailingRows:
 
 
 def judge_failure(error: Exception) -> Failure:
-    """What the model failed with; raises `DeviceError` where the process cannot go on."""
+    """The failure that an error of the model stands for; raises `DeviceError` if the device is unusable from now on."""
     reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
     if isinstance(error, torch.AcceleratorError):
         raise DeviceError(f"the device fails: {reason}") from error
@@ -116,12 +111,12 @@ def judge_failure(error: Exception) -> Failure:
 
 
 def check_other_rows(job: InferJob) -> None:
-    """Try rows from all over the plan, one by one, and forget their answers.
+    """Try a sample of rows from all over the plan, one by one, and drop their answers.
 
-    Where one partition fails again and again, this tells what is wrong with its rows from what is wrong with all.
+    It tells whether only the rows of a failing partition are bad, or all rows fail.
 
     Raises:
-        FailureRateError: more of them fail than `FailurePolicy.max_error_rate` allows.
+        FailureRateError: more rows of the sample fail than `FailurePolicy.max_error_rate` allows.
         StoppedError, BatchloomError, OSError: as `try_rows`.
     """
     sample = read_spread_rows(job.plan, job.failures.error_rate_rows)

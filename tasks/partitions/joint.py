@@ -1,4 +1,4 @@
-"""Rows of several workloads in one plan: each asked in its workload's way, each answer kept in its workload's run."""
+"""Partitions with rows of several workloads: each workload makes its own requests and keeps its own answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,14 +19,14 @@ from tasks.workloads.workload import Workload
 
 
 class _NoProgress(PartitionProgress):
-    """A member's counts are part of those of all."""
+    """Writes no counts: those of all members together are written once."""
 
     def _write(self) -> None:
         pass
 
 
 def split_rows(rows: Plan, job: InferJob) -> list[Plan]:
-    """The rows of each member, numbered as in its own tokens; in the order of `InferJob.members`."""
+    """The rows of each of `InferJob.members`, in that order, with the row ids of the member's own tokens."""
     owners = find_members(rows.row_id, job)
     parts = [rows.select(owners == number) for number in range(len(job.members))]
     return [
@@ -35,18 +35,18 @@ def split_rows(rows: Plan, job: InferJob) -> list[Plan]:
 
 
 def find_members(row_ids: npt.NDArray[np.int64], job: InferJob) -> npt.NDArray[np.int64]:
-    """The number of each row's member."""
+    """The index in `InferJob.members` of each row's workload."""
     firsts = np.array([member.first_row_id for member in job.members], np.int64)
     return np.asarray(np.searchsorted(firsts, row_ids, side="right") - 1)
 
 
 def ask_jointly(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | None], RequestForm]) -> list[Request]:
-    """As `RequestForm.ask`, each row in the way of its workload.
+    """As `RequestForm.ask`, with the form of each row's workload.
 
     Args:
         rows: of the joint plan.
-        job: whose members the rows belong to.
-        make_form: how a workload's rows are asked, given the length that its answers will probably have.
+        job: with members.
+        make_form: the form of a workload's requests, given its expected output tokens.
     """
     requests = []
     for part, member in zip(split_rows(rows, job), job.members, strict=True):
@@ -59,9 +59,7 @@ def ask_jointly(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | 
 
 
 class JointWork(PartitionWork):
-    """As `PartitionWork`, of a partition whose answers go to the runs of several workloads.
-
-    Each run gets the step records of the whole partition.
+    """As `PartitionWork`, but answers go to the runs of several workloads; each run gets all step records.
 
     Args:
         job: with members.
@@ -82,7 +80,7 @@ class JointWork(PartitionWork):
     def keep(
         self, completions: Sequence[Completion], rows: Plan, codec: TextCodec | None, steps: Sequence[StepRecord]
     ) -> None:
-        """See `PartitionWork.keep`; each answer and each error goes to its run."""
+        """See `PartitionWork.keep`; each completion goes to the run of its workload."""
         owners = find_members(np.array([int(one.request_id) for one in completions], np.int64), self._job).tolist()
         for number, (work, part) in enumerate(zip(self._works, split_rows(rows, self._job), strict=True)):
             first_row_id = self._job.members[number].first_row_id

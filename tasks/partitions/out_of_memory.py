@@ -1,4 +1,4 @@
-"""Memory that ran out: whether an error says so, giving it back, and going on with less."""
+"""Recovery from a lack of memory: detecting it, freeing memory, and going on with less."""
 
 import gc
 from dataclasses import replace
@@ -7,14 +7,14 @@ from engine.config import EngineConfig
 from engine.errors import BatchloomError
 
 MOST_HALVINGS = 4
-"""How often memory is halved before a lack of it is a failure as any other."""
+"""How often memory is halved; after that, a lack of memory is a failure like any other."""
 
 LEAST_BATCHED_TOKENS = 16
 LEAST_KV_BYTES = 64 * 1024**2
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory of device or host ran out, as opposed to a budget that is too small by its own arithmetic."""
+    """Whether memory of device or host ran out. Errors of ours, about a budget that is too small, are not meant."""
     import torch
 
     if isinstance(error, BatchloomError):
@@ -26,7 +26,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what dropped models held; call it outside of the exception's handler, which holds its frames."""
+    """Free the memory of dropped models. Call it outside of the exception's handler, whose frames hold tensors."""
     import torch
 
     gc.collect()
@@ -35,7 +35,7 @@ def free_memory() -> None:
 
 
 def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
-    """The settings with KV memory and chunk size halved so often, but not below what is worth halving."""
+    """The settings with KV memory and tokens of a step halved `num_halvings` times, but not below the least."""
     tokens, kv_bytes = config.step_tokens, config.kv_memory_bytes
     tokens = max(min(tokens, LEAST_BATCHED_TOKENS), tokens >> num_halvings)
     if kv_bytes == "auto":
@@ -46,7 +46,7 @@ def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
 
 
 def can_lower(config: EngineConfig, num_halvings: int) -> bool:
-    """Whether one halving more leaves less memory."""
+    """Whether one more halving lowers the memory."""
     return num_halvings < MOST_HALVINGS and lower(config, num_halvings) != lower(config, num_halvings + 1)
 
 

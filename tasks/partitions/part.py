@@ -1,4 +1,4 @@
-"""What a worker leaves behind: answers and step records, as rows of Parquet files."""
+"""The rows of a worker's Parquet files: answers (parts) and step records."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,38 +25,38 @@ COMPLETION_FIELDS = (
     pa.field("num_output_tokens", pa.int32(), nullable=False),
     pa.field("compute_ms", pa.float64(), nullable=False),
 )
-"""Columns of a part that are fields of a `Completion`."""
+"""The columns of a part that are fields of `Completion`."""
 
 
 def part_schema(kind: AnswerKind) -> pa.Schema:
-    """One row a row of the partition, by row_id: the values of the kind's `part_fields`, or an error."""
+    """One row for each answered row, sorted by row_id: the values of the kind's `part_fields`, or an error."""
     row_id, group = (pa.field(name, pa.int64(), nullable=False) for name in ("row_id", "prefix_group"))
     return pa.schema([row_id, *kind.part_fields, *COMPLETION_FIELDS, group])
 
 
 STEPS_SCHEMA = pa.schema(
-    [pa.field("partition", pa.int32(), nullable=False)]
-    + [
-        pa.field(field.name, pa.float64() if field.name == "duration_ms" else pa.int64(), nullable=False)
-        for field in fields(StepRecord)
-    ]
-    + [
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        *(
+            pa.field(field.name, pa.float64() if field.name == "duration_ms" else pa.int64(), nullable=False)
+            for field in fields(StepRecord)
+        ),
         pa.field("worker", pa.string(), nullable=False),
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
-"""One row a step of the engine, in order; `worker` names the engine that did it among those of the run."""
+"""One row for each step of an engine, in order; `worker` names the engine among those of the run."""
 
 
 def answer_batch(
     completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec | None
 ) -> pa.RecordBatch:
-    """Completions of `rows`, in any order, in the form of `part_schema`.
+    """The completions as a batch of `part_schema`.
 
     Args:
-        rows: the rows that were tried; they give each row's group.
-        workload: how an output becomes an answer.
-        codec: decodes token ids; None where all of the completions are errors.
+        completions: of some of `rows`, in any order.
+        rows: give each row's prefix group.
+        codec: decodes token ids; may be None if all completions are errors.
     """
     group_of = dict(zip(rows.row_id.tolist(), rows.group_id.tolist(), strict=True))
     answers = []
@@ -74,10 +74,10 @@ def answer_batch(
 def step_batch(
     partition: int, steps: Sequence[StepRecord], first_step: int, worker: str, ended_at: datetime
 ) -> pa.RecordBatch:
-    """Step records in the form of `STEPS_SCHEMA`, numbered from `first_step`.
+    """The step records as a batch of `STEPS_SCHEMA`, numbered from `first_step`.
 
     Args:
-        ended_at: when the last one ended. One begins where the one before ends, so their times say when each began.
+        ended_at: when the last step ended; each step begins when the one before ends.
     """
     all_ms = sum(step.duration_ms for step in steps)
     ends_ms = accumulate(step.duration_ms for step in steps)
@@ -95,6 +95,6 @@ def step_batch(
 
 
 def count_reasons(parts: Iterable[ArtifactRef]) -> Counter[str]:
-    """How many rows of the parts failed, by reason."""
+    """The number of failed rows in the parts, by reason."""
     columns = (pq.read_table(part.path, columns=["error"]).column("error") for part in parts)
     return Counter(reason for column in columns for reason in column.drop_null().to_pylist())

@@ -1,4 +1,4 @@
-"""One partition in a run folder: how often its pieces were tried, which rows are answered, where answers go."""
+"""The files of one partition in the run folder: attempts at its pieces, parts with answers, step records."""
 
 import os
 import platform
@@ -29,13 +29,13 @@ from tasks.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class AttemptLog:
-    """Files in ``attempts/`` of a run folder, one a piece, one byte an attempt.
+    """Counts attempts in files in ``attempts/`` of the run folder: one file for each piece, one byte for each attempt.
 
-    An attempt is noted before it begins: one that ends with its process counts as well. Nothing is fsynced, since an
-    attempt that a power loss wipes out is only made once more.
+    An attempt is noted before it begins, so it counts even if the process dies. The files are not fsynced: an attempt
+    that a power loss erases is only made once more.
 
     Attributes:
-        upload_file: called with each file that has changed.
+        upload_file: called with each changed file.
     """
 
     run_folder: str | Path
@@ -49,12 +49,12 @@ class AttemptLog:
             return 0
 
     def note(self, piece: Piece) -> None:
-        """Count one more; `ArtifactError` where that cannot be written."""
+        """Count one attempt; `ArtifactError` if it cannot be written."""
         self._write(self._path(piece), "ab", b".")
         self._write(self._starts, "wb")
 
     def note_start(self) -> int:
-        """Count a process that takes the partition; gives how many have since an attempt was noted.
+        """Count a process that takes the partition; returns how many did so since the last attempt was noted.
 
         Raises:
             ArtifactError: it cannot be written.
@@ -62,7 +62,7 @@ class AttemptLog:
         return self._write(self._starts, "ab", b".")
 
     def forget(self, piece: Piece) -> None:
-        """Begin to count anew: the attempts so far say nothing about the rows."""
+        """Set the count to 0: the attempts so far failed for another reason than the rows."""
         self._write(self._path(piece), "wb")
 
     @property
@@ -86,21 +86,21 @@ class AttemptLog:
 
 
 WORKER_VARIABLE = "BATCHLOOM_WORKER"
-"""Names the engine of this process in the step log: its place among the engines of its host, which a process that
-replaces another one takes over. Where it is not set, the name is host and process id."""
+"""Environment variable with the name of this process's engine in the step log: its number on the host, which a
+replacement process keeps. Without it, the name is host and process id."""
 
 
 class PartitionWork:
-    """What is durable of a partition: its parts, ``parts/part-XXXXX*.parquet``, and the step records beside them.
+    """The answers and step records of a partition on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/``.
 
     Attributes:
         parts: references of the parts, in the order in which they were written.
-        answered: int64, ascending: ids of the rows in them, answers and errors alike.
-        num_failed: how many of these are errors.
-        progress: where its counts are shown.
+        answered: int64, ascending: ids of the rows in the parts, with answers or errors.
+        num_failed: of these, rows with errors.
+        progress: the counts that are shown while the run lasts.
 
     Args:
-        workload: that asked for the answers.
+        workload: whose rows are answered.
         upload_file: called with each file that is written.
     """
 
@@ -123,11 +123,11 @@ class PartitionWork:
     def keep(
         self, completions: Sequence[Completion], rows: Plan, codec: TextCodec | None, steps: Sequence[StepRecord]
     ) -> None:
-        """Write answers and errors, and the steps they took, if any; durable when this returns.
+        """Write completions and steps, if any; they are durable when this returns.
 
         Args:
             completions, rows, codec: see `answer_batch`.
-            steps: the last of them has just ended.
+            steps: the last one has just ended.
         Raises:
             ArtifactError: the run folder cannot be written.
         """
@@ -153,5 +153,5 @@ class PartitionWork:
         self.progress.settle(len(self.answered), self.num_failed)
 
     def _name(self, number: int) -> str:
-        """Of the files of one attempt that came to something, in both places."""
+        """The name of the part, and of the step records beside it, that `keep` writes as number `number`."""
         return f"part-{self._partition:05d}{f'-{number:04d}' if number else ''}.parquet"

@@ -1,4 +1,4 @@
-"""The rows of a partition as a line of distinct prompts, and the pieces of it that are tried apart."""
+"""Pieces of a partition: ranges of its distinct prompts, which are tried separately after a failure."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from engine.planning.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Neighbouring distinct prompts of a partition, numbered group by group: the first and the last."""
+    """A range of a partition's distinct prompts, numbered group by group; both ends are included."""
 
     first: int
     last: int
 
 
 class Pieces:
-    """The rows of a partition as a line of distinct prompts. Rows that have the same prompt stay together.
+    """The rows of a partition by the numbers of their distinct prompts. Rows with the same prompt stay together.
 
     Attributes:
-        group_of_prompt: int64, prefix group of each distinct prompt.
+        group_of_prompt: int64, the prefix group of each distinct prompt.
     """
 
     def __init__(self, rows: Plan) -> None:
@@ -33,7 +33,7 @@ class Pieces:
         return Piece(first=0, last=len(self.group_of_prompt) - 1)
 
     def find_prompts(self, piece: Piece, answered: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Ascending numbers of the piece's prompts with a row that is not among the `answered` row ids."""
+        """Numbers, ascending, of the piece's prompts of which a row is not among the `answered` row ids."""
         return np.unique(self._prompt_of_row[self._is_open(piece, answered)])
 
     def select(self, piece: Piece, answered: npt.NDArray[np.int64]) -> Plan:
@@ -46,8 +46,8 @@ class Pieces:
 
 
 def split(prompts: npt.NDArray[np.int64], group_of_prompt: npt.NDArray[np.int64]) -> tuple[Piece, Piece]:
-    """Two pieces that hold these prompts, at least two in ascending order: cut between prefix groups where there are
-    several, else within the group, as near to the middle as can be."""
+    """Split a range of at least two prompts, as near to the middle as possible: between prefix groups if there are
+    several, else within the group."""
     cuts = np.flatnonzero(np.diff(group_of_prompt[prompts])) + 1
     middle = len(prompts) // 2
     cut = int(cuts[np.argmin(np.abs(cuts - middle))]) if len(cuts) else middle

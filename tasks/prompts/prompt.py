@@ -1,8 +1,8 @@
-"""Rows of a workload to prompts of one model, to token ids, and to the requests of its engine."""
+"""Turns a workload's rows into prompts of one model, into token ids, and into requests to its engine."""
 
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -22,24 +22,26 @@ if TYPE_CHECKING:
 
 Segments = tuple[tuple[str, str | None], ...]
 Tokens = npt.NDArray[np.int32]
+Encode = Callable[[Sequence[Mapping[str, str]]], Iterable[Tokens]]
+"""Gives the token ids of each row's prompt; a row maps columns, and `SUFFIX`, to texts."""
 
 SUFFIX = ""
-"""Stands among the columns of a row for the trusted text that follows the template."""
+"""Key of the trusted text that follows the template in a row's prompt; no column has this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFormat:
-    """A workload's prompt in the form of one model, rendered up to the columns; literals are `TextCodec.trust`-ed.
+    """A workload's prompt in one model's format, with gaps for the columns. Literals went through `TextCodec.trust`.
 
-    The chat template runs once, around a placeholder for the user's message: a document cannot steer its logic.
+    The chat template is rendered once, around a placeholder: no row's text can change what the template does.
 
     Attributes:
         head: the chat template's text before the user's message, the system message included; empty for plain text.
         segments: of the user's message: a literal text, then the column that follows it (None at the end).
         tail: the chat template's text after the user's message, up to where the answer begins; empty for plain text.
         strips_start: the chat template drops white space at the start of the message.
-        strips_end: it drops white space at the message's end.
-        add_special_tokens: the tokenizer puts its beginning-of-sequence token; a chat template has written its own.
+        strips_end: the chat template drops white space at the end of the message.
+        add_special_tokens: the tokenizer adds its beginning-of-sequence token; false where the chat template wrote it.
     """
 
     head: str
@@ -50,7 +52,7 @@ class PromptFormat:
     add_special_tokens: bool
 
     def place(self, values: Mapping[str, str]) -> tuple[str, list[int]]:
-        """The prompt of one row, for `TextCodec.encode`, and where in it each column's value begins."""
+        """The prompt of one row, for `TextCodec.encode`, and the position at which each column's value begins."""
         message, starts = "", []
         for literal, column in self.segments:
             message += literal
@@ -67,16 +69,16 @@ class PromptFormat:
         return self.head + stripped + self.tail, places
 
     def ending(self, suffix: str = "") -> str:
-        """What follows the last column: the same in every prompt that has this suffix, a trusted text."""
+        """The text after the last column, the same in every prompt with this suffix, which is trusted."""
         after_columns = takewhile(lambda segment: segment[1] is None, reversed(self.segments))
         message = "".join(reversed([literal for literal, _ in after_columns])) + suffix
         return (message.rstrip() if self.strips_end else message) + self.tail
 
 
 def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> PromptFormat:
-    """Puts a workload's prompt into the model's chat template, or leaves it plain text where ``chat`` is false.
+    """Put a workload's prompt into the model's chat template, or leave it plain text where ``chat`` is false.
 
-    A system message that the chat template has no place for is put before the user's message, a blank line between.
+    Where the chat template takes no system message, it goes in front of the user's message, with a blank line between.
 
     Raises:
         ModelError: there is no chat template, or it does not carry a message through unchanged.
@@ -92,7 +94,7 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
         spaced_head, spaced_tail = render_around(" \n", system, codec, variables)
         strips_start, strips_end = spaced_head == head, spaced_tail == tail
         if not (strips_start or spaced_head == head + " \n") or not (strips_end or spaced_tail == " \n" + tail):
-            raise ModelError("the model's chat template does not carry a user's message through unchanged")
+            raise ModelError("the model's chat template changes the user's message")
     return PromptFormat(
         head=codec.trust(head),
         segments=tuple((codec.trust(literal), column) for literal, column in segments),
@@ -125,11 +127,11 @@ def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestForm:
-    """How every row of a workload is asked: what its requests have in common.
+    """What the requests of a workload's rows have in common.
 
     Attributes:
-        settings: parameters of `engine.Request`, the same for all rows: of each request that a row makes.
-        num_answer_tokens: of the longest answer that there can be.
+        settings: parameters of `engine.Request`, one mapping for each request that a row makes.
+        num_answer_tokens: tokens of the longest possible answer.
     """
 
     settings: Sequence[Mapping[str, Any]]
@@ -140,8 +142,7 @@ class RequestForm:
         """The form of a workload.
 
         Args:
-            workload: whose kind of answer says how its rows are asked.
-            codec: of the model; only a kind that has labels needs one.
+            codec: the model's; None is allowed where the kind of answer has no labels.
             expected_output_tokens: see `AnswerLength.expected_output_tokens`.
         Raises:
             ModelError, WorkloadError: see `build_prompt_format` and `TextCodec.encode_labels`.
@@ -157,7 +158,7 @@ class RequestForm:
         return cls(settings=settings, num_answer_tokens=max(workload.kind.max_answer_tokens, *label_lens, 1))
 
     def ask(self, rows: Plan) -> list[Request]:
-        """A request a row of the plan, named by its row id; by row id, as the groups of `Plan.groups` number them."""
+        """One request for each row of the plan, named by row id and sorted by it: `Plan.groups` numbers them so."""
         row_ids, priorities = rows.row_id.tolist(), rows.priority.tolist()
         return [
             Request(
@@ -172,16 +173,16 @@ class RequestForm:
 
 @lru_cache(maxsize=1)
 def workload_format(prompt: Prompt, thinking: str, codec: TextCodec) -> PromptFormat:
-    """See `build_prompt_format` and `AnswerKind.thinking`; kept, as tokenization and inference need the same one."""
+    """See `build_prompt_format` and `AnswerKind.thinking`. Cached: tokenization and inference use the same format."""
     if thinking:
-        from tasks.prompts.thinking import build_thinking_format  # most workloads say nothing of it
+        from tasks.prompts.thinking import build_thinking_format  # imported only when needed
 
         return build_thinking_format(prompt, thinking, codec)
     return build_prompt_format(prompt, codec)
 
 
 class PromptEncoder:
-    """Encodes prompts of one form; it remembers what prompts share, so use one for a whole table, from one thread."""
+    """Encodes prompts of one format. It keeps tokens of shared text: use one encoder for a table, in one thread."""
 
     def __init__(self, form: PromptFormat, codec: TextCodec) -> None:
         self._form = form
@@ -189,10 +190,10 @@ class PromptEncoder:
         self._pieces: PromptPieces | None = None
 
     def encode(self, rows: Sequence[Mapping[str, str]]) -> list[Tokens]:
-        """Token ids of each row's prompt, exactly as `TextCodec.encode` has them for the whole text."""
+        """Token ids of each row's prompt, equal to those that `TextCodec.encode` gives for the whole text."""
         placed = [self._form.place(row) for row in rows]
         if self._pieces is None and len(placed) > 1:
-            from tasks.prompts.prompt_pieces import PromptPieces  # one prompt shares no text with another
+            from tasks.prompts.prompt_pieces import PromptPieces  # a single prompt shares no text
 
             self._pieces = PromptPieces(self._codec, add_special_tokens=self._form.add_special_tokens)
         if self._pieces is not None:
@@ -201,6 +202,6 @@ class PromptEncoder:
 
 
 def encode_texts(codec: TextCodec, texts: Sequence[str], add_special_tokens: bool) -> list[Tokens]:
-    """See `TextCodec.encode`; as arrays."""
+    """See `TextCodec.encode`; the token ids are arrays."""
     encoded = codec.encode(texts, add_special_tokens=add_special_tokens)
     return [np.frombuffer(struct.pack(f"{len(token_ids)}i", *token_ids), dtype=np.int32) for token_ids in encoded]

@@ -1,4 +1,4 @@
-"""Prompts of one form encoded in pieces: what many of them share, an instruction or a document, is encoded once."""
+"""Encodes prompts of one format in pieces, so that text shared by many prompts, as a document, is encoded once."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,10 +10,10 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.text_cuts import TextCuts
 
 KEPT_TOKENS = 4_000_000
-"""Most tokens in the pieces of prompts that are kept; the oldest are dropped. With their text about 50 MB."""
+"""Most tokens of cached pieces; beyond it the oldest are dropped. With their text they take about 50 MB."""
 
 CUT_WINDOW = 256
-"""Characters before a column's value in which a cut is looked for."""
+"""A cut is searched in this many characters before a column's value."""
 
 CHECKED_ROWS = 64
 """Prompts of the first batch that are encoded both whole and in pieces."""
@@ -23,8 +23,9 @@ Placed = Sequence[tuple[str, Sequence[int]]]
 
 
 class PromptPieces:
-    """Cuts prompts near the start of each column's value, so that an instruction is one piece, and so is a document
-    with the words around it. The first prompts are also encoded whole; if one differs, no prompt is cut any more.
+    """Cuts prompts near the start of each column's value: an instruction is one piece, and a document is another.
+
+    The first prompts are also encoded whole; if the tokens of one differ, no prompt is cut any more.
 
     Args:
         add_special_tokens: see `TextCodec.encode`.
@@ -35,11 +36,11 @@ class PromptPieces:
         self._add_special_tokens = add_special_tokens
         self._cuts = codec.cuts
         self._is_checked = False
-        self._known: dict[tuple[str, bool], Tokens] = {}  # oldest first, by text and whether it stands behind a cut
+        self._known: dict[tuple[str, bool], Tokens] = {}  # by text and whether it follows a cut; oldest first
         self._num_known_tokens = 0
 
     def encode(self, placed: Placed) -> list[Tokens]:
-        """Token ids of each prompt, exactly as those of its whole text."""
+        """Token ids of each prompt, equal to those of its whole text."""
         if self._cuts and not self._is_checked:
             first = placed[:CHECKED_ROWS]
             if not all(map(np.array_equal, self._encode_whole(first), self._encode_pieces(first, self._cuts))):
@@ -66,7 +67,7 @@ class PromptPieces:
 
 
 def _cut(text: str, field_starts: Sequence[int], cuts: TextCuts) -> list[tuple[str, bool]]:
-    """The pieces of a prompt, and whether each stands behind a cut."""
+    """The pieces of a prompt, and whether each follows a cut."""
     places = [0]
     for start in field_starts:
         place = cuts.last(text, max(places[-1] + 1, start - CUT_WINDOW), start)

@@ -1,4 +1,4 @@
-"""Prompts of rows that do not all have their parts in the same order."""
+"""Encodes prompts of rows that differ in the order of their parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +8,11 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Workload
 
 ROW_LAYOUT = "row_layout"
-"""Column of requests: the order of a row's parts; empty for that of the workload's template."""
+"""Column of requests with the order of a row's parts; empty for the order of the workload's template."""
 
 
 class RowEncoder:
-    """A `PromptEncoder` for each order; use one for a whole table, from one thread."""
+    """Holds a `PromptEncoder` for each order. Use one for a whole table, in one thread."""
 
     def __init__(self, workload: Workload, codec: TextCodec) -> None:
         assert workload.row_layouts is not None, "rows have orders of their own"
@@ -22,7 +22,7 @@ class RowEncoder:
         self._encoders: dict[str, PromptEncoder] = {}
 
     def encode(self, rows: Sequence[Mapping[str, str]]) -> list[Tokens]:
-        """See `PromptEncoder.encode`; each row has its order under `ROW_LAYOUT`."""
+        """See `PromptEncoder.encode`; a row's value for `ROW_LAYOUT` is its order."""
         prompts: dict[int, Tokens] = {}
         for order in dict.fromkeys(row[ROW_LAYOUT] for row in rows):
             numbers = [number for number, row in enumerate(rows) if row[ROW_LAYOUT] == order]

@@ -1,12 +1,12 @@
-"""Text to token ids and back; a document cannot spell a control token.
+"""Text to token ids and back. Text of a document never becomes a control token.
 
 A tokenizer matches control tokens (``<|im_end|>``, ``<s>``, ``[INST]``) anywhere in a text, so a document that spells
 one could end its message and write the next. `TextCodec.trust` replaces the control tokens of trusted text (chat
 template, system message, the workload's words) by secret stand-ins, and the encoder is the checkpoint's tokenizer with
 its control tokens renamed to these. A control token in data (columns) is ordinary characters; other ids stay the same.
 
-Which class reads a checkpoint's tokenizer is known to transformers' models, whose imports take seconds, torch's among
-them. The Rust tokenizer that comes out, its special tokens and its chat template need none of that, and are kept.
+Loading a tokenizer with transformers imports torch and the model classes, which takes seconds. So the first load keeps
+a JSON copy of the Rust tokenizer, its special tokens and its chat template, and later loads read the copy.
 """
 
 import hashlib
@@ -38,10 +38,10 @@ class TextCodec:
     """
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
-        """Wraps a Rust tokenizer, which is not changed.
+        """Wrap a Rust tokenizer without changing it.
 
         Args:
-            tokenizer: whose added tokens say what a control token is.
+            tokenizer: the control tokens are among its added tokens.
             chat: the transformers tokenizer that renders the chat template; None for plain text only.
         Raises:
             ModelError: the tokenizer cannot be rebuilt with renamed control tokens.
@@ -62,7 +62,7 @@ class TextCodec:
     @cached_property
     def cuts(self) -> "TextCuts | None":
         """Where a text can be cut without changing its ids; None if not known."""
-        from tasks.prompts.text_cuts import find_cuts  # prompts that share nothing are not cut
+        from tasks.prompts.text_cuts import find_cuts  # imported only when needed
 
         return find_cuts(json.loads(self.tokenizer.to_str()), self._stand_ins)
 
@@ -77,10 +77,10 @@ class TextCodec:
 
     @classmethod
     def load(cls, folder: Path) -> "TextCodec":
-        """Reads the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint's.
+        """Load the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint.
 
-        The last one is kept while its folder's files stay as they are: whoever computes answers with the model comes
-        right after whoever made the prompts, and a second one would take a second and some sixty megabytes.
+        The last tokenizer stays loaded until a file of its folder changes: inference follows tokenization, and another
+        load would take a second and sixty megabytes.
 
         Raises:
             ModelError: there is none, it cannot be read, or it has no fast (Rust) form.
@@ -98,7 +98,7 @@ class TextCodec:
         return self._chat is not None and bool(self._chat.chat_template)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], **variables: bool) -> str:
-        """The chat template's text for these messages and variables, with the beginning of the answer; not yet trusted.
+        """The chat template's text for messages and variables, up to the beginning of the answer; not yet trusted.
 
         Raises:
             ModelError: the template refuses the messages.
@@ -114,15 +114,15 @@ class TextCodec:
         return text
 
     def trust(self, text: str) -> str:
-        """`text` with its control tokens in a form that `encode` gives their ids; other text stays as it is."""
+        """`text` with its control tokens replaced by stand-ins, to which `encode` gives the control tokens' ids."""
         return self._trusted_pattern.sub(lambda match: self._stand_ins[match.group()], text)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text, computed in parallel.
 
         Args:
-            texts: trusted parts went through `trust`, data did not.
-            add_special_tokens: put what the tokenizer puts around a plain text (its beginning-of-sequence token).
+            texts: their trusted parts went through `trust`, data did not.
+            add_special_tokens: add the tokens that the tokenizer puts around a plain text (beginning of sequence).
         """
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
@@ -130,13 +130,12 @@ class TextCodec:
     def encode_labels(self, labels: Sequence[str], ending: str) -> list[tuple[int, ...]]:
         """Token ids of each label as it follows a prompt.
 
-        The label is encoded behind the text that ends every prompt, and what is added to that text's ids is the
-        label's. Where the two would melt into one token, the label is encoded alone: the prompt's own tokens never
-        change.
+        The label is encoded behind the text that ends every prompt; the ids added to those of that text are the
+        label's. Where a token would span both, the label is encoded alone: the prompt's own tokens never change.
 
         Args:
             labels: in the order of the workload.
-            ending: of every prompt, trusted; empty where a column's value ends it.
+            ending: the trusted text that ends every prompt; empty where a column's value does.
         Raises:
             WorkloadError: a label has no tokens, or the same ones as another.
         """
@@ -158,7 +157,7 @@ class TextCodec:
 
     @property
     def max_tokens(self) -> int | None:
-        """Longest text of the tokenizer's model, special tokens included; None where the tokenizer does not say."""
+        """Most tokens of a text, special tokens included; None where the tokenizer states no limit."""
         limit = getattr(self._chat, "model_max_length", None)
         return limit if limit is not None and limit < 1 << 30 else None
 
@@ -169,32 +168,32 @@ class TextCodec:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The transformers tokenizer of a checkpoint folder, read offline, without running any code of the checkpoint's.
+    """The transformers tokenizer of a checkpoint folder, read offline, without running any code of the checkpoint.
 
     Raises:
         ModelError: there is none, it cannot be read, or it has no fast (Rust) form.
     """
     copy = cache_folder() / "tokenizers" / f"{_digest(folder)}.json"
-    with suppress(Exception):  # there is none, or it is damaged
+    with suppress(Exception):  # no copy yet, or a damaged one
         return _build(json.loads(copy.read_bytes()))
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the loaders raise whatever a missing or damaged file leads them to
+    except Exception as error:  # the loaders raise all kinds of errors for a missing or damaged file
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"model {str(folder)!r}: its tokenizer cannot be read: {first_line}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise ModelError(
             f"model {str(folder)!r}: tokenizer {type(tokenizer).__name__} has no fast form (tokenizer.json)"
         )
-    with suppress(Exception):  # without a copy, the next night reads what this one has read
+    with suppress(Exception):  # without a copy, the next load is slow again
         _keep(tokenizer, copy)
     return tokenizer
 
 
 def _digest(folder: Path) -> str:
-    """Of all that the tokenizer is read from, and of the versions that read it."""
+    """Digest of the files that define the tokenizer and of the versions of the libraries that read them."""
     versions = [importlib.metadata.version(name) for name in ("transformers", "tokenizers")]
     digest = hashlib.sha256(" ".join(versions).encode())
     for file in sorted(folder.glob("*")):
@@ -204,7 +203,7 @@ def _digest(folder: Path) -> str:
 
 
 def _keep(tokenizer: Any, copy: Path) -> None:
-    """Unless something is lost on the way."""
+    """Write the copy, unless the tokenizer built from it would differ."""
     parts = _take_apart(tokenizer)
     text = json.dumps(parts)
     if _take_apart(_build(json.loads(text))) == parts:
@@ -214,7 +213,7 @@ def _keep(tokenizer: Any, copy: Path) -> None:
 
 
 def _take_apart(tokenizer: Any) -> dict[str, Any]:
-    """All of it that `TextCodec` uses, as JSON has it."""
+    """What `TextCodec` uses of a tokenizer, as JSON values."""
     return {
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
         "chat_template": tokenizer.chat_template,
@@ -224,29 +223,29 @@ def _take_apart(tokenizer: Any) -> dict[str, Any]:
 
 
 def _build(parts: dict[str, Any]) -> Any:
-    """The opposite of `_take_apart`."""
+    """The inverse of `_take_apart`."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(parts["tokenizer"]), **parts)
 
 
 def _file_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of each file of a folder; empty if there is no such folder."""
-    try:
+    """Name, size and modification time of each file of a folder; empty if it cannot be read: the loader reports it."""
+    with suppress(OSError):
         files = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
-    except OSError:  # the loader explains it
-        return ()
-    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
+        return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
+    return ()
 
 
 def _is_control(token: Mapping[str, Any]) -> bool:
-    """Special tokens, and added ones in the form of markup, as ``<think>``; not added words or runs of spaces."""
+    """Whether a token is special, or an added one that looks like markup, as ``<think>``; added words and runs of
+    spaces are not control tokens."""
     content = token["content"].strip()
     return bool(token["special"]) or (len(content) > 2 and content[0] in "<[{|")
 
 
 def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
-    """Matches the longest control token at the first place where there is one."""
+    """A pattern for the first control token of a text, and of several at one place for the longest."""
     parts = [
         rf"(?<!\w){re.escape(content)}(?!\w)" if control[content]["single_word"] else re.escape(content)
         for content in sorted(control, key=len, reverse=True)

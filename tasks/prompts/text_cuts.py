@@ -1,7 +1,7 @@
-"""Places where a text can be cut so that the token ids of its pieces, joined, are those of the whole text.
+"""Exact cuts: places where a text can be cut so that the token ids of its pieces, joined, are those of the whole text.
 
 A cut is exact if no stage of the tokenizer (added tokens, normalizer, splitting into words, merges) looks across it.
-Two kinds of BPE tokenizer have exact cuts; each is recognised by its pipeline and by one character on either side:
+For two kinds of BPE tokenizer, the characters on both sides tell whether a cut is exact:
 
 words: byte-level BPE with a word pattern like GPT-2's, Llama 3's or Qwen's. In every known alternative of such a
     pattern (see `word_patterns`) a word ends between an ASCII letter and a blank or one of `MARKS`, whatever surrounds
@@ -21,7 +21,7 @@ from typing import Any
 from tasks.prompts.word_patterns import is_word_pattern
 
 MARKS = ' \t\n\r:,.;?!()[]{}<>"'
-"""Characters that may follow a cut between words; no apostrophe (don't), nothing that some pattern joins to a word."""
+"""Characters that may follow a cut between words; none that a pattern joins to a word, such as an apostrophe."""
 
 _LETTERS = string.ascii_letters
 _UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
@@ -33,9 +33,9 @@ class TextCuts:
     """The exact cuts of one tokenizer.
 
     Attributes:
-        pairs: a letter and a character that may follow it; an exact cut lies between the two.
-        drops_space: the tokenizer prepends a blank, so a piece behind a cut is encoded without its own.
-        added: the tokenizer's added tokens, before which it prepends no blank.
+        pairs: a letter followed by another character; between the two is an exact cut.
+        drops_space: the tokenizer prepends a blank to a text, so a piece after a cut is encoded without its own blank.
+        added: the tokenizer's added tokens; the tokenizer prepends no blank to them.
     """
 
     pairs: frozenset[str]
@@ -43,10 +43,10 @@ class TextCuts:
     added: tuple[str, ...]
 
     def last(self, text: str, start: int, end: int) -> int:
-        """The position of the last exact cut in ``[start, end]``, at least 1; -1 where there is none.
+        """The position of the last exact cut of a text; at least 1, or -1 if there is none.
 
         Args:
-            start, end: character positions, both included.
+            start, end: character positions to search between, both included.
         """
         end = min(end, len(text) - (2 if self.drops_space else 1))
         for position in range(end, max(start, 1) - 1, -1):
@@ -57,16 +57,16 @@ class TextCuts:
         return -1
 
     def behind(self, piece: str) -> str:
-        """What to encode for a piece that stands behind a cut."""
+        """The text to encode for a piece that follows a cut."""
         return piece[1:] if self.drops_space else piece
 
 
 def find_cuts(spec: Mapping[str, Any], names: Mapping[str, str]) -> TextCuts | None:
-    """The exact cuts of a tokenizer; None where its pipeline is not known to have any.
+    """The exact cuts of a tokenizer; None if its pipeline is not known to have any.
 
     Args:
         spec: the tokenizer as JSON.
-        names: other spellings of added tokens, by their content in `spec`.
+        names: content of an added token in `spec` to its name in the texts.
     """
     added = [names.get(token["content"], token["content"]) for token in spec["added_tokens"]]
     # Both options make a match depend on the characters around the token.
@@ -83,7 +83,7 @@ def find_cuts(spec: Mapping[str, Any], names: Mapping[str, str]) -> TextCuts | N
 
 
 def _cuts(marks: str, added: list[str], *, drops_space: bool) -> TextCuts | None:
-    """All pairs except those inside an added token, which might lie across the cut."""
+    """All pairs except those inside of an added token: a cut could split the token."""
     pairs = {letter + mark for letter in _LETTERS for mark in marks}
     pairs -= {text[i : i + 2] for text in added for i in range(len(text) - 1)}
     return TextCuts(pairs=frozenset(pairs), drops_space=drops_space, added=tuple(added)) if pairs else None
@@ -105,7 +105,7 @@ def _splits_words(step: Mapping[str, Any]) -> bool:
 
 
 def _is_harmless(step: Mapping[str, Any]) -> bool:
-    """Whether the step only splits off digits, or changes no word."""
+    """Whether a step of the pre-tokenizer splits off digits only, or leaves words as they are."""
     if step["type"] == "ByteLevel":
         return not step["use_regex"] and not step["add_prefix_space"]
     if step["type"] == "Split":
@@ -132,7 +132,7 @@ def _has_spaces(spec: Mapping[str, Any]) -> bool:
 
 
 def _steps(part: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, sequences in sequences flattened."""
+    """The steps of a normalizer or a pre-tokenizer, with nested sequences flattened."""
     if part is None:
         return []
     nested = part.get("normalizers", part.get("pretokenizers"))

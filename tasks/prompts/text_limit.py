@@ -1,4 +1,4 @@
-"""Prompts of embeddings and class scores that are longer than the model takes: cut, or an error."""
+"""The limit of prompts for embeddings and class scores: longer prompts are cut, or become errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,20 +12,19 @@ from engine.model.loading.json_file import read_json
 from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind
 from tasks.answers.pooled import PooledKind
+from tasks.prompts.prompt import Encode, Tokens
 from tasks.prompts.text_codec import TextCodec
-
-Tokens = npt.NDArray[np.int32]
 
 Cut = Callable[[Tokens], Tokens]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimit:
-    """How long a prompt may be, and what becomes of a longer one.
+    """How long a prompt may be, and how a longer one is cut.
 
     Attributes:
-        max_tokens: special tokens included.
-        cut: makes a prompt that short; None where longer prompts are errors.
+        max_tokens: most tokens, special ones included.
+        cut: shortens a prompt to `max_tokens`; None if longer prompts are errors.
     """
 
     max_tokens: int
@@ -33,13 +32,13 @@ class TextLimit:
 
     @classmethod
     def find(cls, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int) -> "TextLimit":
-        """The limit of a checkpoint: its positions, its tokenizer's limit, that of its sentence-transformers files.
+        """The least limit of a checkpoint's config.json, its tokenizer and its sentence-transformers files.
 
         Args:
-            kind: of the answers; it says what becomes of longer prompts.
+            kind: of the answers; its `too_long` decides between cutting and errors.
             codec: of the checkpoint.
             checkpoint: the model's folder.
-            max_model_len: most tokens, as config.json or a setting says.
+            max_model_len: most tokens, by config.json or a setting.
         Raises:
             ModelError: a file of the checkpoint cannot be read.
         """
@@ -58,13 +57,18 @@ class TextLimit:
         num_before, num_after = map(len, codec.special_tokens)
         return cls(max_tokens=limit, cut=lambda prompt: _cut(prompt, limit, num_before, num_after, np.array(separator)))
 
+    def apply(self, encode: Encode) -> Encode:
+        """`encode` with its prompts cut; `encode` itself if longer prompts are errors."""
+        cut = self.cut
+        return encode if cut is None else lambda rows: map(cut, encode(rows))
+
 
 def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64]) -> Tokens:
-    """A prompt of `limit` tokens at most; the special tokens around it and between its texts stay.
+    """The prompt cut to `limit` tokens; the special tokens around it and between its texts stay.
 
     Args:
-        num_before, num_after: special tokens at its ends.
-        separator: what stands between the texts of a pair; empty where there is one text.
+        num_before, num_after: special tokens at the prompt's ends.
+        separator: between the texts of a pair; empty if there is one text.
     """
     if len(prompt) <= limit:
         return prompt
@@ -80,11 +84,11 @@ def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator:
 
 
 def share_tokens(num_first: int, num_second: int, limit: int) -> tuple[int, int]:
-    """How many tokens of each text of a pair stay: the longer one is cut, where both are as long, then both.
+    """How many tokens of each text of a pair stay: the longer one is cut to the shorter one's length, then both.
 
     Args:
-        num_first, num_second: of the texts.
-        limit: of both together.
+        num_first, num_second: tokens of the texts.
+        limit: most tokens of both together.
     """
     shorter = min(num_first, num_second)
     longer = max(limit // 2 + limit % 2, limit - shorter)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of thoughts: its chat template's switch, and the marks around thoughts."""
+"""Thinking of a checkpoint: its chat template's switch, and the marks around thoughts."""
 
 import re
 from dataclasses import replace
@@ -13,15 +13,15 @@ from tasks.workloads.workload import Prompt, Workload
 
 ON = {"enable_thinking": True, "thinking": True}
 OFF = {"enable_thinking": False, "thinking": False}
-"""The names that chat templates give the switch; a template does not read the others."""
+"""Variables of chat templates that switch thinking; templates read one of them and ignore the others."""
 
 
 def check_thinking(workload: Workload, checkpoint: Path) -> None:
-    """Refuses a workload with a key ``thinking`` where the checkpoint does not think so.
+    """Check that the checkpoint supports a workload's key ``thinking``.
 
     Raises:
         ModelError: see `build_thinking_format`.
-        WorkloadError: the budget does not suffice to close thoughts.
+        WorkloadError: the budget is too small to close thoughts.
     """
     codec = TextCodec.load(checkpoint)
     try:
@@ -34,14 +34,12 @@ def check_thinking(workload: Workload, checkpoint: Path) -> None:
 
 
 def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> PromptFormat:
-    """As `build_prompt_format`, with the chat template's switch turned; a prompt for thoughts ends where these begin.
+    """As `build_prompt_format`, with thinking switched on or off; with thinking, a prompt ends where thoughts begin.
 
     Args:
-        prompt: in the chat template.
         switch: "off", "keep" or "drop".
-        codec: of the model.
     Raises:
-        ModelError: the template has no such switch, or there are no marks around thoughts.
+        ModelError: the template has no such switch, or the tokenizer has no marks around thoughts.
     """
     if switch == "off":
         if not _has_switch(codec):
@@ -57,11 +55,11 @@ def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> Prom
 
 @lru_cache(maxsize=4)
 def make_thinking(codec: TextCodec, max_tokens: int) -> Thinking:
-    """How the engine is asked for thoughts.
+    """The parameter of `engine.Request` for thoughts of at most `max_tokens`.
 
     Raises:
         ModelError: as `build_thinking_format`.
-        RequestError: the budget does not suffice to close thoughts.
+        RequestError: the budget is too small to close thoughts.
     """
     _, closing, mark = _find_texts(codec)
     (token_ids,) = codec.encode([codec.trust(closing)], add_special_tokens=False)
@@ -76,7 +74,7 @@ def _has_switch(codec: TextCodec) -> bool:
 
 
 def _find_marks(codec: TextCodec) -> tuple[str, str]:
-    """The added tokens before and after thoughts, as ``<think>`` and ``</think>``."""
+    """The added tokens before and after thoughts, such as ``<think>`` and ``</think>``."""
     added = {token.content for token in codec.tokenizer.get_added_tokens_decoder().values()}
     for mark in sorted(added):
         if "think" in mark.lower() and f"{mark[0]}/{mark[1:]}" in added:
@@ -86,9 +84,9 @@ def _find_marks(codec: TextCodec) -> tuple[str, str]:
 
 @lru_cache(maxsize=1)
 def _find_texts(codec: TextCodec) -> tuple[str, str, str]:
-    """What follows the chat template's text up to where thoughts begin; what ends them; its mark.
+    """The text that opens thoughts after the chat template's text, the text that closes them, and the closing mark.
 
-    The white space around the marks is that of a prompt without thinking, which ends with empty thoughts.
+    The white space around the marks is taken from a prompt without thinking, which ends with empty thoughts.
     """
     if not codec.has_chat_template:
         raise ModelError("the model's tokenizer has no chat template, and thinking is a switch of one")

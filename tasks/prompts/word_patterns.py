@@ -8,7 +8,7 @@ LETTER_ALTERNATIVES = frozenset(
         r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
     )
 )
-"""Letters, perhaps with marks, perhaps behind one character that is none."""
+"""Letters, maybe with marks, maybe after one character that is no letter."""
 
 CASED_ALTERNATIVES = frozenset(
     (
@@ -18,7 +18,7 @@ CASED_ALTERNATIVES = frozenset(
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     )
 )
-"""Letters by case, perhaps with a contraction; two of these cover all letters."""
+"""Letters by case, maybe with a contraction; two of these cover all letters."""
 
 WORD_ALTERNATIVES = (
     LETTER_ALTERNATIVES
@@ -52,18 +52,18 @@ WORD_ALTERNATIVES = (
         r"\s+",
     }
 )
-"""Alternatives that a known word pattern may consist of."""
+"""The alternatives of known word patterns."""
 
 
 def is_word_pattern(pattern: str) -> bool:
-    """Whether a regular expression splits words as known patterns do: each alternative is known, and letters match."""
+    """Whether a regular expression is a known word pattern: all its alternatives are known, and they cover letters."""
     alternatives = set(_alternatives(pattern))
     covers_letters = alternatives & LETTER_ALTERNATIVES or len(alternatives & CASED_ALTERNATIVES) > 1
     return bool(covers_letters) and alternatives <= WORD_ALTERNATIVES
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """The parts of a pattern between its outermost "|"."""
+    """The parts of a pattern between its outermost ``|``."""
     parts, depth, in_class, start, position = [], 0, False, 0, 0
     while position < len(pattern):
         character = pattern[position]

@@ -1,4 +1,4 @@
-"""Bars with names: horizontal ones for a few named quantities, upright ones for a histogram."""
+"""Draws bars with names: horizontal ones for a few named quantities, vertical ones for a histogram."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tasks.report_page.chart import NARROW, WIDE, Chart, Picture, element
 ROW_HEIGHT, BAR_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 34.0, 20.0, 170.0, 150.0
 
 FEWEST_PLACES = 5
-"""A histogram of fewer bars keeps them at the left, instead of making walls of them."""
+"""A histogram with fewer bars leaves free space at the right instead of drawing very wide bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +18,11 @@ class Bar:
     """One bar.
 
     Attributes:
-        name: beside or below it.
-        value: its length.
-        text: the value with its unit; the tip over an upright bar.
-        kind: class of its colour.
-        part: of the value, drawn quiet at the beginning of an upright bar.
+        name: beside or below the bar.
+        value: length of the bar.
+        text: the value with its unit; for vertical bars, the tooltip.
+        kind: CSS class of its colour.
+        part: of the value, drawn in a quiet colour at the bottom of a vertical bar.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Bar:
 
 
 def draw_rows(bars: Sequence[Bar]) -> Picture:
-    """Bars one below the other, each with its name on the left and its value on the right; the longest is full."""
+    """Horizontal bars, each with its name on the left and its value on the right; the longest has full width."""
     longest = max((bar.value for bar in bars), default=0.0) or 1.0
     rows = []
     for number, bar in enumerate(bars):
@@ -57,13 +57,13 @@ def draw_histogram(
     width: float = NARROW,
     legend: Sequence[tuple[str, str]] = (),
 ) -> Picture:
-    """Upright bars side by side.
+    """Vertical bars side by side.
 
     Args:
         bars: from left to right.
-        edges: labels of the bars' borders, one more than bars, or one a bar, which then stands below its middle and
-            may go to a second row. Some are left out where there is no room.
-        x_label: what is measured, with its unit; so `y_label`.
+        edges: labels of the bars' borders, one more than bars; or one label for each bar, placed below its middle, in
+            up to two rows. Labels without room are left out.
+        x_label, y_label: what is measured, with the unit.
     """
     is_below_bars = len(edges) == len(bars)
     chart = Chart(

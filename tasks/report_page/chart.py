@@ -1,4 +1,4 @@
-"""A chart's frame and the marks that are drawn in it, as SVG."""
+"""Draws charts as SVG: the axes and the marks in them."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +18,9 @@ NARROW_CHARACTERS, WIDE_CHARACTERS = frozenset(" .,:;'()|!fijlrtI"), frozenset("
 
 
 def element(tag: str, *children: str, **attributes: str | float) -> Markup:
-    """An element; what is not `Markup` is escaped.
+    """An SVG element; children that are not `Markup` are escaped.
 
-    In the name of an attribute ``_`` stands for ``-``, and one at the end is dropped (``class_``). Floats keep two
-    decimals.
+    In attribute names ``_`` becomes ``-``, and one at the end is dropped (``class_``). Floats keep two decimals.
     """
     start = tag
     for name, value in attributes.items():
@@ -31,14 +30,14 @@ def element(tag: str, *children: str, **attributes: str | float) -> Markup:
 
 
 def text_width(text: str) -> float:
-    """Pixels that a label takes at most in 12 pixel DejaVu Sans, the widest of the page's usual fonts."""
+    """Most pixels of a label in 12 pixel DejaVu Sans, the widest of the page's fonts."""
     return sum(5.0 if c in NARROW_CHARACTERS else 11.8 if c in WIDE_CHARACTERS else 7.8 for c in text)
 
 
 def place_labels(labels: Sequence[tuple[float, str]], most_rows: int) -> list[tuple[float, str, int]]:
-    """Labels that do not overlap, of all that are centred on a pixel each: (pixel, text, row below the axis).
+    """Choose labels that do not overlap, as (pixel, text, row below the axis); each is centred on its pixel.
 
-    All of them in as few rows as they fit in, else every second, every third and so on.
+    All labels are shown, in as few rows as possible; if they do not fit, every second, every third and so on.
     """
     for every in range(1, len(labels) + 1):
         shown = labels[::every]
@@ -51,9 +50,9 @@ def place_labels(labels: Sequence[tuple[float, str]], most_rows: int) -> list[tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Values from `low` to `high` lie between the pixels `start` and `end`; `end` may be the smaller one.
+    """Maps values from `low` to `high` to pixels from `start` to `end`; `end` may be the smaller one.
 
-    Raises `ValueError` where there is nothing between low and high.
+    Raises `ValueError` unless low < high.
     """
 
     low: float
@@ -66,11 +65,11 @@ class Scale:
             raise ValueError(f"a scale needs low < high, got {self.low} and {self.high}")
 
     def at(self, value: float) -> float:
-        """The pixel of a value; beyond the ends it goes on."""
+        """The pixel of a value; values outside of the scale are extrapolated."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """At most so many round values in the scale: multiples of 1, 2 or 5 times a power of ten."""
+        """At most `most` round values of the scale: multiples of 1, 2 or 5 times a power of ten."""
         raw = (self.high - self.low) / (most - 1)
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= raw * (1 - 1e-9))
@@ -80,10 +79,10 @@ class Scale:
 
 
 class Picture(NamedTuple):
-    """What is drawn, without the element around it.
+    """The content of an SVG picture, without the outer element.
 
     Attributes:
-        legend: (class of the marks, what they are).
+        legend: pairs of CSS class and description of marks.
     """
 
     width: float
@@ -93,7 +92,7 @@ class Picture(NamedTuple):
 
 
 class Chart:
-    """Axes of a picture; both begin at 0."""
+    """A chart with two axes that begin at 0."""
 
     def __init__(
         self,
@@ -106,12 +105,12 @@ class Chart:
         x_names: Sequence[tuple[float, str]] = (),
         most_name_rows: int = 1,
     ) -> None:
-        """A chart for values up to `x_high` and `y_high`, with a little room above.
+        """A chart for values up to `x_high` and `y_high`, with some room above.
 
         Args:
-            x_label: what is measured, with its unit; so `y_label`.
-            x_names: labels below the axis instead of round values, each with its place on x; those that fit are shown.
-            most_name_rows: names may take so many rows, one below the other.
+            x_label, y_label: what is measured, with the unit.
+            x_names: labels below the axis, with their places on x, instead of round values; those that fit are shown.
+            most_name_rows: most rows of these labels.
         """
         self.x = Scale(low=0.0, high=max(x_high, 1e-9), start=LEFT, end=width - RIGHT)
         self.y = Scale(low=0.0, high=max(y_high, 1e-9) * 1.06, start=HEIGHT - BOTTOM, end=TOP)
@@ -119,7 +118,7 @@ class Chart:
         self._x_names, self._most_name_rows = x_names, most_name_rows
 
     def render(self, marks: Iterable[Markup], legend: Sequence[tuple[str, str]] = ()) -> Picture:
-        """The picture with its marks in the order in which they cover each other."""
+        """The picture with marks; later marks cover earlier ones."""
         width, bottom = self._width, self.y.start
         ticks = [self._y_tick(value) for value in self.y.ticks(5)]
         names = self._x_names or [(value, short(value)) for value in self.x.ticks(5 if width == NARROW else 9)]
@@ -138,13 +137,13 @@ class Chart:
         return Picture(width, height, Markup("").join((*ticks, *marks, *axes)), legend)
 
     def bar(self, low: float, high: float, bottom: float, top: float, kind: str, gap: float = 0.0) -> Markup:
-        """A bar between two values on x and two on y; nothing where it has no height.
+        """A bar between two values on x and two on y; nothing if it has no height.
 
         Args:
             low, high: values on x.
             bottom, top: values on y.
-            kind: CSS class, as in all marks.
-            gap: pixels to leave free in width.
+            kind: CSS class.
+            gap: free pixels between neighbouring bars.
         """
         if top <= bottom:
             return Markup("")
@@ -171,7 +170,7 @@ class Chart:
             bottom += size
 
     def steps(self, edges: Sequence[tuple[float, float]], values: Sequence[float], kind: str) -> Markup:
-        """A line that is level at each value from its left to its right edge.
+        """A step line: level at each value from its left to its right edge.
 
         Args:
             edges: left and right end of each level, values on x.
@@ -183,7 +182,7 @@ class Chart:
     def band(
         self, edges: Sequence[tuple[float, float]], lows: Sequence[float], highs: Sequence[float], kind: str
     ) -> Markup:
-        """What lies between two such lines.
+        """The area between two step lines.
 
         Args:
             edges: left and right end of each level, values on x.
@@ -195,7 +194,7 @@ class Chart:
         return element("path", d=path, class_=f"band {kind}")
 
     def limit(self, value: float, text: str) -> Markup:
-        """A level that nothing may exceed."""
+        """A horizontal line with a label, for an upper limit."""
         y = self.y.at(value)
         return element(
             "g",
@@ -204,7 +203,7 @@ class Chart:
         )
 
     def shade(self, low: float, high: float, text: str) -> Markup:
-        """A stretch of x with something in common, named where there is room.
+        """A shaded range of x, with its name if there is room.
 
         Args:
             low, high: values on x.
@@ -219,16 +218,16 @@ class Chart:
         )
 
     def boundary(self, value: float) -> Markup:
-        """A vertical line where something new begins."""
+        """A vertical line, such as between two partitions."""
         x = self.x.at(value)
         return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="boundary")
 
     def chapter(self, value: float, following: float, text: str) -> Markup:
-        """As `boundary`, where something of another kind begins, with its name beside it where there is room.
+        """A vertical line at the beginning of a section, with the section's name if there is room.
 
         Args:
-            value: where it begins, on x.
-            following: where the next one begins, on x.
+            value: where the section begins, on x.
+            following: where the next section begins, on x.
             text: the name.
         """
         x = self.x.at(value)
@@ -241,16 +240,16 @@ class Chart:
         )
 
     def flag(self, value: float) -> Markup:
-        """A small triangle above the plot: something happened here."""
+        """A small triangle above the plot, for an event."""
         x = self.x.at(value)
         return element("path", d=f"M{x - 4:.2f} {TOP - 7:g}H{x + 4:.2f}L{x:.2f} {TOP - 1:g}Z", class_="flag")
 
     def target(self, low: float, high: float, tip: str) -> Markup:
-        """An invisible area of full height over a stretch of x; the pointer shows its tip there.
+        """An invisible area of full height over a range of x, with a tooltip.
 
         Args:
             low, high: values on x.
-            tip: text that is shown.
+            tip: text of the tooltip.
         """
         left, right = self.x.at(low), self.x.at(high)
         return element(

@@ -1,6 +1,6 @@
-"""What is known of a run, by the statements in ``sql/report/`` alone.
+"""Reads the facts about a run, by the statements in ``sql/report/``.
 
-A fact is a row: its fields are the columns of its statement, whose head says what they mean.
+A fact is a row whose fields are the columns of its statement; the header of the statement describes them.
 """
 
 import json
@@ -28,10 +28,10 @@ Row = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """All that a page shows of one run, each by the statement of its name, where the comment names no other.
+    """All facts that a page shows of one run. The statement of each has its name, unless a comment names another.
 
     Attributes:
-        prediction: by name of a column of `totals` (or num_computed_tokens), where the run's config holds one.
+        prediction: name of a column of `totals` (or num_computed_tokens) to its predicted value; empty for none.
     """
 
     run: Row
@@ -41,13 +41,13 @@ class RunFacts:
     engines: Sequence[Row] = ()
     partitions: Sequence[Row] = ()  # report/steps/slowest_partitions
     slow_steps: Sequence[Row] = ()  # report/steps/slowest_steps
-    slow_groups: Sequence[Row] = ()  # report/answers/slowest_groups; empty where the run noted no answer's cost
+    slow_groups: Sequence[Row] = ()  # report/answers/slowest_groups; empty if the run did not note answers' costs
     lengths: Sequence[Row] = ()
     cached_shares: Sequence[Row] = ()
-    share_degrees: Sequence[Row] = ()  # as the next, empty where the plan is no longer there
+    share_degrees: Sequence[Row] = ()  # empty without the plan, as is the next
     prefix_lengths: Sequence[Row] = ()
     errors: Sequence[Row] = ()
-    evaluation: Row | None = None  # as the next three, only where the run's answers were compared with gold rows
+    evaluation: Row | None = None  # only if the run's answers were compared with gold rows, as are the next three
     metrics: Sequence[Row] = ()  # report/evaluation/metrics
     calibration: Sequence[Row] = ()  # report/evaluation/calibration
     confusion: Sequence[Row] = ()  # report/evaluation/confusion
@@ -57,7 +57,7 @@ class RunFacts:
 
 
 def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -> Row:
-    """A run as a whole; None is the newest.
+    """The row of a run; None for the newest run.
 
     Raises:
         DatabaseError: there is no such run. DuckDB's errors pass through; `connect` translates them.
@@ -68,12 +68,12 @@ def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -
 
 
 def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: ArtifactRef | None = None) -> RunFacts:
-    """Everything the page of a run shows; makes temporary tables in the connection, changes nothing in the database.
+    """All facts of a run's page. Makes temporary tables; the database is not changed.
 
     Args:
         connection: to the run's database.
-        run: what `read_run` returned.
-        plan: its plan artifact, where it is known; one that is gone or damaged counts as unknown.
+        run: of `read_run`.
+        plan: the run's plan artifact, or None; a missing or damaged file counts as None.
     """
     connection.execute(statement("report/steps/timeline"), {"run_id": run.run_id})
     connection.execute(statement("report/nice_width"))
@@ -94,7 +94,7 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
         prediction=prediction if isinstance(prediction, dict) else {},
         **_read_plan(connection, plan),
         **_read_evaluation(connection, run.run_id),
-        # Without the workload's own key, the one column that every output table has to tell rows apart.
+        # Without a known key, rows are named by content_key, which every output table has.
         **_read_answers(connection, {"run_id": run.run_id}, key if isinstance(key, list) and key else ["content_key"]),
     )
 
@@ -102,7 +102,7 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
 def _read_answers(
     connection: duckdb.DuckDBPyConnection, this_run: Mapping[str, Any], keys: Sequence[str]
 ) -> dict[str, Any]:
-    """What the rows of the output table say, if a table holds rows of this run; reads report_plan_groups."""
+    """Facts from the output table with rows of this run, if there is one; reads report_plan_groups."""
     for (table,) in connection.execute(statement("report/answers/tables")).fetchall():
         query = fill_identifiers(statement("report/answers/exist"), table=table)
         if connection.execute(query, this_run).fetchall()[0][0]:
@@ -117,7 +117,7 @@ def _read_answers(
 
 
 def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
-    """What the plan says; makes report_plan_groups, empty where there is no plan."""
+    """Facts from the plan; makes report_plan_groups, which is empty without a plan."""
     connection.execute(statement("report/plan/no_groups"))
     if plan is None:
         return {}
@@ -134,7 +134,7 @@ def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) 
 
 
 def _read_evaluation(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:
-    """How good the run's answers are, where that was evaluated."""
+    """Facts from the run's newest evaluation, if there is one."""
     if "evaluations" not in list_relations(connection):
         return {}
     for evaluation in _read(connection, "evaluation/summary", {"run_id": run_id}):

@@ -1,16 +1,16 @@
-"""The main numbers of a run, and what stands out in it, with what to do about it."""
+"""The main numbers of a run, and findings about it with remedies."""
 
 from tasks.report_page.facts import RunFacts
 from tasks.report_page.quantity import count, percent, seconds
 
 LARGE_SHARE = 0.2
-"""Of the time, the steps or the tokens: what makes up this much is worth a sentence."""
+"""Share of the time, the steps or the tokens from which on a finding is mentioned."""
 
 FULL_KV = 0.95
 
 
 def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """The main numbers of a run: (name, value, what it is measured against)."""
+    """The main numbers of a run: (name, value, reference value)."""
     run, totals = facts.run, facts.totals
     figures = [
         (
@@ -53,7 +53,7 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
 
 
 def find_remarkable(facts: RunFacts) -> list[str]:
-    """Sentences, the gravest first; empty for a run with nothing to say about."""
+    """Findings as sentences, the most serious first; empty for a run without any."""
     return [*_find_outcome(facts), *_find_idle_time(facts), *_find_lost_sharing(facts)]
 
 

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing else, no network, no other file."""
+"""Renders the page of a run: one HTML file that needs no network and no other file."""
 
 import base64
 import hashlib
@@ -18,12 +18,12 @@ from tasks.report_page.pictures import draw_pictures, find_lengths, find_savings
 from tasks.report_page.quality import by_column, draw_quality, interval
 from tasks.report_page.quantity import UNKNOWN, between, count, percent, seconds
 
-# Control characters are no part of HTML, and lone surrogates no part of UTF-8.
+# HTML allows no control characters, and UTF-8 no lone surrogates.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def render_report(facts: RunFacts) -> str:
-    """The page of a run as HTML; pure. Text from the database is inert, and the page may load and send nothing."""
+    """The page of a run as HTML. Text from the database is escaped, and the page cannot load or send anything."""
     style, script = _read("page.css"), _read("page.js")
     functions = (between, by_column, count, interval, percent, seconds, statement, tenth)
     page = _template().render(
@@ -46,7 +46,7 @@ def render_report(facts: RunFacts) -> str:
 
 @cache
 def _template() -> Template:
-    """Compiled once, for all workloads of a night."""
+    """The template, compiled once for all workloads of a night."""
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(_read("page.html.j2"))
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a page: which ones a run's facts suffice for, and all that have bars with names."""
+"""Chooses the pictures of a page by the facts that a run has, and draws those with named bars."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ STAGES = ("read", "tokenize", "plan", "infer", "write")
 
 
 class Part(NamedTuple):
-    """A named quantity and a share: what a stage took of the run, or what a level of sharing saved."""
+    """A named quantity with a share: the time of a stage, or the tokens saved by a level of sharing."""
 
     name: str
     value: float
@@ -45,7 +45,7 @@ def draw_pictures(facts: RunFacts) -> dict[str, Picture]:
 
 
 def find_stages(facts: RunFacts) -> list[Part]:
-    """Wall time of each stage of the flow, and of what is between them."""
+    """Wall time of each stage of the flow, and of the time between stages."""
     known = {stage: value for stage in STAGES if (value := getattr(facts.run, f"{stage}_seconds")) is not None}
     known["between stages"] = max(facts.run.total_seconds - sum(known.values()), 0.0)
     total = sum(known.values()) or 1.0
@@ -53,7 +53,7 @@ def find_stages(facts: RunFacts) -> list[Part]:
 
 
 def find_savings(facts: RunFacts) -> list[Part]:
-    """Prompt tokens computed, against the plan (Eq. 2 of BatchLLM) and the optimum of a run planned alone."""
+    """Prompt tokens without sharing, as planned (Eq. 2 of BatchLLM), as computed, and at best."""
     run, totals, most = facts.run, facts.totals, facts.run.num_prompt_tokens
     computed = most - run.num_cached_tokens if run.is_shared else totals.num_suffix_tokens + totals.num_prefix_tokens
     levels = [
@@ -66,7 +66,7 @@ def find_savings(facts: RunFacts) -> list[Part]:
 
 
 def find_lengths(facts: RunFacts) -> dict[str, list[Row]]:
-    """The bins of each kind of length that the run has."""
+    """The bins of each kind of length, for kinds that the run has."""
     kinds: dict[str, list[Row]] = {}
     for each in (*facts.lengths, *facts.prefix_lengths):
         kinds.setdefault(each.kind, []).append(each)
@@ -74,7 +74,7 @@ def find_lengths(facts: RunFacts) -> dict[str, list[Row]]:
 
 
 def tenth(each: Row) -> str:
-    """The range of a bin that is a tenth of a whole."""
+    """The range of a bin that covers a tenth, such as 10 to 20%."""
     return f"{each.tenth * 10} to {each.tenth * 10 + 10}%"
 
 
@@ -83,7 +83,7 @@ def _draw_parts(parts: Sequence[tuple[Part, str]]) -> Picture:
 
 
 def _draw_utilisation(facts: RunFacts) -> Picture:
-    """How full the steps were, weighed by the time they took."""
+    """A histogram of batch utilisation, weighted by the time of the steps."""
     bars = [
         Bar(
             name=tenth(each),
@@ -114,7 +114,7 @@ def _draw_share_degrees(facts: RunFacts) -> Picture:
 
 
 def _draw_cached_shares(facts: RunFacts) -> Picture:
-    """What part of each prompt had been computed for another row."""
+    """A histogram of the share of each prompt that was computed for another row."""
     bars = [
         Bar(name=tenth(each), value=each.num_rows, text=f"{tenth(each)}: {count(each.num_rows)} rows", kind="prefix")
         for each in facts.cached_shares

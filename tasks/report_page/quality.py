@@ -1,4 +1,4 @@
-"""Answers against gold rows as pictures: metrics with intervals, reliability, confusion."""
+"""Draws the evaluation against gold rows: metrics with intervals, reliability, confusion."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,13 +12,13 @@ from tasks.report_page.quantity import count, percent
 
 ROW_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 26.0, 250.0, 210.0
 MOST_LABELS = 12
-"""A column with more labels has its confusion as a table alone."""
+"""For a column with more labels, the confusion is only shown as a table."""
 
 CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH = 96.0, 30.0, 170.0
 
 
 def draw_quality(facts: RunFacts) -> dict[str, Picture]:
-    """The pictures by the slug of their figure; none where the answers were not evaluated."""
+    """The pictures by the slug of their figure; empty if the answers were not evaluated."""
     shares = [each for each in facts.metrics if not each.label and -1 <= each.value <= 1]
     pictures = {"metrics": _draw_metrics(shares)} if shares else {}
     for number, (_, bins) in enumerate(by_column(facts.calibration), start=1):
@@ -31,17 +31,17 @@ def draw_quality(facts: RunFacts) -> dict[str, Picture]:
 
 
 def by_column(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """The rows of each column; they come in the order of columns."""
+    """The rows grouped by column; rows of a column must be consecutive."""
     return [(column, list(of_column)) for column, of_column in groupby(rows, key=attrgetter("column_name"))]
 
 
 def interval(each: Row) -> str:
-    """0.812 to 0.934, or nothing."""
+    """An interval such as "0.812 to 0.934"; empty for none."""
     return "" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}"
 
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
-    """A dot a metric with its interval, from 0 to 1; from below 0 where an interval, as of kappa, begins there."""
+    """A dot with an interval for each metric, on a scale from 0 to 1; it begins below 0 if an interval does."""
     width, height = WIDE - NAME_WIDTH - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
     least = min(0.0, *(float(each.value if each.low is None else each.low) for each in metrics))
 
@@ -66,7 +66,7 @@ def _draw_metrics(metrics: Sequence[Row]) -> Picture:
 
 
 def _draw_reliability(bins: Sequence[Row]) -> Picture:
-    """Share of right answers by confidence; on the diagonal the model is as right as it is sure."""
+    """Share of right answers by confidence; on the diagonal both are equal."""
     chart = Chart(1.0, 1.0, "confidence", "share right", width=NARROW)
     marks = []
     for each in bins:
@@ -87,7 +87,7 @@ def _draw_reliability(bins: Sequence[Row]) -> Picture:
 
 
 def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
-    """Expected labels from top to bottom, answered ones from left to right; darker is more of the expected."""
+    """Expected labels from top to bottom, answered ones from left to right; darker cells are larger shares of a row."""
     expected = sorted({each.expected for each in cells})
     totals = {label: sum(each.num_rows for each in cells if each.expected == label) for label in expected}
     marks = [
@@ -115,7 +115,7 @@ def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
             )
             marks += [box, element("text", count(each.num_rows), x=x + CELL_WIDTH / 2, y=y + 19, class_="name middle")]
     needed = LABEL_WIDTH + len(labels) * CELL_WIDTH + 8
-    width = NARROW if needed <= NARROW else max(needed, WIDE)  # as wide as its figure: else its letters would grow
+    width = NARROW if needed <= NARROW else max(needed, WIDE)  # of a figure's width, so that text is not scaled up
     return Picture(width, max(TOP + 20 + len(expected) * CELL_HEIGHT, HEIGHT / 3), Markup("").join(marks))
 
 

@@ -1,17 +1,17 @@
-"""Quantities as people read them. What is not known is a dash."""
+"""Formats quantities for people; unknown ones are a dash."""
 
 UNKNOWN = "\N{EM DASH}"
 
 
 def count(value: float | None) -> str:
-    """1,234,567; a mean that is no whole number keeps one decimal below 100."""
+    """A count such as 1,234,567; below 100, a mean that is no whole number keeps one decimal."""
     if value is None:
         return UNKNOWN
     return f"{value:,.1f}" if value < 100 and value != round(value) else f"{value:,.0f}"
 
 
 def short(value: float) -> str:
-    """1.5M, for the ticks of an axis."""
+    """A short number such as 1.5M, for the ticks of an axis."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if unit == 'k' else size):g}{unit}"
@@ -19,7 +19,7 @@ def short(value: float) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """412 ms, 12.3 s, 4 min 05 s, 3 h 12 min."""
+    """A duration such as 412 ms, 12.3 s, 4 min 05 s, or 3 h 12 min."""
     if value is None:
         return UNKNOWN
     if value < 1:
@@ -34,10 +34,10 @@ def seconds(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """0.719 as 71.9%."""
+    """A share such as 71.9% for 0.719."""
     return UNKNOWN if value is None else f"{value:.1%}"
 
 
 def between(first: int, last: int) -> str:
-    """7, or 7 to 12."""
+    """A range such as "7", or "7 to 12"."""
     return count(first) if first == last else f"{count(first)} to {count(last)}"

@@ -1,6 +1,6 @@
-"""A run step by step: tokens by kind, KV memory by owner, requests.
+"""Draws a run step by step: tokens by kind, KV memory by owner, requests.
 
-Engines that work side by side come one after the other: each has its own memory and its own chunk to fill.
+Engines that ran in parallel are drawn one after the other: each has its own memory and token budget.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,26 +18,26 @@ KINDS = (
     ("prefix", "prefix: shared once"),
     ("padding", "padding: computed and thrown away"),
 )
-"""Class of the marks, legend; from the bottom up. The last is there where prompts are padded."""
+"""CSS class and legend, from the bottom up; the last only if prompts are padded."""
 
 OWNERS = (
     ("prefix", "prefixes", "prefixes: shared, until their last request is answered"),
     ("kv", "requests", "requests: own parts and answers, set aside or written"),
     ("quiet", "cached", "cached: found again by chance, given up when others need it (sharing lru)"),
 )
-"""Class of the marks, name, legend; from the bottom up."""
+"""CSS class, name and legend, from the bottom up."""
 
 SCARCE_SHARE = 0.25
-"""Of the KV blocks: where a run never uses so many, its picture ends at what it uses."""
+"""If a run never uses this share of the KV blocks, its picture ends at the most blocks that it uses."""
 
 MOST_BOUNDARIES = 40
-"""More borders between partitions than this hide the picture."""
+"""Most borders between partitions that are drawn; more would hide the picture."""
 
 Edges = Sequence[tuple[float, float]]
 
 
 def draw_timeline(facts: RunFacts) -> dict[str, Picture]:
-    """The pictures, by the slug of their figure, of a run that had at least one step."""
+    """The pictures by the slug of their figure; the run must have at least one step."""
     clock = [(each.started_seconds, each.ended_seconds) for each in facts.bins]
     return {
         "tokens": _draw_tokens(facts),
@@ -77,7 +77,7 @@ def _draw_tokens(facts: RunFacts) -> Picture:
 
 
 def _draw_kv_memory(facts: RunFacts, edges: Edges) -> Picture:
-    """KV blocks held over time, by owner, against all there are."""
+    """KV blocks in use over time, by owner, and the number of all blocks."""
     bins, total = facts.bins, facts.totals.num_kv_blocks_total or 1
     peak = max(each.max_held_kv_blocks or each.max_kv_blocks for each in bins)
     is_scarce, peak_swapped = peak >= SCARCE_SHARE * total, facts.totals.peak_swapped_kv_blocks
@@ -104,7 +104,7 @@ def _draw_kv_memory(facts: RunFacts, edges: Edges) -> Picture:
 
 
 def _draw_requests(facts: RunFacts, edges: Edges) -> Picture:
-    """Requests that run and that wait, over time."""
+    """Running and waiting requests over time."""
     bins = facts.bins
     most = max(max(each.max_running_requests, each.max_waiting_requests) for each in bins)
     chart = Chart(bins[-1].ended_seconds, most, _x_label("seconds of model time", facts), "requests")
@@ -127,7 +127,7 @@ def _x_label(unit: str, facts: RunFacts) -> str:
 
 
 def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Markup]:
-    """Cool-downs shaded, borders between partitions and between engines."""
+    """Shaded cool-downs, and borders between partitions and between engines."""
     marks: list[Markup] = []
     borders: list[float] = []
     begin: float | None = None
@@ -153,7 +153,7 @@ def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Ma
 
 
 def _draw_targets(chart: Chart, facts: RunFacts, edges: Edges, tip: Callable[[Row], str]) -> list[Markup]:
-    """What the pointer meets over each bin, with the bin's steps, their time, and `tip`."""
+    """Tooltips over each bin with its steps, their time, and `tip`."""
     targets = []
     for each, (low, high) in zip(facts.bins, edges, strict=True):
         engine = f"engine {each.engine}, " if facts.totals.num_engines > 1 else ""
@@ -168,7 +168,7 @@ def _by_kind(each: Row) -> tuple[float, float, float, float]:
 
 
 def _by_owner(each: Row) -> tuple[int | None, int | None, int | None]:
-    """Blocks in the order of `OWNERS`; None where the run did not note them."""
+    """Blocks in the order of `OWNERS`; None if the run did not note them."""
     return each.prefix_kv_blocks_at_max, each.request_kv_blocks_at_max, each.cached_kv_blocks_at_max
 
 

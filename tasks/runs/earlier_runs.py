@@ -1,4 +1,4 @@
-"""What earlier runs of a database left on disk: manifests that are read again, work that is deleted."""
+"""Folders of earlier runs: reading their manifests, and deleting what killed processes left behind."""
 
 import json
 import re
@@ -19,7 +19,7 @@ RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
 
 
 def load_run(database: str | Path, folder: Path) -> Run:
-    """The run of a folder; `ArtifactError` where its manifest is missing or not one of ours."""
+    """The run of a folder; `ArtifactError` if its manifest is missing or not one of ours."""
     path = folder / "manifest.json"
     try:
         value = json.loads(path.read_bytes())
@@ -35,10 +35,10 @@ def load_run(database: str | Path, folder: Path) -> Run:
 
 
 def sweep_runs(database: str | Path) -> list[Run]:
-    """Delete what killed processes left undeleted; call it inside `hold_database`, else a run may be still alive.
+    """Delete files of runs whose process was killed; call it inside `hold_database`, so that no run is alive.
 
-    That is the folder of a run that had no manifest yet, and of a run that is in the database its work and what was
-    half written, such as its page.
+    These are folders of runs without a manifest, and of runs whose answers are in the database, work folders and
+    half-written files.
 
     Returns:
         the runs whose answers are not in the database yet, oldest first.

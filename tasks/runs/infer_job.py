@@ -1,4 +1,4 @@
-"""What a worker is told, the same for all partitions of a run; when it retries, gives up, or is asked to stop."""
+"""What workers are told of a run: the job, its failure policy, and the request to stop."""
 
 import time
 from collections import Counter
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2
 
 NUM_REASONS = 3
-"""Of the reasons for failed rows, how many a message names."""
+"""Most reasons for failed rows that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """The file ``stop`` of a run folder, or a deadline. Workers look for it after each step of the engine.
+    """A request to stop a run: the file ``stop`` in its folder, or a deadline. Workers check it after each step.
 
     Attributes:
         run_folder: that all workers see.
-        deadline: Unix time from which on the request is made; None for none.
+        deadline: Unix time at which the run stops by itself; None for none.
     """
 
     run_folder: str | Path
@@ -43,29 +43,29 @@ class StopRequest:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the deadline has passed or will in the next step of an engine; the run then ends as planned."""
+        """Whether the deadline has passed, or a worker has found that its next step would not end before it."""
         return self.deadline is not None and (time.time() >= self.deadline or Path(self.run_folder, "overdue").exists())
 
     def has_time(self, step_seconds: float) -> bool:
-        """Whether a step of this length may begin: none is asked to stop, and it would end before the deadline."""
+        """Whether a step of this length may begin: nobody asked to stop, and it would end before the deadline."""
         if self.deadline is not None and time.time() + step_seconds >= self.deadline:
             Path(self.run_folder, "overdue").touch(mode=0o600)
         return not self.is_made
 
     def wait(self, seconds: float) -> bool:
-        """Sleep so long, or until a request is made; returns whether one is."""
+        """Sleep for `seconds`, or until a request is made; returns whether one is made."""
         deadline = time.monotonic() + seconds
         while not self.is_made and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
         return self.is_made
 
     def make(self) -> None:
-        """Ask the workers to end; what they have finished stays."""
+        """Ask the workers to stop; finished answers stay."""
         Path(self.run_folder, "stop").touch(mode=0o600)
 
     @contextmanager
     def make_on_error(self) -> Iterator[None]:
-        """Ask the workers to end if the block does not come through."""
+        """Ask the workers to stop if the block raises."""
         try:
             yield
         except BaseException:
@@ -77,23 +77,22 @@ class StopRequest:
 class FailurePolicy:
     """When the run tries again, and when it gives up.
 
-    Rows that could not be tried, because the input is not usable, do not count as failed.
+    Rows with unusable input are not tried and do not count as failed.
     """
 
     retries: Annotated[
-        int,
-        Field(ge=0, description="how often a partition is tried again before it is split to find failing rows"),
+        int, Field(ge=0, description="retries of a failing partition before it is split to find the rows that fail")
     ] = 2
     retry_delay_seconds: Annotated[
-        float, Field(ge=0, description="seconds before the first retry; each further one waits twice as long")
+        float, Field(ge=0, description="seconds before the first retry; each further delay is twice as long")
     ] = 1.0
     max_error_rate: Annotated[
-        float, Field(ge=0, le=1, description="share of the tried rows above which failed rows fail the run")
+        float, Field(ge=0, le=1, description="the run fails if a larger share of the tried rows fails")
     ] = 0.5
-    error_rate_rows: Annotated[int, Field(ge=1, description="fewest tried rows for max_error_rate to count")] = 20
+    error_rate_rows: Annotated[int, Field(ge=1, description="fewest tried rows for which that share is checked")] = 20
 
     def check(self, reasons: Counter[str], num_rows: int) -> None:
-        """Raise `FailureRateError` where too many of `num_rows` failed; `reasons` holds each failed row's."""
+        """Raise `FailureRateError` if too many of `num_rows` failed; `reasons` counts the failed rows by reason."""
         num_failed = reasons.total()
         if num_rows < self.error_rate_rows or num_failed <= self.max_error_rate * num_rows:
             return
@@ -110,8 +109,8 @@ class Member:
     """One of several workloads whose rows are in one plan.
 
     Attributes:
-        run_folder: of its run, where its parts and step records go.
-        first_row_id: that its first row has in the plan; the next member's rows follow.
+        run_folder: of the workload's run, for its parts and step records.
+        first_row_id: row id of its first row in the plan; the next member's rows follow its own.
         expected_output_tokens: of an answer, see `AnswerLength`.
     """
 
@@ -126,15 +125,15 @@ class InferJob:
     """What all partitions of a run have in common.
 
     Attributes:
-        run_folder: where parts and step records go.
+        run_folder: for parts and step records.
         checkpoint: the model's folder.
-        model_digest: of its content; another content is loaded anew.
-        failures: what to do about rows that the model fails on.
+        model_digest: of the checkpoint's content; an engine with another digest is loaded anew.
+        failures: when to retry and when to give up.
         expected_output_tokens: of an answer, see `AnswerLength`.
-        exchange: None where workers see run folder, plan and checkpoint under the paths above.
+        exchange: None if workers see run folder, plan and checkpoint under the paths above.
         deadline: Unix time after which no step of the engine begins; None for none.
-        keeps_base: whether the night answers with other adapters of the same model as well, see `Engine.load`.
-        members: the workloads, where the plan holds rows of several; `workload` and `run_folder` are then the first's.
+        keeps_base: the night also uses other adapters of the same model, see `Engine.load`.
+        members: the workloads if the plan holds rows of several; `workload` and `run_folder` are then the first's.
     """
 
     run_folder: str
@@ -152,7 +151,7 @@ class InferJob:
 
     @property
     def title(self) -> str:
-        """In the log, and of what shows the progress."""
+        """The name of the run in the log and in front of its progress."""
         return " + ".join(member.workload.name for member in self.members) or self.workload.name
 
     @property

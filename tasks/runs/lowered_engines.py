@@ -1,4 +1,4 @@
-"""Engines of a run that had to be loaded with less memory than was asked for: each leaves a note in the run folder."""
+"""Notes in the run folder about engines that were loaded with less memory than was asked for."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ NOTED = ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")
 
 
 def note_lowered(run_folder: str | Path, engine: EngineConfig) -> None:
-    """Keep in the run folder what an engine was loaded with; once for all engines of the same settings."""
+    """Note the settings an engine was loaded with; engines with the same settings share a note."""
     value = {name: getattr(engine, name) for name in NOTED}
     path = Path(run_folder) / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
     if not path.exists():
@@ -22,11 +22,11 @@ def note_lowered(run_folder: str | Path, engine: EngineConfig) -> None:
 
 
 def list_lowered(run_folder: str | Path) -> list[dict[str, Any]]:
-    """What was noted, the engine with the most tokens in a step first."""
+    """The noted settings, those with the most tokens in a step first."""
     notes = [json.loads(path.read_bytes()) for path in (Path(run_folder) / "engines").glob("*.json")]
     return sorted(notes, key=_num_batched_tokens, reverse=True)
 
 
 def _num_batched_tokens(engine: Mapping[str, Any]) -> int:
-    """Notes of runs before the setting was renamed have it as chunk_tokens."""
+    """Notes of earlier versions call the setting chunk_tokens."""
     return int(engine.get("max_num_batched_tokens") or engine.get("chunk_tokens") or 0)

@@ -1,4 +1,4 @@
-"""A folder that several hosts reach, named by an fsspec URL: objects are put and got as a whole, nothing else."""
+"""An object store that several hosts reach, named by an fsspec URL; objects are put and got as a whole."""
 
 import hashlib
 import logging
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("batchloom")
 
 PATIENCE_SECONDS = 15.0
-"""How long a store may be away; packages of stores have a patience of their own besides."""
+"""How long calls are retried while the store is out of reach; fsspec's implementations may retry as well."""
 
 TRY_AGAIN_SECONDS = 0.5
-"""Before the second try; each further one waits twice as long."""
+"""Delay before the second try; each further delay is twice as long."""
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class DamagedObjectError(ArtifactError):
-    """An object is not what was put there, or not all of it yet."""
+    """An object is damaged, or not complete yet."""
 
 
 class MissingObjectError(ArtifactError):
@@ -35,10 +35,10 @@ class MissingObjectError(ArtifactError):
 
 
 class ObjectStore:
-    """Objects below a URL. Each begins with the sha256 of what follows, so that one that is half there is found out.
+    """Objects below a URL. Each begins with the sha256 of its content, which tells truncated objects.
 
-    So a store needs neither an atomic put nor a rename. Credentials come from where fsspec looks for them: the
-    environment and its configuration, never the URL.
+    So the store needs neither an atomic put nor a rename. Credentials come from the environment or fsspec's
+    configuration, never from the URL.
 
     Args:
         url: of the folder, as fsspec takes it: ``file:///shared/nights``, ``s3://bucket/nights``.
@@ -47,7 +47,7 @@ class ObjectStore:
     """
 
     def __init__(self, url: str) -> None:
-        import fsspec  # what a night on one host has no use for
+        import fsspec  # imported only when needed
 
         self.url = url.rstrip("/")
         self._store: AbstractFileSystem
@@ -55,7 +55,7 @@ class ObjectStore:
             self._store, self._root = fsspec.url_to_fs(self.url)
         except (ImportError, ValueError, TypeError) as error:
             raise ConfigError(f"exchange {url!r} cannot be used: {error}") from error
-        except Exception as error:  # one that connects at once, each with errors of its own
+        except Exception as error:  # implementations that connect at once raise errors of their own
             raise _unreachable(self.url, error) from error
 
     def put(self, name: str, content: bytes) -> None:
@@ -64,24 +64,25 @@ class ObjectStore:
         self._call(name, lambda path: self._store.pipe_file(path, framed))
 
     def get(self, name: str) -> bytes:
-        """What `put` was given.
+        """The content that `put` was given.
 
         Raises:
-            DamagedObjectError: it has another digest than it should.
+            DamagedObjectError: the content does not have its digest.
             ArtifactError: it is missing, or the store cannot be reached.
         """
         framed: bytes = self._call(name, self._store.cat_file)
         content = framed[DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != framed[:DIGEST_BYTES]:
-            raise DamagedObjectError(f"{self.url}/{name} has another sha256 than was put with it: changed or cut off")
+            what = "does not have the sha256 that was stored with it: it was changed or truncated"
+            raise DamagedObjectError(f"{self.url}/{name} {what}")
         return content
 
     def put_file(self, name: str, path: str | Path) -> None:
-        """Store a file as it is, however large; who gets it must know its digest."""
+        """Store a file of any size without a digest: the reader must know its digest."""
         self._call(name, lambda remote: self._store.put_file(str(path), remote))
 
     def get_file(self, name: str, path: str | Path) -> None:
-        """Fetch what `put_file` stored."""
+        """Fetch a file that `put_file` stored."""
         self._call(name, lambda remote: self._store.get_file(remote, str(path)))
 
     def has(self, name: str) -> bool:
@@ -90,7 +91,7 @@ class ObjectStore:
         return bool(self._call(name, self._store.exists))
 
     def list(self, folder: str) -> dict[str, str]:
-        """Names of the objects in a folder, without it, each with what changes when it does."""
+        """Names of the objects in a folder, without the folder, to a text that changes when the object does."""
         self._store.invalidate_cache()
         try:
             found = self._call(folder, lambda path: self._store.ls(path, detail=True))
@@ -100,7 +101,7 @@ class ObjectStore:
         return {name: repr(sorted(info.items())) for name, info in described.items()}
 
     def make_folders(self, names: Iterable[str]) -> None:
-        """Prepare folders for objects, where the store knows folders; on a file system for their owner alone (0700)."""
+        """Make folders, if the store has folders; on a file system they are readable by their owner alone (0700)."""
         for name in names:
             self._call(name, lambda path: self._store.makedirs(path, exist_ok=True))
         if self._store.protocol == ("file", "local"):
@@ -115,14 +116,14 @@ class ObjectStore:
             return
 
     def _call(self, name: str, call: Callable[[str], Result]) -> Result:
-        """Call a method of fsspec, again where the store is away for a moment."""
+        """Call a method of fsspec, and retry for `PATIENCE_SECONDS` if the store is out of reach."""
         delay_seconds, deadline = TRY_AGAIN_SECONDS, time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return call(f"{self._root}/{name}")
             except FileNotFoundError as error:
                 raise MissingObjectError(f"{self.url}/{name} is missing") from error
-            except Exception as error:  # each implementation has errors of its own
+            except Exception as error:  # each implementation raises errors of its own
                 if isinstance(error, PermissionError) or time.monotonic() + delay_seconds > deadline:
                     raise _unreachable(f"{self.url}/{name}", error) from error
                 LOGGER.warning("%s: trying again in %g s: %s", self.url, delay_seconds, _describe(error))
@@ -139,7 +140,7 @@ def _describe(error: Exception) -> str:
 
 
 def check_url(url: str) -> str:
-    """The URL; `ValueError`, which does not repeat it, where it is none or holds what should be a secret."""
+    """The URL; `ValueError`, which does not repeat it, if it is no URL or holds a password or a query."""
     protocol, separator, place = url.partition("://")
     if not (protocol and separator and place):
         raise ValueError("must be a URL such as s3://bucket/folder or file:///shared/folder")

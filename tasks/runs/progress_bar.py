@@ -1,4 +1,4 @@
-"""How far a run is, as a bar on a terminal."""
+"""The progress of a run as a bar on a terminal."""
 
 import math
 from collections.abc import Iterable
@@ -11,13 +11,11 @@ from tasks.runs.progress import Look, PlannedWork
 
 
 def draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
-    """Move the bar with each look.
+    """Draw a bar and move it with each look.
 
     Args:
-        looks: at a run, the last one when it has ended.
+        looks: the last one is made when the run has ended.
         title: in front of the bar.
-        work: that the run has to do.
-        console: a terminal.
     """
     columns = (  # within 80 characters for a million prompts
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""One workload of one night: its folder and its manifest, so that what is finished survives whatever ends the run."""
+"""A run, one workload of one night: its folder and manifest, from which another process can finish it."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ REQUESTS = "requests.parquet"
 
 
 def make_runs_folder(database: str | Path) -> Path:
-    """`runs_folder`, made where it is not there, readable by its owner alone; `ArtifactError` where that cannot be."""
+    """Make `runs_folder` if it is missing, readable by its owner alone; `ArtifactError` if that fails."""
     root = runs_folder(database)
     try:
         root.mkdir(mode=0o700, exist_ok=True)
@@ -38,7 +38,7 @@ def make_runs_folder(database: str | Path) -> Path:
 def protect_result_storage() -> None:
     """Make Prefect's local result storage private (0700).
 
-    A flow run that fails leaves its error there as a pickle, and who can write there can run code in its reader.
+    Prefect pickles errors of failed flow runs there; whoever could write there could run code in a process that reads.
     """
     storage = Path(PREFECT_LOCAL_STORAGE_PATH.value())
     storage.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,10 +47,10 @@ def protect_result_storage() -> None:
 
 @contextmanager
 def hold_database(database: str | Path) -> Iterator[None]:
-    """Be the only run of this database for the length of the block; the kernel lets go however the process ends.
+    """Lock the database against other runs during the block; the kernel releases the lock however the process ends.
 
     Raises:
-        DatabaseError: another run holds it; the message names its process id.
+        DatabaseError: another run holds the lock; the message names its process id.
     """
     path = make_runs_folder(database) / "lock"
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
@@ -66,17 +66,16 @@ def hold_database(database: str | Path) -> Iterator[None]:
 
 
 def needs_isolation(database: str | Path, workload: str) -> bool:
-    """Whether the workload's next run must have its engine in a process of its own.
+    """Whether the workload's next run needs crash isolation: an engine in a process of its own.
 
-    An earlier run ended while it tried rows, and no run has come through without such a death since. A row that ends
-    its process is found as other failing rows are where the engine has its own process; in the flow's own process it
-    would end each night at the same place.
+    That is so after a run died while it tried rows, until a run completes without such a death. A row that crashes an
+    engine's own process becomes an error row; in the flow's process it would crash every night.
     """
     return _isolation_mark(database, workload).exists()
 
 
 def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> None:
-    """Say whether the workload's next run needs crash isolation. See `needs_isolation`."""
+    """Note whether the workload's next run needs crash isolation. See `needs_isolation`."""
     if is_needed:
         _isolation_mark(database, workload).touch(mode=0o600)
     else:
@@ -89,14 +88,12 @@ def _isolation_mark(database: str | Path, workload: str) -> Path:
 
 @dataclass(eq=False)
 class Run:
-    """What is on disk of a run. It suffices to end the run from another process.
+    """The state of a run, kept in its folder so that another process can end the run.
 
     Attributes:
-        database: whose rows it answers.
         folder: absolute path: ``<database>.runs/<run_id>``, readable by its owner alone (0700).
-        record: what the table ``runs`` says of it.
         artifacts: name ("requests", "tokens", "plan") to reference.
-        is_written: its answers are in the database.
+        is_written: the answers are in the database.
     """
 
     database: str | Path
@@ -110,9 +107,9 @@ class Run:
         """A new run with its folder.
 
         Args:
-            root: where the folder is made; None is `runs_folder`.
+            root: the folder in which the run's folder is made; None for `runs_folder`.
         Raises:
-            ArtifactError: the run id is no plain name, the folder exists, or it cannot be made.
+            ArtifactError: the run id is no plain name, or the folder exists or cannot be made.
         """
         run_id = record.run_id
         if not run_id or not set(run_id) <= RUN_ID_CHARACTERS or run_id.startswith("."):
@@ -129,7 +126,7 @@ class Run:
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Keep the wall time of the block in the record under the stage's name, however the block ends."""
+        """Note the wall time of the block as the stage's seconds, however the block ends."""
         started = time.perf_counter()
         try:
             yield
@@ -137,7 +134,7 @@ class Run:
             self.note(seconds={**self.record.seconds, stage: time.perf_counter() - started})
 
     def note(self, artifacts: Mapping[str, ArtifactRef] | None = None, **changes: Any) -> None:
-        """Keep references, and change fields of the record; durable when this returns, else `ArtifactError`."""
+        """Add artifacts and change fields of the record; durable when this returns, else `ArtifactError`."""
         self.record = replace(self.record, **changes)
         self.artifacts |= artifacts or {}
         self._save()
@@ -146,16 +143,16 @@ class Run:
         """Note how the run ended, before its answers are written."""
         config = dict(self.record.config)
         if any(Path(self.folder).glob("engines/*.json")):
-            from tasks.runs.lowered_engines import list_lowered  # few runs lack memory
+            from tasks.runs.lowered_engines import list_lowered  # imported only when needed
 
             config["engines_with_less_memory"] = list_lowered(self.folder)
         self.note(status=status, error=error, config=config)
 
     def finish(self) -> None:
-        """Note that the answers are in the database, and delete what only the run itself needed.
+        """Note that the answers are in the database, and delete the files that only the run itself needed.
 
-        Kept: the manifest and ``steps/`` (a few kilobytes a step, for reports). Deleted: requests, tokens, plan and
-        parts, which hold the prompts' text and are in the database or can be rebuilt.
+        The manifest and ``steps/`` stay, for reports. Requests, tokens, plan and parts are deleted: they hold the
+        prompts' text, and are in the database or can be rebuilt.
         """
         self.artifacts = {name: ref for name, ref in self.artifacts.items() if name == "plan"}
         self.is_written = True
@@ -163,16 +160,16 @@ class Run:
         drop_work(Path(self.folder))
 
     def discard(self) -> None:
-        """Delete all that there is of the run."""
+        """Delete all files of the run."""
         _drop_exchange(Path(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def list_parts(self) -> list[ArtifactRef]:
-        """References of the whole parts, by name; damaged and half-written ones count as absent."""
+        """References of the complete parts, sorted by name; damaged and half-written ones are skipped."""
         return list_whole(sorted(Path(self.folder).glob("parts/part-*.parquet")))
 
     def list_steps(self) -> list[ArtifactRef]:
-        """References of the whole step records, by name."""
+        """References of the complete files of step records, sorted by name."""
         return list_whole(sorted(Path(self.folder).glob("steps/part-*.parquet")))
 
     def _save(self) -> None:
@@ -186,7 +183,7 @@ class Run:
 
 
 def drop_work(folder: Path) -> None:
-    """Delete what only a run itself needed. The requests go last: while they are there, `sweep_runs` looks again."""
+    """Delete the files that only a run itself needed. Requests go last: `sweep_runs` sees that it was interrupted."""
     _drop_exchange(folder)
     for path in folder.rglob("*.tmp"):
         path.unlink(missing_ok=True)
@@ -198,7 +195,7 @@ def drop_work(folder: Path) -> None:
 
 
 def _drop_exchange(folder: Path) -> None:
-    """Delete the run's copy in a store, if it has one."""
+    """Delete the run's copy in an object store, if it has one."""
     if (folder / "exchange").exists():
         from tasks.runs.run_exchange import drop_exchange
 

@@ -1,7 +1,7 @@
-"""A run's copy in an object store, for workers that do not see its folder.
+"""A run's copy in an object store, for workers that do not see the run's folder.
 
-The run puts its plan there and takes what workers finish into its folder (`RunExchange`). A worker has a private folder
-with what it needs of the run (`run_at_hand`); what changes there goes to the store.
+The run puts its plan there and copies finished files into its folder (`RunExchange`). A worker has a private folder
+with the files it needs (`local_job`), and uploads those that it changes.
 """
 
 import logging
@@ -27,33 +27,33 @@ LOGGER = logging.getLogger("batchloom")
 PLAN = "plan.parquet"
 STOP = "stop"
 STATE_FOLDERS = ("steps", "parts", "attempts")
-"""What says how far a partition is. Steps come first: where a part is, its steps are, too."""
+"""Folders with the state of a partition. Steps are copied first, so that no part is there without its steps."""
 
 FOLDERS = (*STATE_FOLDERS, "engines", "progress")
-"""Of a run folder, what workers write."""
+"""Folders of a run in which workers write."""
 
 LOOKS_PER_TAKE = 15
-"""The run looks for a stop request each time, and into the store this seldom."""
+"""The run checks for a stop request in each look, and copies new files in one of this many."""
 
 WORKER_LOOK_SECONDS = 2.0
 """Between two looks of a worker for a stop request in the store."""
 
 LOOKS_PER_SHOW = 3
-"""Looks of a worker between two reports of its progress."""
+"""A worker checks for a stop request in each look, and uploads its progress in one of this many."""
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Upload = Callable[[Path], None]
-"""Told of each file that has changed and must outlive this process."""
+"""Called with each changed file that must outlive this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """How workers that do not see the run's folder come by their work, and hand it in.
+    """Where workers that do not see the run's folder get their work and put their results.
 
     Attributes:
-        url: of the run's folder in the store that all hosts reach, see `ObjectStore`.
-        model: as the user named it; each host finds its own copy by it.
+        url: of the run's folder in the store, see `ObjectStore`.
+        model: as the user named it; each host resolves it to its own copy.
     """
 
     url: str
@@ -64,9 +64,9 @@ class Exchange:
         """The exchange of a run.
 
         Args:
-            url: that the user gave; the run has a folder below it.
-            run_folder: gives that folder its name.
-            model: as the user named it; a local model gets its absolute path.
+            url: that the user gave; the run's folder is made below it.
+            run_folder: its name becomes the name of that folder.
+            model: as the user named it; a local path is made absolute.
         """
         path = Path(model).expanduser()
         model = str(path.absolute()) if path.exists() else model
@@ -74,7 +74,7 @@ class Exchange:
 
 
 class RunExchange:
-    """The run's end. The folder's file ``exchange`` names the copy in the store, for a process that recovers the run.
+    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `recover_exchange`.
 
     Args:
         url: of the copy.
@@ -88,14 +88,14 @@ class RunExchange:
         self._seen: dict[str, str] = {}
 
     def offer(self, plan: ArtifactRef) -> None:
-        """Put what all workers need; `ArtifactError` where the store does not take it."""
+        """Upload what all workers need; `ArtifactError` if that fails."""
         with replace_file(self._folder / "exchange") as file:
             file.write(self._store.url.encode())
         self._store.make_folders(FOLDERS)
         self._store.put_file(PLAN, plan.path)
 
     def take(self, folders: Sequence[str] = FOLDERS) -> None:
-        """Bring what is new in the store into the run folder; skip truncated objects until they are whole.
+        """Copy new and changed objects into the run folder; truncated objects are skipped until they are complete.
 
         Raises:
             ArtifactError: the store cannot be reached, or the run folder cannot be written.
@@ -109,10 +109,10 @@ class RunExchange:
                         self._seen[path] = version
 
     def find(self, parts: Sequence[ArtifactRef]) -> list[ArtifactRef]:
-        """The run folder's own copies of parts that workers made.
+        """The copies, in the run folder, of parts that workers made.
 
         Raises:
-            ArtifactError: one is not in the store, or not as it was made; the message says which.
+            ArtifactError: a part is missing in the store, or damaged; the message says which.
         """
         found = [replace(part, path=str(self._folder / "parts" / Path(part.path).name)) for part in parts]
         for part in found:
@@ -125,7 +125,7 @@ class RunExchange:
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Pass on a stop request, and `take` now and then, for the length of the block and once at its end."""
+        """Pass on stop requests and `take` now and then during the block, and `take` once at its end."""
         stop, has_told = StopRequest(self._folder), False
 
         def look(num_looks: int) -> None:
@@ -140,36 +140,36 @@ class RunExchange:
             with _repeating(look, LOOK_SECONDS, self._store.url):
                 yield
         except BaseException:
-            with _warn_only(self._store.url):
+            with _errors_as_warnings(self._store.url):
                 self.take()
             raise
         self.take()
 
     def drop(self) -> None:
-        """Delete the copy; `ArtifactError` where that cannot be."""
+        """Delete the copy in the store; `ArtifactError` if that fails."""
         self._store.delete()
         (self._folder / "exchange").unlink(missing_ok=True)
 
 
 def recover_exchange(folder: str | Path) -> None:
-    """Take what workers finished for a run that died; where the store is away, what it holds is answered again."""
-    _with_noted(folder, lambda exchange: exchange.take(STATE_FOLDERS))
+    """Copy what workers finished for a run that died; if the store is out of reach, those rows are answered again."""
+    _call_exchange(folder, lambda exchange: exchange.take(STATE_FOLDERS))
 
 
 def drop_exchange(folder: str | Path) -> None:
-    """Delete a run's copy in a store, if it has one. Where the store is away the copy stays, and is named."""
-    _with_noted(folder, RunExchange.drop)
+    """Delete a run's copy in a store, if it has one; if the store is out of reach, a warning names the copy."""
+    _call_exchange(folder, RunExchange.drop)
 
 
 @contextmanager
-def run_at_hand(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]]:
-    """The job as this process can do it, and what it must tell of its files.
+def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]]:
+    """The job with paths of this host, and a function to call with each changed file.
 
-    Where the run's folder is out of reach, the job's folder is a copy, with what other workers did of the partition.
+    With an exchange, the job's folder is this process's private one, with the state of the partition so far.
 
     Raises:
         ArtifactError: the store cannot be reached, or what it holds is missing or damaged.
-        ModelError: the model is not on this host, or is another one here.
+        ModelError: the model is not on this host, or differs from the run's.
         ConfigError: as `ObjectStore`.
     """
     if job.exchange is None:
@@ -183,12 +183,12 @@ def run_at_hand(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Uploa
     _fetch_partition(store, folder, partition)
     checkpoint = _find_checkpoint(job.exchange, job.model_digest)
     here = replace(job, run_folder=str(folder), plan=replace(job.plan, path=str(plan)), checkpoint=checkpoint)
-    with _in_touch(store, folder):
+    with _relaying(store, folder):
         yield here, lambda path: _upload(store, path, folder)
 
 
 def _fetch_partition(store: ObjectStore, folder: Path, partition: int) -> None:
-    """Replace what the folder holds of another partition by the store's state of this one; skip truncated objects."""
+    """Replace the state of another partition in the folder by that of this one; skip truncated objects."""
     for name in (*STATE_FOLDERS, "progress"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(mode=0o700)
@@ -203,14 +203,14 @@ def _fetch_partition(store: ObjectStore, folder: Path, partition: int) -> None:
 def _find_checkpoint(exchange: Exchange, model_digest: str) -> str:
     checkpoint = resolve_checkpoint(exchange.model)
     if checkpoint_digest(checkpoint) != model_digest:
-        raise ModelError(f"model {exchange.model!r} is another one on {platform.node()} than where the run began")
+        raise ModelError(f"model {exchange.model!r} on {platform.node()} differs from the one where the run began")
     return str(checkpoint)
 
 
 @contextmanager
-def _in_touch(store: ObjectStore, folder: Path) -> Iterator[None]:
-    """For the length of the block a stop request in the store is one here, and progress is shown there; in the end a
-    stop request made here is one there."""
+def _relaying(store: ObjectStore, folder: Path) -> Iterator[None]:
+    """During the block, pass on stop requests from the store and upload progress; at its end, put a stop request that
+    was made here into the store."""
     stop, is_told = StopRequest(folder), threading.Event()
 
     def show() -> None:
@@ -246,22 +246,22 @@ def _fetch(store: ObjectStore, path: str, folder: Path) -> None:
         file.write(content)
 
 
-def _with_noted(folder: str | Path, act: Callable[[RunExchange], None]) -> None:
-    """Call with the exchange that the run folder names, if any; what goes wrong is a warning."""
+def _call_exchange(folder: str | Path, act: Callable[[RunExchange], None]) -> None:
+    """Call `act` with the exchange that the run folder names, if any; its errors become warnings."""
     try:
         url = (Path(folder) / "exchange").read_text()
     except OSError:
         return
     if url:
-        with _warn_only(url):
+        with _errors_as_warnings(url):
             act(RunExchange(folder, url))
 
 
 @contextmanager
 def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterator[None]:
-    """Call `look` with 0, 1, ... every so many seconds in a thread of its own, for the length of the block.
+    """Call `look` with 1, 2, ... every `seconds` in a thread of its own during the block.
 
-    An error of the store is a warning: if it lasts, the main thread meets it.
+    Errors of the store become warnings: if they last, the main thread raises them.
     """
     has_ended = threading.Event()
 
@@ -269,7 +269,7 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
         num_looks = 0
         while not has_ended.wait(seconds):
             num_looks += 1
-            with _warn_only(url):
+            with _errors_as_warnings(url):
                 look(num_looks)
 
     thread = threading.Thread(target=repeat, daemon=True)
@@ -282,7 +282,7 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
 
 
 @contextmanager
-def _warn_only(url: str) -> Iterator[None]:
+def _errors_as_warnings(url: str) -> Iterator[None]:
     try:
         yield
     except BatchloomError as error:

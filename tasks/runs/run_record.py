@@ -1,4 +1,4 @@
-"""What is known of a run: its record, from its start, and its summary, once it is written."""
+"""The record of a run, kept from its start, and its summary, made when its answers are written."""
 
 import logging
 import re
@@ -18,19 +18,19 @@ from tasks.workloads.workload import Workload
 LOGGER = logging.getLogger("batchloom")
 
 PACKAGES = ("batchloom", "torch", "transformers", "duckdb", "pyarrow", "prefect")
-"""Whose versions a run's record names."""
+"""Packages whose versions a run's record holds."""
 
 RunStatus = Literal["running", "completed", "interrupted", "failed", "deadline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What the table ``runs`` says of a run, apart from the counts that SQL takes from the rows.
+    """The columns of the table ``runs`` that do not come from the rows.
 
     Attributes:
-        run_id: one per flow run and workload.
+        run_id: one for each workload of a flow run.
         workload: its name.
-        workload_source: what `load_workload` takes.
+        workload_source: the argument of `load_workload`.
         workload_digest: of prompt, decoding and labels.
         model: as the user named it.
         model_digest: of the checkpoint.
@@ -40,8 +40,8 @@ class RunRecord:
         num_already_done: rows that an earlier run had answered.
         seconds: stage (read, tokenize, plan, infer) to wall seconds; the write measures itself.
         token_saving_ratio: of the plan, Eq. 2 of BatchLLM, 0 to 1; None before there is a plan.
-        best_token_saving_ratio: the best that any sharing could reach.
-        shared_with: workload that was planned together with this one, to the prompt tokens that both have in common.
+        best_token_saving_ratio: the best that any sharing of prefixes could reach.
+        shared_with: workloads that were planned together with this one, to the prompt tokens shared with each.
         config: settings of engine and flow, JSON values.
         versions: package to version.
     """
@@ -81,16 +81,16 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a run did.
+    """The counts of a run.
 
     Attributes:
-        num_rows: rows that had no answer when it began; of these ok, errors and unanswered are parts.
-        num_unanswered: neither answered nor an error: the run was interrupted; a later run takes them up.
+        num_rows: rows without an answer when the run began: the sum of num_ok, num_errors and num_unanswered.
+        num_unanswered: rows without answer or error; a later run answers them.
         num_already_done: rows that earlier runs had answered.
-        num_prompt_tokens: of the rows that went through the model; so for cached and output tokens.
-        num_cached_tokens: prompt tokens that were not computed, because another row had them computed.
-        best_token_saving_ratio: of the prompt tokens, what no sharing could exceed; None where none were planned alone.
-        infer_seconds: of wall time, loading the model included.
+        num_prompt_tokens: of rows that went through the model, as are cached and output tokens.
+        num_cached_tokens: prompt tokens that were not computed again, because another row shares them.
+        best_token_saving_ratio: the best that any sharing could reach; None if planned together with other workloads.
+        infer_seconds: wall time, loading the model included.
     """
 
     run_id: str
@@ -109,7 +109,7 @@ class RunSummary:
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """The summary as a line of the log."""
         if self.num_rows == 0:
             return f"{self.workload}: nothing new to do; {self.num_already_done:,} rows were answered before"
         parts = [f"{self.num_ok:,} rows answered", f"{self.num_errors:,} failed"]
@@ -127,17 +127,17 @@ class RunSummary:
 
 
 def new_run_id(workload: str) -> str:
-    """A run id that sorts by start, names its workload, and is never given twice."""
+    """A unique run id that sorts by start and names the workload."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{workload}-{token_hex(3)}"
 
 
 def artifact_key(kind: str, name: str) -> str:
-    """A key as Prefect takes it: lower case letters, digits and hyphens."""
+    """A key for a Prefect artifact: lower case letters, digits and hyphens."""
     return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'workload'}"
 
 
 def show_summaries(summaries: Sequence[RunSummary]) -> None:
-    """A table artifact of the night: a row a workload."""
+    """Show the night in Prefect as a table with a row for each workload."""
     rows = [
         {
             "workload": summary.workload,

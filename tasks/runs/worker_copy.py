@@ -1,4 +1,4 @@
-"""The private folder of a worker process, in which it has what it needs of a run whose own folder is out of reach."""
+"""The private folder of a worker process that cannot reach the run's own folder."""
 
 import atexit
 import fcntl
@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "batchloom-run-"
-"""Of the folders' names, in the folder for temporary files."""
+"""Prefix of the folders' names, in the folder for temporary files."""
 
 
 class WorkerCopy:
-    """The private folder of this process: it serves a run at a time, and goes with the process, however that ends."""
+    """The private folder of this process, for one run at a time; it is deleted with the process, however that ends."""
 
     def __init__(self) -> None:
         self._in_use = threading.Lock()
@@ -23,7 +23,7 @@ class WorkerCopy:
         self._lock = -1
 
     def open(self, url: str) -> Path:
-        """A folder for this run, readable by its owner alone (0700): the same one until another run comes."""
+        """The folder for this run, readable by its owner alone (0700); a folder for another run is deleted."""
         if self._folder is None or self._url != url:
             self.remove()
             _sweep_copies()
@@ -34,7 +34,7 @@ class WorkerCopy:
         return self._folder
 
     def remove(self) -> None:
-        with self._in_use:  # two threads may see that the process is to end
+        with self._in_use:  # two threads may call this when the process ends
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os.close(self._lock)
@@ -46,7 +46,7 @@ atexit.register(PROCESS_COPY.remove)
 
 
 def _sweep_copies() -> None:
-    """Delete the folders of processes that were killed: the kernel has let go of their locks."""
+    """Delete the folders of killed processes, whose locks the kernel has released."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError), open(folder / "lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Files between tasks: Parquet, whole or absent, named by a reference with a digest, built once for equal content."""
+"""Parquet files that tasks pass on by reference: each is complete or absent, has a digest, and may be cached."""
 
 import hashlib
 import json
@@ -21,11 +21,9 @@ from tasks.database.messages import describe_write_error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactRef:
-    """What travels between tasks instead of a table.
+    """The reference of a Parquet file, which tasks pass on instead of a table.
 
     Attributes:
-        path: of the Parquet file.
-        num_rows: in it.
         digest: sha256 of the file's bytes, hexadecimal.
     """
 
@@ -36,13 +34,13 @@ class ArtifactRef:
 
 @contextmanager
 def replace_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file that appears under `path` only when the block ends well: whole or absent, also after a power loss.
+    """Open a file for writing that replaces `path` when the block ends without an exception, safe against power loss.
 
-    Written under a temporary name beside `path` (mode 0600), fsynced, renamed, and the folder fsynced. An exception in
-    the block removes the temporary file and leaves what was at `path` before.
+    It is written under a temporary name beside `path` (mode 0600), fsynced and renamed, and the folder is fsynced. An
+    exception in the block deletes the temporary file and leaves `path` as it was.
 
     Raises:
-        ArtifactError: the file cannot be written; the message says how much is free where the disk is full.
+        ArtifactError: the file cannot be written; if the disk is full, the message says how much is free.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
@@ -66,14 +64,12 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
-    """Write batches, one in memory at a time, and return the reference; no batch gives an empty file.
+    """Write batches to a file and return its reference; without a batch the file has no rows.
 
     Args:
-        path: file that is replaced when all batches are written.
-        schema: of every batch.
-        batches: consumed one at a time.
+        batches: of this schema; consumed one at a time.
     Raises:
-        ArtifactError: the folder cannot be written, or a batch has another schema.
+        ArtifactError: the folder cannot be written, or a batch does not have this schema.
     """
     num_rows = 0
     try:
@@ -87,10 +83,10 @@ def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.Reco
 
 
 def open_parquet(ref: ArtifactRef) -> pq.ParquetFile:
-    """Open an artifact for reading, after checking that it is the file its reference means.
+    """Open an artifact for reading; use it as a context manager, or close it.
 
-    Use it as a context manager, or close it. Raises `ArtifactError` where the file is missing, damaged, or has another
-    digest or row count than `ref`.
+    Raises:
+        ArtifactError: the file is missing, damaged, or has another digest or row count than `ref`.
     """
     digest = _digest(ref.path)
     if digest != ref.digest:
@@ -104,14 +100,14 @@ def open_parquet(ref: ArtifactRef) -> pq.ParquetFile:
 
 
 def describe_parquet(path: str | Path) -> ArtifactRef:
-    """The reference of a file found on disk; `ArtifactError` where it is missing or not a whole Parquet file."""
+    """The reference of a file on disk; `ArtifactError` if it is missing or not a complete Parquet file."""
     with _open(path) as file:
         num_rows = file.metadata.num_rows
     return ArtifactRef(path=str(path), num_rows=num_rows, digest=_digest(path))
 
 
 def list_whole(paths: Iterable[Path]) -> list[ArtifactRef]:
-    """References of the files that are there and whole; damaged and missing ones are left out."""
+    """References of the complete files among `paths`; damaged and missing ones are skipped."""
     refs = []
     for path in paths:
         with suppress(ArtifactError):
@@ -121,7 +117,7 @@ def list_whole(paths: Iterable[Path]) -> list[ArtifactRef]:
 
 def _open(path: str | Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, pre_buffer=False)  # else what was read stays in memory until the file is closed
+        return pq.ParquetFile(path, pre_buffer=False)  # buffers would stay in memory until the file is closed
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} is missing") from error
     except (pa.ArrowException, OSError) as error:
@@ -139,7 +135,7 @@ def _digest(path: str | Path) -> str:
 
 
 KEEP_DAYS = 7
-"""An artifact that no run has used for so long is deleted."""
+"""Artifacts in the cache that no run has used for this long are deleted."""
 
 
 def build_once(
@@ -149,16 +145,15 @@ def build_once(
     code: Sequence[str],
     build: Callable[[Path], ArtifactRef],
 ) -> ArtifactRef:
-    """The artifact that `content` and `code` decide: the whole file that an earlier run has left, else built now.
+    """The artifact for `content` from the database's cache; built and cached if it is not there.
 
-    The file's name holds the hash of content and code, and the beginning of the file's own digest, by which a damaged
-    file is found. A damaged file is deleted and built again.
+    A file's name is made of `kind`, a hash of content and code, and the start of the file's own digest. The digest
+    tells damaged files, which are deleted and built again.
 
     Args:
-        kind: what it is, the beginning of its name.
         content: JSON values: digests and settings.
-        code: names of the modules whose source decides what is in it, so that another version builds it anew.
-        build: writes the file it is given. Raises what `build` raises.
+        code: modules whose source decides the file's content; a change of one makes the cached file stale.
+        build: writes the file at the path it is given. Raises what `build` raises.
     """
     folder = runs_folder(database) / "cache"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,13 +161,10 @@ def build_once(
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, sources]).encode()).hexdigest()[:32]}"
     for path in folder.glob(f"{stem}-*.parquet"):
-        try:
-            found = describe_parquet(path)
-        except ArtifactError:
-            found = None
-        if found is not None and path.name == _name(stem, found):
-            path.touch()
-            return found
+        for found in list_whole([path]):
+            if path.name == _name(stem, found):
+                path.touch()
+                return found
         path.unlink(missing_ok=True)
     built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     path = Path(built.path).rename(folder / _name(stem, built))
@@ -180,7 +172,7 @@ def build_once(
 
 
 def prune_cache(database: str | Path) -> None:
-    """Delete the artifacts that no run has used for `KEEP_DAYS`, and what killed processes had begun to write."""
+    """Delete cached artifacts that no run has used for `KEEP_DAYS`, and temporary files of killed processes as old."""
     folder = runs_folder(database) / "cache"
     for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
         if time.time() - path.stat().st_mtime > KEEP_DAYS * 86400:
@@ -188,7 +180,7 @@ def prune_cache(database: str | Path) -> None:
 
 
 def runs_folder(database: str | Path) -> Path:
-    """Where the runs of a database lie: beside the file, links followed, so that one file has one folder."""
+    """The folder of a database's runs, beside the file; links are followed, so that one file has one folder."""
     path = Path(database).resolve()
     return path.with_name(path.name + ".runs")
 

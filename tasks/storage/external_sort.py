@@ -1,6 +1,6 @@
-"""Streams of record batches that are larger than memory, sorted by DuckDB.
+"""Sorts streams of record batches that are larger than memory, by DuckDB.
 
-DuckDB spills narrow rows to disk and runs out of memory where rows are wide. So long values wait in a `SpillFile`.
+DuckDB spills narrow rows to disk, but runs out of memory if rows are wide. So long values wait in a `SpillFile`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +19,14 @@ from tasks.database.messages import explain
 from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.spill_file import SpillFile
 
+MEMORY_LIMIT = "512MB"
+"""DuckDB's memory limit while it sorts."""
+
 SHORT_BYTES = 128
-"""A longer value waits in the spill file."""
+"""Longer values wait in the spill file."""
 
 MOST_LONG_BYTES = 16 << 20
-"""Of the long values of a sorted batch."""
+"""Most bytes of long values in a sorted batch."""
 
 
 def sort_on_disk(
@@ -31,13 +34,12 @@ def sort_on_disk(
     batches: Iterator[pa.RecordBatch],
     by: str,
     folder: str | Path,
-    memory_limit: str,
     hash_columns: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
-    """See `sort_batches`; `begun` are the batches before the others, and is emptied.
+    """See `sort_batches`. `begun` holds the first batches; it is emptied.
 
-    Long values lie in a `SpillFile`, the rest in files of DuckDB, which it deletes at the end; files that killed
-    processes left there when it next needs some.
+    Long values are in a `SpillFile`, the others in DuckDB's temporary files. DuckDB deletes those at the end, and those
+    of killed processes when it next writes some.
     """
     failures: list[BaseException] = []
     with SpillFile(folder) as spill, duckdb.connect(":memory:", config={"threads": 1}) as connection:
@@ -49,7 +51,7 @@ def sort_on_disk(
         try:
             connection.execute(statement("settings/set_arrow_buffers"))
             connection.execute(statement("settings/set_progress_bar"))
-            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
+            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": MEMORY_LIMIT})
             connection.execute(statement("settings/set_temp_directory"), {"folder": str(folder)})
             connection.register("arriving", pa.RecordBatchReader.from_batches(schema, arriving))
             ordered = connection.sql(fill_identifiers(statement("storage/sort_rows"), by=by)).to_arrow_reader(
@@ -66,8 +68,7 @@ def limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_by
     """The same rows, in batches of at most `most_bytes` of spilled values, or of one row.
 
     Args:
-        sizes: columns with the bytes of a row's spilled values; null for none.
-        most_bytes: of all these columns together.
+        sizes: columns with the number of bytes of a row's spilled value; null for none.
     """
     for batch in batches:
         num_bytes = np.zeros(batch.num_rows, np.int64)
@@ -83,7 +84,7 @@ def limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_by
 
 
 def _count_rows(batches: Iterable[pa.RecordBatch], failures: list[BaseException]) -> Iterator[pa.RecordBatch]:
-    """The batches with a column arrival. Keeps what they raise: DuckDB passes on the message alone."""
+    """The batches with a column ``arrival``. Errors go to `failures`, because DuckDB passes on only their message."""
     num_rows = 0
     try:
         for batch in batches:
@@ -95,10 +96,10 @@ def _count_rows(batches: Iterable[pa.RecordBatch], failures: list[BaseException]
 
 
 class _NarrowRows:
-    """Makes rows narrow, and wide again in any order.
+    """Converts rows to narrow ones, and back in any order.
 
-    A narrow row holds its short texts, bytes and lists of numbers as bytes; of a long one it holds place and size in
-    the spill file. The column `keep` stays as it is.
+    A narrow row holds short texts, bytes and lists of numbers as bytes, and for long ones the place and size in the
+    spill file. The column `keep` stays as it is.
     """
 
     def __init__(self, schema: pa.Schema, keep: str, spill: SpillFile, hash_columns: Mapping[str, str]) -> None:
@@ -138,7 +139,7 @@ class _NarrowRows:
 
 
 def _as_bytes(values: pa.Array) -> pa.LargeBinaryArray:
-    """Texts or bytes, or lists of numbers without a null, as bytes; without a copy of the values."""
+    """Texts, bytes, or lists of numbers without nulls, as bytes; the values are not copied."""
     if not pa.types.is_list(values.type):
         return values.cast(pa.large_binary())
     numbers, num_bytes = values.values, values.type.value_type.byte_width
@@ -147,7 +148,7 @@ def _as_bytes(values: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _from_bytes(values: pa.LargeBinaryArray, kind: pa.DataType) -> pa.Array:
-    """The inverse of `_as_bytes`; `values` begin at the beginning of their buffers."""
+    """The inverse of `_as_bytes`; the data of `values` must start at offset 0 of its buffer."""
     if not pa.types.is_list(kind):
         return values
     num_bytes = kind.value_type.byte_width

@@ -1,4 +1,4 @@
-"""plan.parquet: a `Plan` as rows of a file and back, whole, by partition, or in samples; and its summary."""
+"""Reads and writes plan.parquet: the rows of a `Plan`, whole or by partition, and its summary."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,9 +28,9 @@ PLAN_SCHEMA = pa.schema(
         pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
     ]
 )
-"""The columns of `Plan`, one row a row without error, by partition, group, member, row. token_ids are those that the
-rows before do not have: of a group's first row the whole prompt, of another member's first row what follows the prefix,
-else none. num_common_tokens refers to the group before in the file. The schema's metadata holds the `PlanSummary`."""
+"""The columns of `Plan`, one row for each row without error, sorted by partition, group, member, row. token_ids holds
+what earlier rows do not: the whole prompt in a group's first row, the suffix in the first row of each other member,
+nothing else. num_common_tokens refers to the group before in the file. The metadata holds the `PlanSummary`."""
 
 BATCH_ROWS = 4096
 BATCH_TOKENS = 1_000_000
@@ -43,10 +43,10 @@ class PlanSummary:
     """A plan in numbers.
 
     Attributes:
-        num_rows: planned; rows with an error are not.
-        num_partitions: numbered from 0, by priority, none empty.
-        partition_costs: predicted, of each partition; see `engine.planning.plan_partitions`.
-        dispatch_order: partitions in the order in which workers should take them so that all finish together.
+        num_rows: planned rows; rows with an error are not planned.
+        num_partitions: partitions, numbered from 0 by priority, none empty.
+        partition_costs: predicted cost of each partition; see `engine.planning.plan_partitions`.
+        dispatch_order: partitions in the order in which workers take them, so that all workers finish together.
         sharing: prompt tokens without and with the plan's prefixes.
     """
 
@@ -67,12 +67,12 @@ class PlanSummary:
 
 
 def schema_with(summary: PlanSummary) -> pa.Schema:
-    """`PLAN_SCHEMA` for a file that has this summary."""
+    """`PLAN_SCHEMA` with the summary in its metadata."""
     return PLAN_SCHEMA.with_metadata({_SUMMARY_KEY: json.dumps(asdict(summary))})
 
 
 def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
-    """The numbers of a plan; `ArtifactError` where the file is not what its reference says."""
+    """The summary of a plan; `ArtifactError` where the file is not what its reference says."""
     with open_parquet(plan) as file:
         values = json.loads(file.schema_arrow.metadata[_SUMMARY_KEY])
     lists = {name: tuple(values[name]) for name in ("partition_costs", "dispatch_order")}
@@ -80,7 +80,7 @@ def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
 
 
 def plan_batches(plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Rows of `PLAN_SCHEMA`, some thousand at a time; `read_rows` is the inverse."""
+    """The plan as batches of `PLAN_SCHEMA`; `read_rows` is the inverse."""
     skipped = np.where(plan.is_member_start, plan.num_prefix_tokens, plan.num_prompt_tokens)
     skipped[plan.group_starts] = 0
     own = [prompt[start:] for prompt, start in zip(plan.prompts, skipped.tolist(), strict=True)]
@@ -90,10 +90,10 @@ def plan_batches(plan: Plan) -> Iterator[pa.RecordBatch]:
 
 
 def read_rows(rows: pa.Table) -> Plan:
-    """Whole groups of `PLAN_SCHEMA`, in its order, with their prompts put together again; identical ones are one array.
+    """The plan of complete groups in the order of `PLAN_SCHEMA`. Prompts are whole again; equal ones share an array.
 
     Raises:
-        ArtifactError: the rows do not fit each other; the message names the first such row.
+        ArtifactError: the rows contradict each other; the message names the first such row.
     """
     plan = Plan(prompts=[], **{name: rows.column(name).to_numpy() for name in COLUMNS})
     first = first_of_member = 0
@@ -124,13 +124,13 @@ def read_rows(rows: pa.Table) -> Plan:
 
 
 def token_arrays(lists: pa.ListArray) -> list[npt.NDArray[np.int32]]:
-    """Each row's values, without a copy."""
+    """The values of each row, without a copy."""
     values, offsets = lists.values.to_numpy(), lists.offsets.to_pylist()
     return [values[start:end] for start, end in pairwise(offsets)]
 
 
 def list_tokens(prompts: Sequence[npt.NDArray[np.int32]]) -> pa.ListArray:
-    """One row a prompt; `token_arrays` is its inverse."""
+    """A list column with one prompt in each row; `token_arrays` is the inverse."""
     offsets = np.cumsum([0, *map(len, prompts)])
     values = np.concatenate([np.empty(0, np.int32), *prompts])
     return pa.ListArray.from_arrays(
@@ -139,7 +139,7 @@ def list_tokens(prompts: Sequence[npt.NDArray[np.int32]]) -> pa.ListArray:
 
 
 def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[int, int]]:
-    """Of batches of at most `BATCH_ROWS` rows and about `BATCH_TOKENS` tokens."""
+    """First row and end of each batch, of at most `BATCH_ROWS` rows and about `BATCH_TOKENS` tokens."""
     start = num_tokens = 0
     for row, prompt in enumerate(prompts):
         num_tokens += len(prompt)
@@ -151,7 +151,7 @@ def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[in
 
 
 def read_partition(plan: ArtifactRef, partition: int) -> Plan:
-    """A partition's rows, of which the plan's file holds the row groups together.
+    """The rows of one partition, which has row groups of its own.
 
     Raises:
         ArtifactError: the plan is not what its reference says, or has no such partition.
@@ -165,8 +165,7 @@ def read_partition(plan: ArtifactRef, partition: int) -> Plan:
 
 
 def verify_once(plan: ArtifactRef) -> tuple[pq.FileMetaData, npt.NDArray[np.int64]]:
-    """The file's metadata and the partition of each row group. The file's digest is checked the first time, and again
-    when the file has changed."""
+    """The file's metadata and the partition of each row group; the digest is checked again only if the file changed."""
     try:
         found = Path(plan.path).stat()
     except OSError as error:

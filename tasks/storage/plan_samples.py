@@ -1,4 +1,4 @@
-"""Of plan.parquet what others read than those who answer it: all rows, a sample of them, how many there are."""
+"""Reads plan.parquet for other uses than inference: all rows, a sample of the rows, the number of rows."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ from tasks.storage.plan_file import read_partition, read_rows, verify_once
 
 
 def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:
-    """So many rows of a plan, or all where it has fewer, evenly spread over its partitions, each a plan of one row."""
+    """`num_rows` rows of a plan (all if it has fewer), evenly spread over its partitions, each as a plan of one row."""
     verify_once(plan)
     partitions = pq.read_table(plan.path, columns=["partition"]).column("partition").to_numpy()
     chosen = np.unique(np.linspace(0, len(partitions) - 1, num_rows, dtype=np.int64))
@@ -23,7 +23,7 @@ def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:
 
 
 def count_partition_rows(plan: ArtifactRef) -> npt.NDArray[np.int64]:
-    """Rows of each partition, by its number."""
+    """The number of rows of each partition."""
     with open_parquet(plan) as file:
         return np.bincount(file.read(columns=["partition"]).column("partition").to_numpy())
 

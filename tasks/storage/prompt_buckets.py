@@ -1,4 +1,4 @@
-"""Prompts that do not fit in memory, cut into ranges of their order that do."""
+"""Cuts prompts that do not fit in memory into buckets that do: consecutive ranges of the sorted prompts."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -16,24 +16,24 @@ from tasks.storage.prompt_order import read_prompts
 
 
 def read_buckets(tokens: pq.ParquetFile, folder: str | Path, bucket_tokens: int) -> Iterator[pa.RecordBatch]:
-    """The rows of `read_prompts`, each batch a range of the prompts' order; equal prompts may fill several batches.
+    """The rows of `read_prompts` bucket by bucket, buckets in order; copies of one prompt may fill several batches.
 
     Args:
         tokens: read twice.
-        folder: of the temporary files.
-        bucket_tokens: of a range, on average.
+        folder: for temporary files.
+        bucket_tokens: tokens of a bucket, on average.
     """
     bounds = _choose_bounds(tokens, bucket_tokens)
     rows = sort_batches(_number_buckets(tokens, bounds), "bucket", folder)
     for bucket, pieces in groupby(cut_by(rows, "bucket"), key=_bucket_of):
-        if bucket % 2:  # copies of one bound, in the order of the file
+        if bucket % 2:  # odd buckets hold copies of one boundary prompt, in the order of the file
             yield from pieces
         else:
             yield pa.concat_batches(pieces)
 
 
 def _choose_bounds(tokens: pq.ParquetFile, bucket_tokens: int) -> list[bytes]:
-    """Prompts in order: one of about `bucket_tokens` tokens, the same whenever the prompts are the same."""
+    """Sorted boundary prompts, drawn at random, one for about `bucket_tokens` tokens; equal files give equal bounds."""
     rng = np.random.default_rng(0)
     bounds: set[bytes] = set()
     for batch in read_prompts(tokens):
@@ -44,7 +44,7 @@ def _choose_bounds(tokens: pq.ParquetFile, bucket_tokens: int) -> list[bytes]:
 
 
 def _number_buckets(tokens: pq.ParquetFile, bounds: list[bytes]) -> Iterator[pa.RecordBatch]:
-    """The prompts with a column bucket: twice the number of bounds below, and one more where it is a bound itself."""
+    """The prompts with a column ``bucket``: 2 n for prompts above n bounds, plus 1 for a prompt equal to a bound."""
     for batch in read_prompts(tokens):
         keys = [prompt.tobytes() for prompt in token_arrays(batch.column("token_ids"))]
         buckets = [bisect_left(bounds, key) + bisect_right(bounds, key) for key in keys]

@@ -1,4 +1,4 @@
-"""The prompts of a file in the order of their tokens."""
+"""The prompts of tokens.parquet, sorted by their token ids."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,17 +14,17 @@ from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.plan_file import token_arrays
 
 BUCKET_TOKENS = 1_000_000
-"""Of prompts that are sorted in memory; where a file has more, of a bucket of them on average."""
+"""Files with more tokens are cut into buckets of this size on average, and each bucket is sorted in memory."""
 
 
 def sort_prompts(
     tokens: pq.ParquetFile, folder: str | Path, *, bucket_tokens: int = BUCKET_TOKENS
 ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
-    """Row id, priority and prompt of all rows without error; of equal prompts in the order of the file.
+    """Row id, priority and prompt of all rows without error, sorted by prompt, stable.
 
     Args:
-        tokens: of `TOKENS_SCHEMA`; a large one is read twice.
-        folder: where that lies which does not fit in memory.
+        tokens: of `TOKENS_SCHEMA`; a large file is read twice.
+        folder: for temporary files.
         bucket_tokens: see `BUCKET_TOKENS`.
     Raises:
         ArtifactError: the folder cannot be written.
@@ -32,7 +32,7 @@ def sort_prompts(
     column, groups = tokens.schema_arrow.get_field_index("token_ids"), range(tokens.metadata.num_row_groups)
     num_tokens = sum(tokens.metadata.row_group(group).column(column).num_values for group in groups)
     if num_tokens > bucket_tokens:
-        from tasks.storage.prompt_buckets import read_buckets  # a small table is sorted at once
+        from tasks.storage.prompt_buckets import read_buckets  # imported only when needed
 
         buckets = read_buckets(tokens, folder, bucket_tokens)
     else:

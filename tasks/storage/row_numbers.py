@@ -1,4 +1,4 @@
-"""Rows of several files as those of one: numbered on from file to file."""
+"""Numbers the rows of several files consecutively, as those of one file."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -12,17 +12,17 @@ from tasks.storage.batches import BATCH_ROWS
 
 
 def find_first_row_ids(files: Sequence[ArtifactRef]) -> list[int]:
-    """The number that row 0 of each file has among those of all; row ids of a file may have gaps."""
+    """The number that row 0 of each file gets; a file's row ids may have gaps."""
     last_ids = [pc.max(pq.read_table(ref.path, columns=["row_id"]).column("row_id")).as_py() for ref in files[:-1]]
     return [0, *accumulate(0 if last is None else last + 1 for last in last_ids)]
 
 
 def renumber(files: Sequence[ArtifactRef], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of all files.
+    """The rows of all files, numbered consecutively.
 
     Args:
-        files: sorted by row_id.
-        schema: of each, with row_id as its first column.
+        files: each sorted by row_id.
+        schema: of each file, with row_id as its first column.
     Raises:
         ArtifactError: a file is not what its reference says.
     """

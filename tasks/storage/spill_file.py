@@ -1,6 +1,6 @@
-"""Values of any length that do not fit in memory, in a file without a name.
+"""An unnamed file for values of any length that do not fit in memory.
 
-The file lies on the file system of a folder, nobody else can open it, and it is gone with the process however it ends.
+The file is on the file system of a given folder. No other process can open it, and it vanishes with this process.
 """
 
 import os
@@ -15,15 +15,14 @@ import pyarrow.compute as pc
 from tasks.storage.batches import needing_room
 
 KNOWN_TEXTS = 1 << 20
-"""Texts whose place `SpillFile.put_once` remembers, about 250 bytes each; beyond it all are forgotten, and a text that
-comes again is stored again."""
+"""Most texts whose place `SpillFile.put_once` remembers, about 250 bytes each. Beyond it all places are forgotten, and
+texts that come again are stored again."""
 
 
 class SpillFile:
-    """Values found by place and size, in any order.
+    """Stores values, and reads them by place and size in any order. Use it as a context manager.
 
-    A context manager. Raises `ArtifactError`, which names the folder, where the folder cannot be written or the disk is
-    full.
+    Raises `ArtifactError`, which names the folder, if the folder cannot be written or the disk is full.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -40,7 +39,7 @@ class SpillFile:
         self._file.close()
 
     def put(self, values: pa.LargeBinaryArray | pa.LargeStringArray) -> pa.Int64Array:
-        """Append values; returns the place of each, null where the value is null."""
+        """Append values; returns the place of each, null for null."""
         _, offsets, data = values.buffers()
         bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
         with needing_room(self._folder):
@@ -53,10 +52,10 @@ class SpillFile:
     def put_once(
         self, texts: pa.LargeBinaryArray | pa.LargeStringArray, hashes: list[str | None]
     ) -> tuple[pa.Int64Array, pa.Int64Array]:
-        """Append the texts that are not in the file yet; returns place and bytes of each, null where the text is null.
+        """Append the texts that are not in the file yet; returns place and number of bytes of each, null for null.
 
         Args:
-            hashes: one a text; texts of one hash are the same. None for a text that is not to be stored.
+            hashes: of each text; equal hashes mean equal texts. None for a text that is not stored.
         """
         if len(self._known) > KNOWN_TEXTS:
             self._known.clear()
@@ -75,9 +74,10 @@ class SpillFile:
         return pa.array(places, pa.int64()), sizes
 
     def get(self, places: pa.Int64Array, sizes: pa.Int64Array) -> pa.LargeBinaryArray:
-        """The values at these places, null where the place is null; a value that several rows share is read once."""
+        """The values at these places, null for null; a value that several rows share is read once."""
         num_bytes = sizes.fill_null(0).to_numpy()
-        starts = np.where(num_bytes > 0, places.fill_null(0).to_numpy(), -1)  # an empty value shares its place
+        # An empty value has the same place as the value stored after it, so it gets a place of its own, -1.
+        starts = np.where(num_bytes > 0, places.fill_null(0).to_numpy(), -1)
         stored_at, first_rows, rows = np.unique(starts, return_index=True, return_inverse=True)
         offsets = np.zeros(len(stored_at) + 1, np.int64)
         np.cumsum(num_bytes[first_rows], out=offsets[1:])
@@ -89,5 +89,5 @@ class SpillFile:
         return values.take(pa.array(rows, pa.int64(), mask=places.is_null().to_numpy(zero_copy_only=False)))
 
     def _read(self, target: memoryview, place: int) -> None:
-        while len(target):  # one call of the system reads 2 GiB at most
+        while len(target):  # one system call reads at most 2 GiB
             target = target[os.preadv(self._file.fileno(), [target], place) :]

@@ -1,4 +1,4 @@
-"""The engines that work side by side in a run: how many, on which devices, and which partitions each comes to take."""
+"""The engines that run in parallel: how many, on which devices, and when each partition ends."""
 
 import heapq
 import os
@@ -11,19 +11,19 @@ from engine.device.placement import usable_threads
 from engine.errors import ConfigError
 
 ALL_GPUS = ("auto", "cuda")
-"""Settings of the device that name none in particular."""
+"""Settings of `device` that mean all GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTeam:
-    """How many engines there are.
+    """The engines of a run.
 
     Attributes:
-        num_engines: in all.
-        num_on_host: of these, on each host; on a CPU they divide it.
-        engine: the settings of each.
-        environments: of each engine's process on this host, variables that say which device it sees; empty where
-            another one decides.
+        num_engines: of all hosts.
+        num_on_host: engines of each host; on a CPU they share it.
+        engine: the settings of each engine.
+        environments: for each engine's process on this host, environment variables that choose its device; empty if
+            the device is chosen elsewhere.
     """
 
     num_engines: int = 1
@@ -33,20 +33,20 @@ class EngineTeam:
 
 
 def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
-    """The engines of this host: one for each visible GPU, or so many; on a CPU they divide its threads and KV memory.
+    """The engines of this host; on a CPU they share its threads and KV memory.
 
-    An engine of tensor_parallel_size n takes n GPUs that follow each other.
+    An engine of tensor_parallel_size n takes n consecutive GPUs.
 
     Args:
-        workers: "auto" is one for each GPU, and one where the device is a CPU or names one GPU, or where one engine is
-            spread over several.
+        workers: the number of engines. "auto" is one for each visible GPU; or one engine if the device is a CPU or
+            names a GPU, or if one engine uses several GPUs.
         engine: the settings as the user gave them, for all engines together.
     Raises:
         ConfigError: more workers than GPUs.
     """
     size = engine.tensor_parallel_size
     gpus = _visible_gpus(size) if engine.device in ALL_GPUS and workers != 1 else []
-    is_spread = engine.disaggregation == "processes"  # one engine computes its prompts on the next GPU
+    is_spread = engine.disaggregation == "processes"  # the engine prefills on a second GPU
     num_workers = workers if workers != "auto" else 1 if is_spread else max(1, len(gpus))
     if num_workers == 1:
         return EngineTeam(engine=engine)
@@ -62,12 +62,12 @@ def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> Eng
 
 
 def hand_out(order: Iterable[int], partition_seconds: Sequence[float], num_engines: int) -> dict[int, float]:
-    """Seconds until each partition is done, where the engine that is free first takes the next. See `flows.workers`.
+    """Seconds until each partition is done, if the engine that is free first takes the next. See `flows.workers`.
 
     Args:
-        order: in which partitions are handed out.
-        partition_seconds: that each takes, by its number.
-        num_engines: that work side by side.
+        order: in which partitions are taken.
+        partition_seconds: of each partition, by its number.
+        num_engines: engines that run in parallel.
     """
     free_at, ends = [0.0] * num_engines, {}
     for partition in order:
@@ -77,7 +77,7 @@ def hand_out(order: Iterable[int], partition_seconds: Sequence[float], num_engin
 
 
 def _divide(engine: EngineConfig, num_workers: int) -> EngineConfig:
-    import torch  # seconds, and a night with nothing new has no use for it
+    import torch  # seconds to import; a night without new rows does not need it
 
     num_threads = max(1, (usable_threads(engine.num_threads) or torch.get_num_threads()) // num_workers)
     kv_bytes, swap_bytes = engine.kv_memory_bytes, engine.swap_memory_bytes
@@ -91,7 +91,7 @@ def _divide(engine: EngineConfig, num_workers: int) -> EngineConfig:
 
 
 def _visible_gpus(num_together: int) -> list[dict[str, str]]:
-    """For each GPU that this process sees, or so many together, the variable that makes them the only ones."""
+    """For each visible GPU, or each `num_together` consecutive ones, the environment variable that selects them."""
     import torch
 
     names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if torch.version.hip else ("CUDA_VISIBLE_DEVICES",)

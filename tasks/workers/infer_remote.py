@@ -1,4 +1,4 @@
-"""`tasks.infer.infer` by an engine of another process: of this host's pool, or on Ray."""
+"""Variants of the task `infer` in another process: of this host's pool, or on a Ray cluster."""
 
 import os
 from dataclasses import replace
@@ -9,34 +9,28 @@ from prefect.cache_policies import NO_CACHE
 from tasks.partitions.attempt import infer_partition
 from tasks.partitions.partition_work import AttemptLog
 from tasks.runs.infer_job import InferJob
-from tasks.runs.run_exchange import run_at_hand
+from tasks.runs.run_exchange import local_job
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.worker_pool import WorkerPool, begin_partition
 
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
 def infer_in_pool(partition: int, job: InferJob, pool: WorkerPool) -> list[ArtifactRef] | None:
-    """As `infer`, by a process of the pool; raises what `WorkerPool.answer` raises.
-
-    Args:
-        partition: its number in the plan.
-        job: what all partitions of the run have in common.
-        pool: whose next free process computes.
-    """
+    """See `WorkerPool.answer`."""
     with job.stop.make_on_error():
         return pool.answer(partition, job)
 
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
 def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
-    """As `infer`, by a worker of a Ray cluster, on the GPU that it was given, if any.
+    """As `infer`, by a worker of a Ray cluster, on the GPU that Ray assigned to it, if any.
 
-    Ray runs it again where its worker has died. Raises what `infer` raises, and `WorkerError` where one worker after
-    the other dies before it tries a row.
+    Ray runs the task again if its worker dies. Raises what `infer` raises, and `WorkerError` if several workers in a
+    row die before they try a row.
     """
     import ray
 
-    with run_at_hand(partition, job) as (here, upload_file), here.stop.make_on_error():
+    with local_job(partition, job) as (here, upload_file), here.stop.make_on_error():
         begin_partition(AttemptLog(here.run_folder, partition, upload_file))
         gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         if gpu_ids:
@@ -46,12 +40,12 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
 
 
 def name_device(gpu_id: str, visible: str | None) -> str:
-    """A GPU as torch names it, by its place among those that the process sees.
+    """The torch name of a GPU, which is its index among the GPUs that the process sees.
 
-    A worker sees all GPUs of its host, since Ray may give it another one for the next partition, and a process cannot
-    change what it sees once it has used a GPU.
+    A worker sees all GPUs of its host: Ray may assign another one for the next partition, and a process cannot change
+    what it sees once it has used a GPU.
 
     Args:
-        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+        visible: CUDA_VISIBLE_DEVICES; None if it is not set.
     """
     return f"cuda:{gpu_id if visible is None else [one.strip() for one in visible.split(',')].index(gpu_id)}"

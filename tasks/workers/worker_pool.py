@@ -1,4 +1,4 @@
-"""The processes of one host that answer partitions, each with an engine of its own."""
+"""A pool of processes of this host that answer partitions, each with an engine of its own."""
 
 import logging
 import subprocess
@@ -15,17 +15,17 @@ from tasks.storage.artifact import ArtifactRef
 LOGGER = logging.getLogger("batchloom")
 
 CLOSE_SECONDS = 5.0
-"""How long an idle process has to end by itself."""
+"""How long an idle process may take to end by itself."""
 
 MOST_STARTS = 4
-"""How many processes in a row may take a partition and end before they try a row of it."""
+"""Most processes in a row that may die with a partition before they try a row of it."""
 
 
 def begin_partition(attempts: AttemptLog) -> None:
     """Count a process that takes the partition.
 
     Raises:
-        WorkerError: too many in a row have come no further: it is hardly for the rows.
+        WorkerError: too many processes in a row died before they tried a row, so the rows are not the cause.
         ArtifactError: the count cannot be written.
     """
     if attempts.note_start() > MOST_STARTS:
@@ -36,10 +36,10 @@ def begin_partition(attempts: AttemptLog) -> None:
 
 
 class WorkerPool:
-    """As many processes as environments, started when they are first needed and kept until `close`.
+    """A process for each environment, started when it is first needed and kept until `close`.
 
     Args:
-        environments: of each process, variables besides ours: which device it sees.
+        environments: for each process, environment variables to add to ours, such as the device it sees.
     """
 
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
@@ -49,12 +49,12 @@ class WorkerPool:
             self._free.put(_Worker({**environment, WORKER_VARIABLE: str(number)}))
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
-        """As `tasks.infer.infer`, in a process that is free; waits for one.
+        """As `tasks.infer.infer`, in the next free process.
 
-        A process that ends meanwhile is replaced, and the new one goes on with the partition: its attempts are noted in
-        the run folder, so that rows which end each process that tries them are found like others that fail.
+        A process that dies is replaced, and the new one continues with the partition. Attempts are noted in the run
+        folder, so that rows which crash the process are found like other failing rows.
 
-        Raises what `infer` raises, and `WorkerError` where one process after the other ends before it tries a row.
+        Raises what `infer` raises, and `WorkerError` if several processes in a row die before they try a row.
         """
         worker = self._free.get()
         try:
@@ -66,7 +66,7 @@ class WorkerPool:
                     worker.close()
                     if job.stop.is_made:
                         return None
-                    if job.exchange is not None:  # which attempts there were says whether to hand it out again
+                    if job.exchange is not None:  # `begin_partition` needs the attempts that the process noted
                         from tasks.runs.run_exchange import RunExchange
 
                         RunExchange(job.run_folder, job.exchange.url).take(("attempts",))
@@ -75,20 +75,20 @@ class WorkerPool:
             self._free.put(worker)
 
     def close(self) -> None:
-        """End the processes; none may have a partition any more."""
+        """End the processes; call it when all are free."""
         for _ in range(self._num_workers):
             self._free.get().close()
 
 
 class _WorkerDiedError(Exception):
-    """The process ended while it had a partition; the message says how."""
+    """The process died while it had a partition; the message says how."""
 
 
 class _Worker:
-    """One process of `tasks.workers.worker_process` at a time; its model stays loaded between partitions.
+    """A process of `tasks.workers.worker_process`, replaced if it dies; its model stays loaded between partitions.
 
     Args:
-        environment: variables that it has besides ours.
+        environment: variables to add to ours.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -97,10 +97,10 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
-        """As `tasks.infer.infer`, and raises what that raises, there; the process's log becomes ours.
+        """As `tasks.infer.infer`, in the process; its log lines and its errors become ours.
 
         Raises:
-            _WorkerDiedError: the process ended. What it had made durable stays.
+            _WorkerDiedError: the process died; files that it has written stay.
         """
         if self._line is None or self._process is None:
             line, self._process = start_child("tasks.workers.worker_process", environment=self._environment)
@@ -118,7 +118,7 @@ class _Worker:
         return parts
 
     def close(self) -> None:
-        """End the process, if there is one, at once where it does not end by itself."""
+        """End the process, if there is one; kill it if it does not end by itself."""
         if self._line is not None and self._process is not None:
             self._line.close()
             try:
@@ -133,5 +133,5 @@ def _describe_end(process: "subprocess.Popen[bytes]") -> str:
     try:
         code = process.wait(CLOSE_SECONDS)
     except subprocess.TimeoutExpired:
-        return "does not listen any more"
+        return "does not answer any more"
     return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,6 +1,6 @@
-"""A process that answers partitions for its parent, which hands them out: one engine, on a device of its own.
+"""A process that answers partitions for its parent, with one engine.
 
-It ends with its parent, in the middle of a step, too: whatever is worth keeping is on disk.
+It ends when its parent ends, even in the middle of a step: finished answers are on disk.
 """
 
 import logging
@@ -12,14 +12,14 @@ from multiprocessing.connection import Connection
 from engine.child_process import end_with_parent
 from engine.errors import WorkerError
 from tasks.partitions.attempt import infer_partition
-from tasks.runs.run_exchange import run_at_hand
+from tasks.runs.run_exchange import local_job
 from tasks.runs.worker_copy import PROCESS_COPY
 
 LOGGER = logging.getLogger("batchloom")
 
 
 class LineHandler(logging.Handler):
-    """Sends log lines to the parent, which knows where they are to be shown."""
+    """Sends log lines to the parent, which shows them."""
 
     def __init__(self, line: Connection) -> None:
         super().__init__()
@@ -30,14 +30,14 @@ class LineHandler(logging.Handler):
 
 
 def serve(line: Connection) -> None:
-    """Answer the partitions that come, one after the other, until the line is closed."""
+    """Answer partitions one after the other, until the parent closes the line."""
     while True:
         try:
             partition, job = line.recv()
         except (EOFError, ConnectionError):
             return
         try:
-            with run_at_hand(partition, job) as (here, upload_file):
+            with local_job(partition, job) as (here, upload_file):
                 parts = infer_partition(partition, here, upload_file)
             line.send(("parts", parts))
         except Exception as error:
@@ -45,7 +45,7 @@ def serve(line: Connection) -> None:
 
 
 def _send_error(line: Connection, error: Exception) -> None:
-    error.add_note(traceback.format_exc())  # which does not travel otherwise
+    error.add_note(traceback.format_exc())  # pickling drops the traceback
     try:
         line.send(("error", error))
     except ConnectionError:
@@ -55,8 +55,8 @@ def _send_error(line: Connection, error: Exception) -> None:
 
 
 def main() -> None:
-    """Serves the process that has started this one; the argument is the file descriptor of the line."""
-    # A service manager tells all processes of a job to end. The parent makes a stop request of it.
+    """Serve the parent process; the argument is the file descriptor of the line to it."""
+    # A service manager sends SIGTERM to all processes of a job. The parent turns it into a stop request.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = Connection(int(sys.argv[1]))
     end_with_parent(line.fileno(), PROCESS_COPY.remove)

@@ -1,4 +1,4 @@
-"""What is wrong with a workload's file, in a line, and where in the file that is."""
+"""Describes an error in a workload's file as one line, with the number of the file's line."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ _VALUE = re.compile(rf"\s*{_KEYS}\s*=(.*)")
 
 
 def describe_fault(error: ValueError, values: Mapping[str, Any], text: str) -> str:
-    """What to tell of an error that reading a file raised, with the line that it is about.
+    """The message for an error, with the number of the line that it is about.
 
     Args:
-        values: of the file.
-        text: of the file.
+        error: that reading the file raised.
+        values, text: of the file.
     """
     if isinstance(error, pydantic.ValidationError):
         fault = error.errors()[0]
@@ -42,10 +42,10 @@ def describe_fault(error: ValueError, values: Mapping[str, Any], text: str) -> s
 
 
 def find_line(text: str, steps: Sequence[str]) -> int | None:
-    """The number of the line, from 1 on, where a key of a TOML file stands; else where the table is that it belongs to.
+    """The number, from 1 on, of the line with a key of a TOML file; if the key is missing, of its table's line.
 
     Args:
-        text: a file that can be read as TOML.
+        text: valid TOML.
         steps: the tables and the key in them, outermost first.
     """
     table: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def _split_keys(keys: str) -> tuple[str, ...]:
 
 
 def _find_keys(message: str, steps: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """The keys below a table that a message names: at its beginning, as in ``[columns]: total: ...``, or in quotes."""
+    """The keys that a message names below a table: at its beginning, as in ``[columns]: total: ...``, or in quotes."""
     inner: Any = values
     for step in steps:
         inner = inner.get(step) if isinstance(inner, Mapping) else None
@@ -85,7 +85,7 @@ def _find_keys(message: str, steps: Sequence[str], values: Mapping[str, Any]) ->
 
 
 def _describe(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
-    """A fault in a line: table, key, what was expected, what was found."""
+    """One line with table, key, what was expected, and what was found."""
     kind, context = fault["type"], fault.get("ctx", {})
     steps = [str(step) for step in fault["loc"] if isinstance(step, str)]
     if kind == "value_error" and isinstance(fault["input"], dict):  # a whole table is wrong

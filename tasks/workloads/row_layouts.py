@@ -1,4 +1,4 @@
-"""Rows whose prompt has its parts in another order than their workload's template."""
+"""Rows whose prompts have their parts in another order than the workload's template."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowLayouts:
-    """Which orders rows may have, and which rows have one; a row that is named nowhere has the workload's template.
+    """The orders that rows may have, and the rows that have one; all other rows have the workload's own order.
 
     Attributes:
-        templates: by the orders of the parts, as in "2,0,1".
-        template_digest: of the template as its file has it; names what is kept for it.
+        templates: order of the parts, as in "2,0,1", to the template in this order.
+        template_digest: of the template as written in its file; the key of what the database holds for it.
         has_kept: whether the database holds orders of earlier nights.
-        chosen: rows for which this night has chosen: columns ``key_0``, ... and ``part_order``, null for that of the
-            workload; they go before those of the database. None for no rows.
+        chosen: orders that this night has chosen: columns ``key_0``, ... and ``part_order``, null for the workload's
+            order. They override those of the database. None for no rows.
     """
 
     templates: Mapping[str, str]
@@ -31,16 +31,16 @@ class RowLayouts:
     chosen: pa.Table | None = None
 
     def prepare(self, connection: duckdb.DuckDBPyConnection, workload: "Workload") -> None:
-        """Fill the temporary table that the statement ``read/row_layouts`` has made."""
+        """Fill the temporary table that the statement ``read/row_layouts`` makes."""
         ways = [
             replace(workload, prompt=replace(workload.prompt, template=template), row_layouts=None)
             for template in self.templates.values()
         ]
-        own = _list_fields(workload)
+        own = workload.hashed_fields
         parameters = {
             "orders": list(self.templates),
             "digests": [way.row_digest for way in ways],
-            "places": [[own.index(name) + 1 for name in _list_fields(way)] for way in ways],
+            "places": [[own.index(name) + 1 for name in way.hashed_fields] for way in ways],
         }
         if self.has_kept:
             key = {"workload": workload.name, "template_digest": self.template_digest}
@@ -50,8 +50,3 @@ class RowLayouts:
             connection.execute(statement("read/drop_chosen_layouts"))
             connection.execute(statement("read/take_chosen_layouts"), parameters)
             connection.unregister("batchloom_chosen_rows")
-
-
-def _list_fields(workload: "Workload") -> list[str]:
-    """In the order in which content keys hold them."""
-    return [name for name in workload.columns if name in workload.prompt.fields]

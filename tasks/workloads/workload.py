@@ -1,4 +1,4 @@
-"""A workload is data: which rows, which prompt, how to answer, where to. Read from TOML, checked once, then frozen."""
+"""A workload, read from TOML and checked once: the rows, the prompt, the kind of answer, and the output table."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ _PLAIN = re.compile("[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def _read_requests_sql(name: str, info: ValidationInfo) -> str:
-    if info.context is None:  # a copy of a workload, which has the text already
+    if info.context is None:  # a copy of a workload already holds the text
         return name
     refuse_if(Path(name).name != name, f"must be a plain file name, got {name!r}")
     places = [Path(str(folder)) / name for folder in (info.context, Path(__file__).parents[2] / "sql" / "requests")]
@@ -38,7 +38,7 @@ def _read_requests_sql(name: str, info: ValidationInfo) -> str:
 
 
 def _find_adapter(given: object, info: ValidationInfo) -> object:
-    if isinstance(given, Adapter | None):  # a copy of a workload, or a file without one
+    if isinstance(given, Adapter | None):  # a copy of a workload, or a file without an adapter
         return given
     refuse_if(not isinstance(given, str) or not given, f"must be the path of a folder, got {given!r}")
     try:
@@ -52,10 +52,10 @@ class Prompt:
     """How a row becomes a prompt.
 
     Attributes:
-        template: text with ``{field}`` for columns of the requests; ``{{`` and ``}}`` are braces.
-        system: message of the chat template; empty for none, unused if chat is false.
-        chat: wrap it in the model's own chat template, else use it as plain text.
-        may_be_empty: fields whose NULL or blank value is no error but an empty string.
+        template: text with ``{field}`` for columns of the query; ``{{`` and ``}}`` are braces.
+        system: system message; empty for none, unused if chat is false.
+        chat: put the prompt into the model's chat template; else it is plain text.
+        may_be_empty: fields whose NULL or blank value is an empty string instead of an error.
         layout: "auto" lets nights choose the order of the template's labelled parts; see `tasks.layouts`.
     """
 
@@ -67,16 +67,18 @@ class Prompt:
 
     @property
     def segments(self) -> tuple[tuple[str, str | None], ...]:
-        """The template in reading order: a literal text, then the field that follows it (None where none does)."""
+        """The template in reading order: a literal text, then the field that follows it (None at the end)."""
         return tuple((literal, field) for literal, field, _, _ in string.Formatter().parse(self.template))
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The template's fields, each once, in reading order."""
+        """The template's distinct fields, in reading order."""
         return tuple(dict.fromkeys(field for _, field in self.segments if field is not None))
 
     def with_instructions(self, text: str) -> "Prompt":
-        """The prompt with a text that all rows share: in the system message, or where there is none, before them."""
+        """The prompt with a text for all rows added: to the system message, or in front of a plain template."""
+        if not text:
+            return self
         if self.chat:
             return replace(self, system=f"{self.system}\n\n{text}".strip())
         return replace(self, template=text.replace("{", "{{").replace("}", "}}") + "\n\n" + self.template)
@@ -102,13 +104,13 @@ class Workload:
 
     Attributes:
         name: unique among the workloads of a database; part of run ids.
-        source: the shipped name or the TOML file's absolute path; `load_workload(source)` gives it again.
-        kind: of answer: what its rows ask the model, and what becomes of its output.
+        source: the shipped name, or the TOML file's absolute path; `load_workload(source)` reads the workload again.
+        kind: of answer: what a row asks the model, and how the model's output becomes columns.
         requests_sql: text of the query that selects the rows.
         key: columns that identify a row.
-        priority: whole-number column of the query; larger ones are answered earlier, null is 0. Empty for none.
-        adapter: LoRA adapter of the model that answers; None for none.
-        row_layouts: rows whose parts nights have put in another order; not a key of the file. None for none.
+        priority: whole-number column of the query; larger values are answered earlier, null is 0. Empty for none.
+        adapter: LoRA adapter for the model; None for none.
+        row_layouts: rows with their own order of parts; no key of the file. None for none.
     """
 
     name: Annotated[Text, must(_PLAIN.fullmatch, "must hold letters, digits, '-' and '_' only, got {!r}")]
@@ -129,17 +131,17 @@ class Workload:
 
     @property
     def output(self) -> Output:
-        """Where the answers go."""
+        """The output table."""
         return self.kind.output
 
     @property
     def digest(self) -> str:
-        """sha256 over all that decides an answer apart from row and model: prompt, decoding, labels, adapter."""
+        """sha256 over everything that decides an answer, except row and model: prompt, decoding, labels, adapter."""
         return self._hash(self.kind.digest_parts)
 
     @property
     def row_digest(self) -> str:
-        """The same without questions, whose answers have digests of their own: see `AnswerKind.question_digests`."""
+        """As `digest`, but without questions, which have digests of their own; see `AnswerKind.question_digests`."""
         return self._hash([]) if self.kind.question_digests else self.digest
 
     def _hash(self, parts: list[Any]) -> str:
@@ -154,12 +156,20 @@ class Workload:
         """Key columns, then the template's fields that are not among them."""
         return tuple(dict.fromkeys(self.key + self.prompt.fields))
 
+    @property
+    def hashed_fields(self) -> list[str]:
+        """The template's fields in the order of `columns`, in which a row's content key hashes their values."""
+        return [name for name in self.columns if name in self.prompt.fields]
+
     def with_adapter(self, folder: Path | None) -> "Workload":
-        """With this adapter where its file names none; `ModelError` where the folder holds none that is covered."""
+        """The workload with this adapter, unless its file names one; `ModelError` if the adapter is not supported."""
         return self if folder is None or self.adapter is not None else replace(self, adapter=Adapter.find(folder))
 
     def bind(self, checkpoint: Path) -> "Workload":
-        """With what the model decides of its answers, see `AnswerKind.bind`; `ModelError` for a foreign adapter."""
+        """The workload with the settings that the model decides, see `AnswerKind.bind`.
+
+        Raises `ModelError` if the workload's adapter belongs to another model.
+        """
         if self.adapter is not None:
             check_adapter(self.adapter, checkpoint)
         if not self.kind.is_pooled:
@@ -181,9 +191,9 @@ _KINDS = {
 
 
 def find_kind(values: Mapping[str, Any]) -> type[AnswerKind]:
-    """The kind of answer of a file's mode; only its module is imported. `ValueError` where there is no such mode."""
+    """The class of a file's kind of answer; only its module is imported. `ValueError` for an unknown mode."""
     mode, is_head = values["mode"], values.get("labels") == "checkpoint"
-    if mode not in tuple(_KINDS):  # it may be a list
+    if mode not in tuple(_KINDS):  # a tuple, because the file's mode may be unhashable
         raise ValueError(f"mode must be 'generate', 'score', 'extract', 'decide' or 'embed', got {mode!r}")
     module, name = ("head_score.HeadScore" if mode == "score" and is_head else _KINDS[mode]).split(".")
     kind: type[AnswerKind] = getattr(import_module(f"tasks.answers.{module}"), name)
@@ -199,14 +209,13 @@ FOREIGN_KEYS = {
     "decoding": "decoding belongs to mode 'generate'",
     "questions": "questions belong to mode 'decide'",
 }
-"""Keys of one mode, and what a file of another mode is told that has them."""
-
+"""Keys of one mode, to the message for a file of another mode that has them."""
 
 _WORKLOAD = pydantic.TypeAdapter(Workload)
 
 
 def load_workload(name_or_path: str | Path) -> Workload:
-    """Read a shipped workload by name, or any TOML file by path (whatever ends in ``.toml`` or holds a ``/``).
+    """Read a shipped workload by name, or a TOML file by path (a name that ends in ``.toml`` or holds a ``/``).
 
     Raises:
         WorkloadError: no such workload, or a key or value of the file is missing, unknown or wrong.
@@ -228,14 +237,14 @@ def load_workload(name_or_path: str | Path) -> Workload:
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"{path} cannot be read as TOML: {error}") from error
     except ValueError as error:
-        from tasks.workloads.fault import describe_fault  # most files have none
+        from tasks.workloads.fault import describe_fault  # imported only when needed
 
         raise WorkloadError(f"{path}: {describe_fault(error, values, text)}") from error
     return workload
 
 
 def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Workload:
-    """The values of a file in `folder`, checked; those that belong to its kind of answer are the kind's."""
+    """Check the values of a file in `folder` and make a workload of them; keys of the answer kind become its fields."""
     refuse_if("mode" not in values, "mode is missing; expected a string")
     kind = find_kind(values)
     known: Mapping[str, pydantic.fields.FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]
@@ -248,13 +257,11 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
         refuse_if(common.pop(name, None), why)
     workload = _WORKLOAD.validate_python(common | {"source": source, "kind": None}, context=folder)
     found = pydantic.TypeAdapter(kind).validate_python(own, context=folder)
-    workload = replace(workload, kind=found)
+    found.check(workload.key)
+    prompt = workload.prompt
     if found.is_pooled:
-        joined = found.join(workload.prompt.template)
-        workload = replace(workload, prompt=replace(workload.prompt, template=joined))
-    workload.kind.check(workload.key)
-    if workload.kind.instructions:
-        workload = replace(workload, prompt=workload.prompt.with_instructions(workload.kind.instructions))
+        prompt = replace(prompt, template=found.join(prompt.template))
+    workload = replace(workload, kind=found, prompt=prompt.with_instructions(found.instructions))
     used = {"key": workload.key, "prompt.template": workload.prompt.fields, "priority": (workload.priority,)}
     for place, columns in used.items():
         for column in columns:

@@ -19,7 +19,7 @@ from tasks.runs.run_record import RunRecord, RunSummary, new_run_id
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.tokenize import TOKENS_SCHEMA
 from tasks.workloads.workload import Workload, load_workload
-from tasks.write import write_answers
+from tasks.write import write_run
 from tests.sql.report_facts import CONFIG, Step, replace_steps
 
 Row = dict[str, Any]
@@ -35,6 +35,19 @@ def echo(row: Row) -> Row:
     return {"answer": f"{row['body']} / {row['query_text']}", "finish_reason": "eos"}
 
 
+class WrittenRun(runs.Run):
+    """A run that has the parts and steps that the test gives, instead of those in its folder."""
+
+    parts: list[ArtifactRef]
+    steps: list[ArtifactRef]
+
+    def list_parts(self) -> list[ArtifactRef]:
+        return self.parts
+
+    def list_steps(self) -> list[ArtifactRef]:
+        return self.steps
+
+
 @dataclass
 class Run:
     """The artifacts of a run, which can be written several times."""
@@ -48,8 +61,10 @@ class Run:
     steps: list[ArtifactRef]
 
     def write(self, **options: Any) -> RunSummary:
-        arguments = (self.record, self.read.requests, self.tokens, self.parts, self.steps)
-        return write_answers(self.database, self.workload, *arguments, **options)
+        run = WrittenRun(self.database, str(Path(self.read.requests.path).parent), self.record)
+        run.artifacts = {"requests": self.read.requests, "tokens": self.tokens}
+        run.parts, run.steps = self.parts, self.steps
+        return write_run(run, self.workload, **options)
 
     def rows(self) -> list[Row]:
         with open_parquet(self.read.requests) as file:

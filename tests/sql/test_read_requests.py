@@ -1,6 +1,7 @@
 """Every row of the workload's query comes out once: with its text, or with the reason why it has none."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tasks.answers.text import Decoding
 from tasks.database.connection import connect
 from tasks.read import requests_schema
 from tasks.storage.artifact import open_parquet
+from tasks.workloads.workload import load_workload
 
 BAD = b"bad \xff byte"
 
@@ -55,6 +57,18 @@ def test_rows_come_in_key_order_whatever_the_order_in_the_table(night: Any) -> N
             for row in rows:
                 night.sql(f"insert into {table} values ({', '.join('?' for _ in row)})", row)
         assert night.prepare().rows() == first.rows()
+
+
+def test_a_workload_may_spell_columns_in_other_case_than_its_query(night: Any) -> None:
+    shipped = load_workload("snippets")
+    prompt = replace(shipped.prompt, template=shipped.prompt.template.replace("{body}", "{Body}"))
+    other = replace(shipped, prompt=prompt, key=("Doc_ID", "query_id"))
+    night.prepare(other, lambda row: {"answer": row["Body"], "finish_reason": "eos"}).write()
+    assert night.sql("select distinct doc_id, snippet from latest_snippets order by all") == [
+        ("d1", "body 1"),
+        ("d2", "body 2"),
+    ]
+    assert night.prepare(other).read.num_already_done == 3
 
 
 def test_each_row_that_cannot_be_answered_names_its_reason(night: Any) -> None:

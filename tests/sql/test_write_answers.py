@@ -14,8 +14,9 @@ import pytest
 from engine.errors import ArtifactError, DatabaseError
 from tasks.answers.text import Decoding
 from tasks.runs.earlier_runs import load_run
+from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
-from tasks.write import write_answers
+from tasks.write import write_run
 
 ANSWERS = "select * exclude (created_at) from snippets order by all"
 
@@ -133,9 +134,13 @@ def test_a_night_with_nothing_to_do_leaves_a_run(night: Any) -> None:
 
 def test_a_run_that_ended_before_it_had_read(night: Any) -> None:
     run = night.prepare(status="failed", error="no such model")
-    write_answers(night.path, run.workload, run.record, None, None, [], [])
+    failed = Run(night.path, str(Path(run.read.requests.path).parent), run.record)
+    for path in Path(failed.folder).glob("*s/part-*.parquet"):
+        path.unlink()
+    write_run(failed, run.workload)
     assert night.sql("select status, error, num_rows from runs") == [("failed", "no such model", 0)]
-    write_answers(night.path, run.workload, run.record, run.read.requests, None, [], [])
+    failed.artifacts = {"requests": run.read.requests}
+    write_run(failed, run.workload)
     assert night.sql("select num_rows, num_unanswered from runs") == [(3, 3)]
 
 
@@ -177,7 +182,7 @@ from tasks.storage.artifact import describe_parquet
 from pathlib import Path
 from tasks.runs.earlier_runs import load_run
 from tasks.workloads.workload import load_workload
-from tasks.write import write_answers
+from tasks.write import write_run
 
 class SlowSteps(list):
     num_reads = 0
@@ -192,9 +197,9 @@ database, folder = sys.argv[1:]
 names = ("requests", "tokens", "steps/part-00000")
 requests, tokens, steps = (describe_parquet(f"{folder}/{name}.parquet") for name in names)
 run = load_run(database, Path(folder))
-write_answers(
-    database, load_workload("snippets"), run.record, requests, tokens, run.list_parts(), SlowSteps([steps])
-)
+run.artifacts = {"requests": requests, "tokens": tokens}
+run.list_steps = lambda: SlowSteps([steps])
+write_run(run, load_workload("snippets"))
 """
 
 

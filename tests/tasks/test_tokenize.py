@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import ModelError, WorkloadError
-from tasks.prompts.prompt import build_prompt_format
+from tasks.prompts.prompt import PromptEncoder, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import write_parquet
 from tasks.tokenize import TOKENS_SCHEMA, read_max_model_len, tokenize_requests, write_tokens
@@ -26,8 +26,10 @@ def tokenize_table(table: pa.Table, codec: TextCodec, folder: Path, **limits: in
     """The rows of tokens.parquet for requests in row groups of 300."""
     pq.write_table(table, folder / "requests.parquet", row_group_size=300)
     form = build_prompt_format(Prompt(system="", template="{body} {title}", chat=False, may_be_empty=()), codec)
+    encode = PromptEncoder(form, codec).encode
     with pq.ParquetFile(folder / "requests.parquet") as file:
-        batches = list(tokenize_requests(file, form, codec, **({"max_model_len": 64, "num_answer_tokens": 8} | limits)))
+        options = {"max_model_len": 64, "num_answer_tokens": 8} | limits
+        batches = list(tokenize_requests(file, ["body", "title"], encode, **options))
     return pa.Table.from_batches(batches, TOKENS_SCHEMA).to_pylist()
 
 
@@ -86,14 +88,6 @@ def test_answers_as_long_as_the_model_are_refused_for_all_rows_at_once(tiny_llam
     requests = write_parquet(tmp_path / "requests.parquet", rows.schema, rows.to_batches())
     with pytest.raises(WorkloadError, match=r"'snippets': answers of up to 48 tokens leave no room .* the model's 48"):
         write_tokens(requests, tmp_path / "tokens.parquet", workload, tiny_llama, 48)
-
-
-def test_bytes_that_are_no_text_are_an_error_of_their_row(codec: TextCodec, tmp_path: Path) -> None:
-    table = requests_table(["x", "y", "z"])
-    blobs = pa.array([b"fine", b"ab\xff", "caf\u00e9".encode()], pa.binary())
-    rows = tokenize_table(table.set_column(1, "body", blobs), codec, tmp_path)
-    assert [row["error"] for row in rows] == [None, "body holds bytes that are not UTF-8, the first at byte 2", None]
-    assert rows[2]["token_ids"] == codec.encode(["caf\u00e9 t"], add_special_tokens=True)[0]
 
 
 def test_no_requests_are_no_tokens(codec: TextCodec, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
-from tasks.runs.run_exchange import Exchange, RunExchange, run_at_hand
+from tasks.runs.run_exchange import Exchange, RunExchange, local_job
 from tasks.runs.run_record import RunRecord
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -141,7 +141,7 @@ class Shared:
         self.store = ObjectStore(self.job.exchange.url)
 
     def answer(self, partition: int) -> Any:
-        with run_at_hand(partition, self.job) as (here, publish):
+        with local_job(partition, self.job) as (here, publish):
             return infer_partition(partition, here, publish)
 
 
@@ -172,7 +172,7 @@ def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared,
     parts = shared.answer(0)
     PROCESS_COPY.remove()  # another host
     without_model = replace(shared.job, engine=EngineConfig(device="cuda:99"))
-    with run_at_hand(0, without_model) as (here, publish):
+    with local_job(0, without_model) as (here, publish):
         taken_over = infer_partition(0, here, publish)
     assert [part.digest for part in taken_over or []] == [part.digest for part in parts]
     shared.end.take()
@@ -183,7 +183,7 @@ def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared,
 
 
 def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
-    with shared.end.taking(), run_at_hand(0, shared.job) as (here, _):
+    with shared.end.taking(), local_job(0, shared.job) as (here, _):
         StopRequest(shared.run.folder).make()
         wait_until(lambda: StopRequest(here.run_folder).is_made)
     assert shared.answer(0) is None
@@ -191,7 +191,7 @@ def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
     shared.end.offer(shared.job.plan)
     PROCESS_COPY.remove()
     spoiled = replace(shared.job, plan=replace(shared.job.plan, digest="0" * 64))
-    with pytest.raises(ArtifactError, match="changed or damaged"), run_at_hand(0, spoiled) as (here, publish):
+    with pytest.raises(ArtifactError, match="changed or damaged"), local_job(0, spoiled) as (here, publish):
         infer_partition(0, here, publish)
     assert shared.store.has("stop"), "the others of the run need not go on"
 
@@ -201,21 +201,21 @@ def test_what_is_missing_damaged_or_another_is_named(
 ) -> None:
     exchange = shared.job.exchange
     assert exchange is not None
-    for model, error in ((tiny_checkpoint("qwen2"), "is another one on"), (tmp_path / "gone", "no such file")):
+    for model, error in ((tiny_checkpoint("qwen2"), "differs from the one"), (tmp_path / "gone", "no such file")):
         elsewhere = replace(shared.job, exchange=replace(exchange, model=str(model)))
-        with pytest.raises(ModelError, match=error), run_at_hand(0, elsewhere):
+        with pytest.raises(ModelError, match=error), local_job(0, elsewhere):
             pass
     parts = shared.answer(0)
     place = f"nights/{Path(shared.run.folder).name}"
     stored = objects.objects[f"{place}/parts/part-00000.parquet"]
     objects.objects[f"{place}/parts/part-00000.parquet"] = {**stored, "content": stored["content"][:-8]}
-    with pytest.raises(DamagedObjectError, match=r"parts/part-00000\.parquet has another sha256"):
+    with pytest.raises(DamagedObjectError, match=r"parts/part-00000\.parquet does not have the sha256"):
         shared.end.find(parts)
     shared.end.drop()
     with pytest.raises(ArtifactError, match=r"jupyter://nights/.*/parts/part-00000\.parquet is missing"):
         shared.end.find(parts)
     PROCESS_COPY.remove()
-    with pytest.raises(ArtifactError, match=r"plan\.parquet is missing"), run_at_hand(0, shared.job):
+    with pytest.raises(ArtifactError, match=r"plan\.parquet is missing"), local_job(0, shared.job):
         pass
 
 

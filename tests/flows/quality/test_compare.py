@@ -90,7 +90,7 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     assert {(each.difference, each.low, each.high) for each in same.differences} == {(0.0, 0.0, 0.0)}
     with pytest.raises(WorkloadError, match=r"answer different rows: their keys are \['query_id', 'doc_id'\] and"):
         run_compare(nights, "ranking", "snippets")
-    with pytest.raises(WorkloadError, match="'embeddings' gives embeddings, which are not compared"):
+    with pytest.raises(WorkloadError, match="'embeddings' gives embeddings, which cannot be compared"):
         run_compare(nights, "embeddings", "embeddings")
     with pytest.raises(DatabaseError, match="no table or view 'none' with gold rows"):
         run_compare(nights, words, words, gold="none")

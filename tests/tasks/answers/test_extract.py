@@ -105,7 +105,7 @@ def test_without_a_chat_template_the_columns_come_before_the_template(tmp_path: 
         ('a = "INT NOT NULL"', "type 'INT NOT NULL' is not a type of DuckDB"),
         ('a = "INT, b INT"', "type 'INT, b INT' is not a type of DuckDB"),
         ('a = "INT); drop table texts; --"', "is not a type of DuckDB"),
-        ('a = "INT"\nA = "INT"', "[columns]: A: an earlier column has this name, but for capitals"),
+        ('a = "INT"\nA = "INT"', "[columns]: A: an earlier column has this name; case does not matter"),
         ('a = "INT"\na = "INT"', "cannot be read as TOML: Cannot overwrite a value"),
         ('text_id = "INT"', "key and the answer columns must all differ"),
         ('status = "INT"', "[columns]: status: batchloom writes a column of this name itself"),

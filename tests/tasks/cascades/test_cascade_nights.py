@@ -23,7 +23,7 @@ from tasks.runs.run import Run, make_runs_folder
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import write_parquet
 from tasks.workloads.workload import Workload, load_workload
-from tasks.write import write_answers
+from tasks.write import write_run
 
 WORKLOAD = """
 name = "{name}"
@@ -122,12 +122,13 @@ class Nights:
         self.clock += num_done
         self.num_until_kill -= num_done
         schema = part_schema(workload.kind)
-        part = write_parquet(
+        write_parquet(
             Path(run.folder) / "parts" / "part-0.parquet",
             schema,
             [pa.RecordBatch.from_pylist([answer_row(row, model) for row in rows[:num_done]], schema=schema)],
         )
-        write_answers(self.database, workload, run.record, found.requests, None, [part] if num_done else [], [])
+        run.note({"requests": found.requests})
+        write_run(run, workload)
         if num_done < len(rows) and self.clock < self.deadline:
             raise KilledError
         return "left" if num_done < len(rows) else "done"

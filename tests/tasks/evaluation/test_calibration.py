@@ -151,7 +151,7 @@ def test_each_label_has_a_map_of_its_own(tmp_path: Path) -> None:
         ("update runs set workload_digest = 'old'", "workload 'ranking' as it is now has answered nothing yet"),
         (
             "update rankings set score = 1 - score",
-            "larger probabilities are not right more often; a calibration cannot",
+            "larger probabilities are not right more often; calibration cannot",
         ),
         ("update gold set label = 'maybe' where doc_id = 'd0'", "'maybe' is not one of the labels 'yes', 'no'"),
         (

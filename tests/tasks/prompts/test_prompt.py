@@ -257,7 +257,7 @@ def test_chat_without_a_chat_template_is_refused() -> None:
         ("{{ raise_exception('not today') }}", "not today"),
         ("{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "found 2 times"),
         ("hello", "found 0 times"),
-        ("{{ messages[0]['content'].replace('\\n', '') }}", "unchanged"),
+        ("{{ messages[0]['content'].replace('\\n', '') }}", "changes the user's message"),
     ],
 )
 def test_a_chat_template_that_changes_the_message_is_refused(template: str, reason: str) -> None:

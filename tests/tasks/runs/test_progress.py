@@ -1,7 +1,6 @@
 """Counts that workers leave and a watcher shows."""
 
 import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -83,13 +82,12 @@ def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
     writer.join()
 
 
-def test_without_a_terminal_there_are_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    progress = PartitionProgress(tmp_path, 0)
-    with (
-        caplog.at_level(logging.INFO, "batchloom"),
-        open(os.devnull, "w") as nowhere,
-        watch_progress(tmp_path, "snippets", work(1200), nowhere, log_seconds=0.1),
-    ):
+def test_without_a_terminal_there_are_log_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.runs.progress.LOG_SECONDS", 0.1)
+    progress, shown = PartitionProgress(tmp_path, 0), list[int]()
+    with caplog.at_level(logging.INFO, "batchloom"), watch_progress(tmp_path, "snippets", work(1200), shown.append):
         time.sleep(0.15)
         progress.add(step(300, 12_345))
         time.sleep(0.15)
@@ -100,13 +98,14 @@ def test_without_a_terminal_there_are_log_lines(tmp_path: Path, caplog: pytest.L
     assert any(line.startswith("snippets: 300 of 1,200 prompts, 12,345 tokens, ") for line in lines)
     assert lines[-1].startswith("snippets: 300 of 1,200 prompts (40 failed), 12,345 tokens, ")
     assert lines[-1].endswith(" s left")
+    assert (shown[0], shown[-1]) == (0, 300)
 
 
 def test_an_error_in_the_block_ends_the_watch_and_comes_through(tmp_path: Path) -> None:
     num_threads = threading.active_count()
 
     def fail() -> None:
-        with open(os.devnull, "w") as nowhere, watch_progress(tmp_path, "snippets", work(10), nowhere):
+        with watch_progress(tmp_path, "snippets", work(10), lambda num_rows: None):
             assert threading.active_count() == num_threads + 1
             raise KeyboardInterrupt
 

@@ -54,6 +54,7 @@ def test_rows_come_by_key_and_equal_ones_as_they_arrived(
 SPILL = """
 import os, random, signal, sys
 import pyarrow as pa
+from tasks.storage import external_sort
 from tasks.storage.batches import sort_batches
 
 def batches(num_rows):
@@ -62,7 +63,8 @@ def batches(num_rows):
         keys = [values.randbytes(100) for _ in range(1000)]
         yield pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary())})
 
-rows = sort_batches(batches(300_000), "key", sys.argv[1], memory_limit="48MB")
+external_sort.MEMORY_LIMIT = "48MB"
+rows = sort_batches(batches(300_000), "key", sys.argv[1])
 first = next(rows)
 print(len(os.listdir(sys.argv[1])), flush=True)
 if sys.argv[2] == "killed":
@@ -89,7 +91,9 @@ def test_what_is_spilled_is_gone_at_the_end_and_what_a_killed_process_left_with_
     assert not list(tmp_path.iterdir())
 
 
-def test_wide_rows_lie_in_a_file_without_a_name_that_ends_with_the_reader(tmp_path: Path) -> None:
+def test_wide_rows_lie_in_a_file_without_a_name_that_ends_with_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten times the memory limit."""
 
     def open_files() -> int:
@@ -101,7 +105,8 @@ def test_wide_rows_lie_in_a_file_without_a_name_that_ends_with_the_reader(tmp_pa
         pa.RecordBatch.from_pydict({"key": pa.array(range(-row, -row - 100, -1)), "text": texts[row : row + 100]})
         for row in range(0, len(texts), 100)
     )
-    found = sort_batches(batches, "key", tmp_path, memory_limit="32MB")
+    monkeypatch.setattr("tasks.storage.external_sort.MEMORY_LIMIT", "32MB")
+    found = sort_batches(batches, "key", tmp_path)
     first = next(found)
     assert first.nbytes <= 17 << 20
     assert open_files() > 0
@@ -125,8 +130,9 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
         list(sort_batches([pa.RecordBatch.from_pydict({"key": [1]})] * 2, "key", tmp_path / "absent"))
 
 
-def test_a_full_disk_is_told_with_the_folder(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on the size of files stands for the disk; what is sorted is narrow, so that DuckDB writes it."""
+    monkeypatch.setattr("tasks.storage.external_sort.MEMORY_LIMIT", "48MB")
     values = random.Random(1)
     batches = [
         pa.RecordBatch.from_pydict({"key": pa.array([values.randbytes(100) for _ in range(1000)], pa.binary())})
@@ -136,6 +142,6 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(ArtifactError, match=f"{tmp_path}: no room for temporary files there: .*File too large"):
-            list(sort_batches(batches, "key", tmp_path, memory_limit="48MB"))
+            list(sort_batches(batches, "key", tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
