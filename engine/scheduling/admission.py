@@ -1,4 +1,4 @@
-"""Which requests may be given KV memory, and how much of it is set aside for answers that are not written yet."""
+"""Which requests get KV memory, and how much of it is set aside for the tokens that they are expected to generate."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _ANSWERS_FOR_AN_ESTIMATE = 16
 
 
 def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" = None) -> BlockPool:
-    """The block pool that a sharing policy needs, and layers that differ in what they keep. See `KVLayout`."""
+    """The block pool for a sharing policy and for the block tables of a model's layers, see `KVLayout`."""
     if layout is not None:
         from engine.scheduling.windowed_pool import WindowedPool
 
@@ -30,7 +30,7 @@ def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" =
 
 @dataclass(slots=True)
 class _Tally:
-    """Answers of this run beside what was expected of them (1 token each where there was no estimate)."""
+    """Finished answers of this run: their tokens, and the expected tokens (1 each where there was no estimate)."""
 
     num_answers: int = 0
     num_expected_tokens: int = 0
@@ -38,15 +38,15 @@ class _Tally:
 
 
 class OutputReserve:
-    """Expected answer lengths, refined by the answers of the run.
+    """Expected answer lengths, corrected by the answers of the run.
 
-    At first a request's own estimate is believed, or its max_new_tokens where it has none. After 16 answers, estimates
-    are scaled by how far off they have been so far, and requests without one expect the mean. Neither expects more than
-    max_new_tokens.
+    For the first 16 answers a request's own estimate is used, or its max_new_tokens where it has none. After that,
+    estimates are multiplied by the ratio of actual to estimated tokens so far, and requests without an estimate expect
+    the mean length. No request expects more than its max_new_tokens.
 
     Args:
-        share: of the expected length that is set aside; 0 admits by what is held now (Algorithm 2 of BatchLLM), 1
-            leaves preemption to answers longer than expected.
+        share: fraction of the expected length that is set aside; 0 admits by the blocks held now (Algorithm 2 of
+            BatchLLM), 1 preempts only where answers are longer than expected.
     """
 
     __slots__ = ("_estimated", "_share", "_unestimated")
@@ -57,7 +57,7 @@ class OutputReserve:
         self._unestimated = _Tally()
 
     def book(self, sequence: Sequence) -> None:
-        """Learns from a finished answer."""
+        """Counts a finished answer."""
         if sequence.request.mode == "generate":
             tally = self._tally(sequence.request)
             tally.num_answers += 1
@@ -65,7 +65,7 @@ class OutputReserve:
             tally.num_tokens += sequence.num_output_tokens
 
     def num_tokens(self, sequence: Sequence) -> int:
-        """Own tokens to have memory for: those known, and the share of those still expected."""
+        """Own tokens to reserve memory for: the known ones, and the share of those still expected."""
         most = most_extra_tokens(sequence.request)
         num_own_tokens = sequence.num_suffix + min(self._expected_tokens(sequence.request), most)
         return sequence.length + math.ceil(max(0, num_own_tokens - sequence.length) * self._share)
@@ -82,13 +82,13 @@ class OutputReserve:
 
 
 class Admission:
-    """Memory-centric admission (BatchLLM section 4.3.3): a request starts when its KV fits, with what it will need.
+    """Memory-centric admission (BatchLLM section 4.3.3): a request starts when its KV fits, expected tokens included.
 
     Args:
         pool: KV blocks. With an `LruBlockPool`, requests begin with the blocks that are found in it.
         block_size: tokens in a block.
-        reserve: how many tokens a request will need.
-        swap: where preempted requests may have left their KV; None where nothing is swapped.
+        reserve: number of tokens that a request needs memory for.
+        swap: may hold KV of preempted requests; None where nothing is swapped.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, reserve: OutputReserve, swap: SwapSpace | None) -> None:
@@ -100,20 +100,20 @@ class Admission:
         self._num_admitted = 0
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether a request's own KV, as far as it is expected, can be held now."""
+        """Whether a request's own KV fits now, with its expected tokens."""
         return self._num_missing_blocks(sequence) <= self.pool.num_free
 
     def fits_group(self, group: ScheduledGroup) -> bool:
-        """Whether a prefix can be held now with one request on it."""
+        """Whether a group's prefix fits now together with its first request."""
         num_missing = self._num_missing_blocks(group.sequences[0])
         if group.node is not None:
             num_missing += group.node.num_missing_blocks(self._block_size) * self.pool.num_tables
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives a request its blocks. KV that was swapped out or is found in the cache is reused.
+        """Allocates a request's blocks. KV that was swapped out or is found in the cache is reused.
 
-        The request is charged with the tokens of its prefixes that no other request has been charged with.
+        Prefix tokens that no other request has been charged with are charged to this one.
         """
         swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
         if self.cache is not None and swap is None:
@@ -127,7 +127,7 @@ class Admission:
             sequence.num_charged += sequence.node.charge()
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether `num_tokens` own tokens can be held."""
+        """Whether the sequence can get blocks for `num_tokens` own tokens."""
         return self.pool.num_missing(sequence, cdiv(num_tokens, self._block_size)) <= self.pool.num_free
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:

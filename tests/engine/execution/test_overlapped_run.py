@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.device.transfers import fill_in
 from engine.execution.output import TokenSampler
-from engine.execution.step_runner import can_run_ahead, run_steps
+from engine.execution.overlapped_steps import run_overlapped
+from engine.execution.step_runner import can_overlap, run_steps
 from engine.kernels.draw import draw_tokens
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
@@ -162,7 +163,8 @@ def run(
     lookup = EagerLookup(sampler) if guesses else None
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
-    steps = run_steps(scheduler, model.forward, sampler, BLOCK_SIZE, runs_ahead=overlaps)
+    run = run_overlapped if overlaps else run_steps
+    steps = run(scheduler, model.forward, sampler, BLOCK_SIZE)
     ended: set[Any] = set()
     for num_committed, (step, ends) in enumerate(steps):
         found.most_under_way = max(found.most_under_way, model.num_steps - num_committed)
@@ -264,8 +266,8 @@ def test_a_step_is_launched_before_the_one_before_is_booked() -> None:
 
 def test_who_must_know_every_token_at_once_does_not_overlap() -> None:
     gpu = torch.device("cuda")
-    assert can_run_ahead(EngineConfig(), gpu)
-    assert not can_run_ahead(EngineConfig(), torch.device("cpu"))
-    assert not can_run_ahead(EngineConfig(sharing="lru"), gpu)
-    assert not can_run_ahead(EngineConfig(prompt_lookup="always"), gpu)
-    assert not can_run_ahead(EngineConfig(disaggregation="processes"), gpu)
+    assert can_overlap(EngineConfig(), gpu)
+    assert not can_overlap(EngineConfig(), torch.device("cpu"))
+    assert not can_overlap(EngineConfig(sharing="lru"), gpu)
+    assert not can_overlap(EngineConfig(prompt_lookup="always"), gpu)
+    assert not can_overlap(EngineConfig(disaggregation="processes"), gpu)

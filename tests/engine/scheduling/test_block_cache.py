@@ -66,7 +66,7 @@ def test_generated_tokens_are_remembered_and_labels_are_not() -> None:
     sequence = sequence_of([1, 2, 3])
     compute(sequence, pool, cache)
     for token in (4, 5):
-        sequence.settle(sequence.length, token)
+        sequence.set_token(sequence.length, token)
     sequence.reserve(pool, 5, BLOCK_SIZE)
     sequence.num_computed = 5
     cache.remember(sequence, 3)

@@ -106,7 +106,7 @@ def answer(estimate: int | None, num_output_tokens: int = 0, max_new_tokens: int
     )
     sequence = Sequence(request=request, owners=(0,), node=None)
     for _ in range(num_output_tokens):
-        sequence.settle(sequence.length, 7)
+        sequence.set_token(sequence.length, 7)
     return sequence
 
 

@@ -35,7 +35,7 @@ def decoding(prompt: list[int], *, max_new_tokens: int = 40, num_blocks: int = 4
     sequence = Sequence(request=request, owners=(0,), node=None)
     sequence.reserve(BlockPool(num_blocks), 4 * num_blocks, 4)
     sequence.num_computed = len(prompt)
-    sequence.settle(sequence.length, prompt[0])
+    sequence.set_token(sequence.length, prompt[0])
     return sequence
 
 
