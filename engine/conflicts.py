@@ -1,4 +1,4 @@
-"""Settings of an engine that do not go together."""
+"""Settings of an engine that exclude each other."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def refuse_conflicts(config: Any) -> None:
 
 
 def _refuse_for_several(config: Any) -> None:
-    """Refuses settings that know of one process or one device only."""
+    """Refuses settings that work with one process or one device only."""
     if config.disaggregation != "none":
         for name, value, others in (
             ("sharing", "lru", "path, group or none"),
@@ -61,7 +61,7 @@ def _refuse_for_several(config: Any) -> None:
 
 
 def _refuse_for_deterministic(config: Any) -> None:
-    """Refuses settings with which results depend on what else is computed."""
+    """Refuses settings with which an answer's bits depend on the rest of the batch."""
     taken: tuple[tuple[str, tuple[Any, ...]], ...] = (
         ("dtype", ("auto", "bfloat16", "float32", "int8", "quantized")),
         ("attention", ("auto", "native")),

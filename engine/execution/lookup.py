@@ -1,4 +1,4 @@
-"""Prompt lookup (`engine.scheduling.prompt_lookup`) as a loaded model and its device make it worth a try."""
+"""Prompt lookup (`engine.scheduling.prompt_lookup`) with the costs of a loaded model on its device."""
 
 import torch
 
@@ -9,13 +9,7 @@ from engine.scheduling.prompt_lookup import PromptLookup
 
 
 def make_lookup(model: Model, cache: KVCache, sampler: TokenSampler) -> PromptLookup:
-    """What guesses tokens of answers in one run.
-
-    Args:
-        model: whose weights and KV each step reads.
-        cache: its KV memory.
-        sampler: chooses the tokens of the run.
-    """
+    """The prompt lookup of one run, whose tokens `sampler` chooses. See `PromptLookup`."""
     return PromptLookup(
         num_weight_rows=_num_weight_rows(model),
         num_weight_kv_tokens=model.weight_bytes / model.kv_shape.bytes_per_token,
@@ -25,7 +19,7 @@ def make_lookup(model: Model, cache: KVCache, sampler: TokenSampler) -> PromptLo
 
 
 def _num_weight_rows(model: Model) -> int:
-    """Rows that a step computes in the time in which it reads the model's weights; for products on tiles measured."""
+    """Rows that a step computes in the time in which it reads the model's weights; measured for AMX tiles."""
     if model.device.type != "cpu":
         return 256
     return 64 if model.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else 16

@@ -6,11 +6,12 @@ from engine.scheduling.scheduler import Scheduler
 
 
 def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int) -> CommittedSteps:
-    """As `engine.execution.step_runner.run_steps`; step n + 1 is launched before the host waits for step n's tokens.
+    """Computes steps as `run_steps` does, but launches step n + 1 before the host waits for the tokens of step n.
 
-    Both steps run on one stream, so KV memory that the commit of step n frees is not written before step n + 1 has read
-    it. Step n is committed first where step n + 1 would have to preempt a request, or has nothing to do. Where the
-    tokens of step n decide which ones are allowed in step n + 1, step n is committed while the device computes n + 1.
+    See `engine.execution.step_runner.run_steps`. Both steps run on one stream, so KV memory that the commit of step n
+    frees is not written before step n + 1 has read it. Step n is committed first where step n + 1 would have to preempt
+    a request, or has nothing to do. Where the tokens of step n decide which ones are allowed in step n + 1, step n is
+    committed while the device computes step n + 1.
     """
     launched: PendingTokens | None = None
     while scheduler.num_unfinished or launched is not None:

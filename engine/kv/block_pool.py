@@ -1,4 +1,4 @@
-"""Which KV blocks are free. Contiguous runs are preferred, so that a prefix's KV can be read without a gather."""
+"""Which KV blocks are free. Contiguous runs are preferred, so that a prefix's KV is read without a gather."""
 
 from bisect import bisect_left
 from typing import Any
@@ -18,13 +18,11 @@ class BlockPool:
 
     Attributes:
         num_free: blocks that `allocate` could give now.
-        num_prefix_blocks: of those used, blocks of shared prefixes; booked by `PrefixNode`.
+        num_prefix_blocks: of those used, blocks of shared prefixes; counted by `PrefixNode`.
     """
 
-    __slots__ = ("_lengths", "_starts", "num_blocks", "num_free", "num_prefix_blocks")
-
     num_tables = 1
-    """Block tables of a request; more where layers differ in what they keep (`WindowedPool`)."""
+    """Block tables of a request; several where layers have sliding windows (`WindowedPool`)."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -39,7 +37,7 @@ class BlockPool:
 
     @property
     def num_idle(self) -> int:
-        """Free blocks whose contents are kept for whoever asks for them; none here."""
+        """Free blocks whose contents can still be reused (`LruBlockPool`); none here."""
         return 0
 
     def allocate(self, count: int) -> npt.NDArray[np.int32]:
@@ -65,11 +63,11 @@ class BlockPool:
         return np.concatenate(parts)
 
     def allocate_table(self, num_blocks: int) -> npt.NDArray[np.int32]:
-        """Takes a whole block table, int32 ``[num_blocks]``; raises as `allocate` does."""
+        """Allocates a whole block table, int32 ``[num_blocks]``; raises as `allocate` does."""
         return self.allocate(num_blocks)
 
     def num_missing(self, sequence: Any, num_blocks: int) -> int:
-        """Blocks that `extend` would take; negative where the sequence has more than it needs."""
+        """Blocks that `extend` would allocate; negative where the sequence has more."""
         return num_blocks - len(sequence.block_ids)
 
     def extend(self, sequence: Any, num_blocks: int) -> None:
@@ -78,11 +76,15 @@ class BlockPool:
         sequence.block_ids = np.concatenate([sequence.block_ids, missing])
 
     def leave(self, step: Any) -> npt.NDArray[np.int32]:
-        """Takes what nobody reads after a step out of its tables, to be freed when it is committed; nothing here."""
+        """Removes blocks that no row reads after a step from block tables (`WindowedPool`); none here.
+
+        Returns:
+            int32, the blocks; they are freed when the step is committed.
+        """
         return _NO_BLOCKS
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:
-        """Gives blocks back. Freeing a block that is free already breaks an invariant and asserts."""
+        """Frees blocks. Freeing a block that is free already breaks an invariant and asserts."""
         if len(block_ids) == 0:
             return
         ordered = np.sort(block_ids)

@@ -20,7 +20,7 @@ _ANSWERS_FOR_AN_ESTIMATE = 16
 
 
 def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" = None) -> BlockPool:
-    """The block pool for a sharing policy and for the block tables of a model's layers, see `KVLayout`."""
+    """The block pool for a sharing policy and for the block tables of a model's layers. See `KVLayout`."""
     if layout is not None:
         from engine.scheduling.windowed_pool import WindowedPool
 
@@ -48,8 +48,6 @@ class OutputReserve:
         share: fraction of the expected length that is set aside; 0 admits by the blocks held now (Algorithm 2 of
             BatchLLM), 1 preempts only where answers are longer than expected.
     """
-
-    __slots__ = ("_estimated", "_share", "_unestimated")
 
     def __init__(self, share: float) -> None:
         self._share = share

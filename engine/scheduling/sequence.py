@@ -136,7 +136,7 @@ class Sequence:
         self.num_computed = min(self.num_computed, self.num_suffix)
 
     def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
-        """Allocates blocks until they hold `num_tokens` own tokens, known or expected."""
+        """Allocates blocks until they hold `num_tokens` own tokens, known or expected. See `BlockPool.extend`."""
         num_blocks = cdiv(num_tokens, block_size)
         if num_blocks > len(self.block_ids):
             if not self.holds_kv and self.node is not None:

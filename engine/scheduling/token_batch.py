@@ -34,6 +34,7 @@ class Chunks:
     def add(
         self, token_ids: Int32, first_position: int, num_earlier: int, block_table: Int32, num_output_rows: int
     ) -> None:
+        """Adds a chunk. See `Chunks`."""
         self.token_ids.append(token_ids)
         self.first_positions.append(first_position)
         self.num_earlier.append(num_earlier)

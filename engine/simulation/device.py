@@ -171,8 +171,6 @@ class StepCost:
 class Roofline:
     """The cost of steps of one model in one number format on one device."""
 
-    __slots__ = ("_bytes_per_second", "_flops_per_second", "_host_s", "_overlaps_host", "_shape")
-
     def __init__(self, shape: ModelShape, device: Device, dtype: str) -> None:
         """Raises `ConfigError` where the device has no rate for `dtype`."""
         self._shape = shape
