@@ -182,38 +182,20 @@ class Engine(BatchCalls):
             from engine.execution.pooled_output import make_sampler  # imported only when needed
 
             sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
-        impossible = {
-            index: reason
-            for index, request in enumerate(requests)
-            if (reason := self.why_impossible(request, can_decode=decode is not None)) is not None
-        }
-        for index, reason in impossible.items():
-            request = requests[index]
-            yield Completion(
-                request_id=request.request_id,
-                finish_reason="error",
-                num_prompt_tokens=len(request.token_ids),
-                error=reason,
-            )
-        config, cache = self._config, self._cache
-        pool, lookup = make_pool(config, cache.num_blocks, cache.layout), None
-        if config.prompt_lookup == "always":
-            from engine.execution.lookup import make_lookup  # imported only when needed
-
-            lookup = make_lookup(self._model, cache, sampler)
-        scheduler = Scheduler(
-            schedule_groups(
-                requests, groups, impossible, cache.block_size, config.sharing, self._make_node, config.deterministic
-            ),
-            pool=pool,
-            config=config,
-            swap=self._make_swap(),
-            lookup=lookup,
-        )
+        impossible = set[int]()
+        for index, request in enumerate(requests):
+            reason = self.why_impossible(request, can_decode=decode is not None)
+            if reason is not None:
+                impossible.add(index)
+                num_tokens = len(request.token_ids)
+                yield Completion(
+                    request_id=request.request_id, finish_reason="error", num_prompt_tokens=num_tokens, error=reason
+                )
+        scheduler = self._make_scheduler(requests, groups, impossible, sampler)
         if not self._model.has_replaced_layers:
             from engine.model.compiling import compile_if_long  # imported only when needed
 
-            compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
+            compile_if_long(self._model, self._config.compile, sum(group.num_tokens for group in groups))
         metrics = StepMetrics(scheduler)
         late: list[Answered] = []
         with closing(self._run(scheduler, sampler)) as steps:
@@ -227,15 +209,33 @@ class Engine(BatchCalls):
                 for found in final:
                     yield from complete(found, requests)
         assert not late, "a step was launched and not committed"
-        assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
+        num_used = scheduler.pool.num_used
+        assert num_used == 0, f"{num_used} KV blocks are still held after the last request"
+
+    def _make_scheduler(
+        self, requests: Sequence[Request], groups: Sequence[PrefixGroup], impossible: set[int], sampler: TokenSampler
+    ) -> Scheduler:
+        config, cache, lookup = self._config, self._cache, None
+        if config.prompt_lookup == "always":
+            from engine.execution.lookup import make_lookup  # imported only when needed
+
+            lookup = make_lookup(self._model, cache, sampler)
+        return Scheduler(
+            schedule_groups(
+                requests, groups, impossible, cache.block_size, config.sharing, self._make_node, config.deterministic
+            ),
+            pool=make_pool(config, cache.num_blocks, cache.layout),
+            config=config,
+            swap=self._make_swap(),
+            lookup=lookup,
+        )
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model
         if self._prompt_process is not None:
-            yield from self._prompt_process.run(scheduler, sampler)
-            return
+            return self._prompt_process.run(scheduler, sampler)
         run = run_steps
         if self._overlaps_steps:
             from engine.execution.overlapped_steps import run_overlapped as run  # imported only when needed
         steps = run(scheduler, self._runner.forward, sampler, self._cache.block_size)
-        yield from steps if self._model.shard is None else self._model.shard.watch(steps)
+        return steps if self._model.shard is None else self._model.shard.watch(steps)

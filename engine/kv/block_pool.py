@@ -50,9 +50,9 @@ class BlockPool:
         """
         if count > self.num_free:
             raise CapacityError(f"{count} KV blocks needed, {self.num_free} of {self.num_blocks} free")
-        fitting = [length for length in self._lengths if length >= count]
         if count == 0:
-            return np.empty(0, dtype=np.int32)
+            return _NO_BLOCKS
+        fitting = [length for length in self._lengths if length >= count]
         if fitting:
             return self._take(self._lengths.index(min(fitting)), count)
         parts = []
@@ -110,15 +110,11 @@ class BlockPool:
         assert 0 <= start <= self.num_blocks - length, "a freed block is not of this pool"
         is_used = left_end <= start and start + length <= right_start
         assert is_used, f"a KV block in [{start}, {start + length}) is freed twice"
-        joins_left, joins_right = left_end == start, start + length == right_start
-        if joins_left and joins_right:
-            self._lengths[index - 1] += length + self._lengths[index]
-            del self._starts[index], self._lengths[index]
-        elif joins_left:
+        if start + length == right_start:
+            del self._starts[index]
+            length += self._lengths.pop(index)
+        if left_end == start:
             self._lengths[index - 1] += length
-        elif joins_right:
-            self._starts[index] = start
-            self._lengths[index] += length
         else:
             self._starts.insert(index, start)
             self._lengths.insert(index, length)

@@ -6,6 +6,7 @@ Cost: the sort, which compares bytes in memory, then linear in tokens; no Python
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -86,8 +87,9 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
     Memory: one copy of the tokens while they are sorted.
     """
     rows = sort_rows(prompts)
-    common_lens = _neighbour_common_lens(prompts, rows)
     lens = np.fromiter((len(prompts[row]) for row in rows), dtype=np.int64, count=len(rows))
+    neighbours = ((prompts[row], prompts[next_row]) for row, next_row in pairwise(rows))
+    common_lens = np.fromiter(starmap(common_prefix_len, neighbours), dtype=np.int64)
 
     is_repeat = (common_lens == lens[:-1]) & (common_lens == lens[1:])
     starts_leaf = np.concatenate([np.ones(min(len(rows), 1), dtype=bool), ~is_repeat])
@@ -109,14 +111,6 @@ def sort_rows(prompts: Sequence[TokenArray]) -> list[int]:
     """Rows in byte order of their tokens, which puts a prompt after its own prefixes; stable for identical prompts."""
     keys = [prompt.tobytes() for prompt in prompts]
     return sorted(range(len(prompts)), key=keys.__getitem__)
-
-
-def _neighbour_common_lens(prompts: Sequence[TokenArray], rows: Sequence[int]) -> IndexArray:
-    """Number of leading tokens that each sorted prompt has in common with the next one: int64 ``[num_rows - 1]``."""
-    common_lens = np.zeros(max(len(rows) - 1, 0), dtype=np.int64)
-    for i in range(len(common_lens)):
-        common_lens[i] = common_prefix_len(prompts[rows[i]], prompts[rows[i + 1]])
-    return common_lens
 
 
 def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:

@@ -51,8 +51,7 @@ class OutputReserve:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._estimated = _Tally()
-        self._unestimated = _Tally()
+        self._estimated, self._unestimated = _Tally(), _Tally()
 
     def book(self, sequence: Sequence) -> None:
         """Counts a finished answer."""

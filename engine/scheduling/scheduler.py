@@ -62,11 +62,6 @@ class Scheduler:
         """Sequences not answered yet, running or not."""
         return self.queues.num_unfinished
 
-    @property
-    def num_running(self) -> int:
-        """Sequences that hold KV."""
-        return self.queues.num_running
-
     def schedule(self, *, may_preempt: bool = True) -> Step:
         """The next step, with KV memory for all that it computes. Empty when every request is answered.
 
