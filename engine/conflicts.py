@@ -9,13 +9,13 @@ def refuse_conflicts(config: Any) -> None:
     """Raises `ConfigError` where a setting of an `EngineConfig` does not go with the others."""
     if config.packing != "ragged" and config.prefill != "whole":
         raise ConfigError(
-            f"packing {config.packing!r} lays out whole prompts, and prefill is {config.prefill!r}, which cuts them to "
-            "the room that is left: set prefill to 'whole'"
+            f"packing {config.packing!r} needs whole prompts, and prefill {config.prefill!r} cuts them: set prefill to "
+            "'whole'"
         )
     if config.disaggregation != "none" or config.tensor_parallel_size > 1:
         _refuse_for_several(config)
     if config.keep_prefixes_bytes and (config.disaggregation != "none" or config.sharing in ("lru", "none")):
-        raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
+        raise ConfigError("keep_prefixes needs sharing path or group, and disaggregation none")
     if config.dtype == "fp8" and config.attention in ("native", "torch"):
         raise ConfigError(f"dtype 'fp8' is computed on a GPU, not by attention {config.attention!r}")
     if config.deterministic:
@@ -38,8 +38,8 @@ def _refuse_for_several(config: Any) -> None:
         ):
             if getattr(config, name) == value:
                 raise ConfigError(
-                    f"{name} {value!r} finds KV that only the process that decodes has, and with disaggregation "
-                    f"{config.disaggregation!r} another one computes prompts: set {name} to {others}"
+                    f"{name} {value!r} needs the KV of the process that decodes, and with disaggregation "
+                    f"{config.disaggregation!r} another process computes prompts: set {name} to {others}"
                 )
     if config.tensor_parallel_size > 1:
         refused: tuple[tuple[str, Any, str], ...] = (

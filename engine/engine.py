@@ -219,7 +219,7 @@ class Engine(BatchCalls):
         if config.prompt_lookup == "always":
             from engine.execution.lookup import make_lookup  # imported only when needed
 
-            lookup = make_lookup(self._model, cache, sampler)
+            lookup = make_lookup(self._model, sampler)
         return Scheduler(
             schedule_groups(
                 requests, groups, impossible, cache.block_size, config.sharing, self._make_node, config.deterministic
@@ -237,5 +237,5 @@ class Engine(BatchCalls):
         run = run_steps
         if self._overlaps_steps:
             from engine.execution.overlapped_steps import run_overlapped as run  # imported only when needed
-        steps = run(scheduler, self._runner.forward, sampler, self._cache.block_size)
+        steps = run(scheduler, self._runner.forward, sampler)
         return steps if self._model.shard is None else self._model.shard.watch(steps)

@@ -50,7 +50,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
         times = [time.perf_counter()]
         step = scheduler.schedule()
         times.append(time.perf_counter())
-        batch = step.build_batch(config.block_size)
+        batch = step.build_batch()
         times.append(time.perf_counter())
         build_work_list(
             batch.attention, tuned, group_size=4, num_kv_heads=8, num_processors=132, policy="fused",

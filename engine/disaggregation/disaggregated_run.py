@@ -70,7 +70,7 @@ def run_disaggregated(
         cache: the KV memory of this process.
         is_compiled: whether the worker compiles its layers.
     """
-    under_way: deque[Step] = deque()
+    in_flight: deque[Step] = deque()
 
     def send_prompts(step: Step | None) -> None:
         """Sends as many steps as may be in flight; the first is `step`, which may have counted preemptions."""
@@ -80,30 +80,30 @@ def run_disaggregated(
             scheduler.finalize(step)
             if step.is_empty:
                 return
-            worker.send(step.build_batch(cache.block_size), is_compiled=is_compiled)
+            worker.send(step.build_batch(), is_compiled=is_compiled)
             scheduler.mark_computed(step)
-            under_way.append(step)
+            in_flight.append(step)
             step = None
 
     while scheduler.num_unfinished:
         decodes = scheduler.new_step()
-        scheduler.add_decodes(decodes, may_preempt=not under_way)
+        scheduler.add_decodes(decodes, may_preempt=not in_flight)
         scheduler.finalize(decodes)
         has_decodes = not decodes.is_empty
         if not decodes.is_blocked:  # else the steps in flight end first, so that a request can be preempted
             send_prompts(None if has_decodes else decodes)
         if has_decodes:
             sampler.prepare(decodes)
-            hidden = forward(decodes.build_batch(cache.block_size))
+            hidden = forward(decodes.build_batch())
             tokens = sampler.sample(hidden, decodes).wait()
             yield decodes, scheduler.commit(decodes, tokens)
-        elif not under_way:
+        elif not in_flight:
             evict_idle_prefixes(scheduler)
             send_prompts(decodes)
-            assert under_way, "requests are left, but none of them could be given memory"
+            assert in_flight, "requests are left, but none of them could be given memory"
         waits = not has_decodes
-        while under_way and (prefilled := worker.take(cache, waits=waits)) is not None:
-            step = under_way.popleft()
+        while in_flight and (prefilled := worker.take(cache, waits=waits)) is not None:
+            step = in_flight.popleft()
             tokens = sampler.sample(prefilled.to(cache.keys[0].device), step).wait()
             yield step, scheduler.commit(step, tokens)
             waits = False

@@ -15,7 +15,7 @@ import torch
 from engine.child_process import start_child
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name
-from engine.disaggregation.worker_line import MOST_STEPS_UNDER_WAY, PrefillJob, WorkerLine, WorkerStep
+from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, PrefillJob, WorkerLine, WorkerStep
 from engine.errors import PrefillWorkerError
 from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
@@ -38,9 +38,9 @@ class PrefillClient:
             shape: of the KV; the worker's model must have the same.
         """
         # A step writes each block at most once, and padding goes into one more block.
-        num_bytes = MOST_STEPS_UNDER_WAY * (cache.num_blocks + 1) * cache.block_bytes
+        num_bytes = MOST_STEPS_IN_FLIGHT * (cache.num_blocks + 1) * cache.block_bytes
         self._line, self._process = start_worker("engine.prefill_worker", num_bytes)
-        self._under_way: deque[npt.NDArray[np.int32]] = deque()
+        self._in_flight: deque[npt.NDArray[np.int32]] = deque()
         self._answers: queue.SimpleQueue[tuple[object, torch.Tensor | None]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
         self._reader.start()
@@ -55,7 +55,7 @@ class PrefillClient:
 
     @property
     def can_send(self) -> bool:
-        return len(self._under_way) < MOST_STEPS_UNDER_WAY
+        return len(self._in_flight) < MOST_STEPS_IN_FLIGHT
 
     def send(self, batch: TokenBatch, *, is_compiled: bool) -> None:
         """Sends a step, which is computed after those sent before.
@@ -64,7 +64,7 @@ class PrefillClient:
             batch: of prompts only; block ids are the same in both processes.
             is_compiled: whether the worker compiles its layers.
         """
-        self._under_way.append(written_blocks(batch))
+        self._in_flight.append(written_blocks(batch))
         self._tell(WorkerStep(batch=batch, is_compiled=is_compiled))
 
     def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
@@ -86,7 +86,7 @@ class PrefillClient:
         if not isinstance(answer, torch.Tensor):
             raise self._reason(answer)
         assert kv is not None
-        BlockCopies(cache).write_blocks(self._under_way.popleft(), kv)
+        BlockCopies(cache).write_blocks(self._in_flight.popleft(), kv)
         return answer
 
     def close(self) -> None:

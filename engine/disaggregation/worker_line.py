@@ -51,7 +51,7 @@ class WorkerStep:
     is_compiled: bool = False
 
 
-MOST_STEPS_UNDER_WAY = 2
+MOST_STEPS_IN_FLIGHT = 2
 """Most steps of prompts in flight: one that is being computed, and one in the queue."""
 
 _KINDS = {kind.__name__: kind for kind in (PrefillJob, WorkerStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
@@ -163,7 +163,7 @@ class WorkerLine:
         self._connection = connection
         self._reader = connection.makefile("rb")
         memory = torch.frombuffer(mmap.mmap(memory_fd, num_bytes), dtype=torch.uint8)
-        self._regions = memory.chunk(MOST_STEPS_UNDER_WAY)
+        self._regions = memory.chunk(MOST_STEPS_IN_FLIGHT)
         self._num_kv_sent = self._num_kv_received = 0
 
     def send(self, message: object, kv: torch.Tensor | None = None) -> None:
@@ -175,14 +175,14 @@ class WorkerLine:
         layout = None
         if kv is not None:
             layout = [kv.dtype, list(kv.shape)]
-            region = self._regions[self._num_kv_sent % MOST_STEPS_UNDER_WAY]
+            region = self._regions[self._num_kv_sent % MOST_STEPS_IN_FLIGHT]
             region[: kv.nbytes].view(kv.dtype).view(kv.shape).copy_(kv)
             self._num_kv_sent += 1
         payload = encode([message, layout])
         self._connection.sendall(len(payload).to_bytes(8, "little") + payload)
 
     def receive(self) -> tuple[Any, torch.Tensor | None]:
-        """Waits for the next message. Its KV is overwritten after MOST_STEPS_UNDER_WAY further messages with KV.
+        """Waits for the next message. Its KV is overwritten after MOST_STEPS_IN_FLIGHT further messages with KV.
 
         Raises:
             EOFError, OSError: the other end is gone.
@@ -191,7 +191,7 @@ class WorkerLine:
         if layout is None:
             return message, None
         dtype, shape = layout
-        region = self._regions[self._num_kv_received % MOST_STEPS_UNDER_WAY]
+        region = self._regions[self._num_kv_received % MOST_STEPS_IN_FLIGHT]
         self._num_kv_received += 1
         return message, region[: dtype.itemsize * math.prod(shape)].view(dtype).view(shape)
 

@@ -45,14 +45,14 @@ class ConstrainedSampler(TokenSampler):
     def prepare(self, step: Step) -> None:
         rows: list[tuple[int, Constraint | None, list[int]]] = []
         for row, (sequence, place) in enumerate(step.sampled):
-            if self._is_held(sequence) and not sequence.is_answered and place == sequence.num_known:
+            if self._needs_mask(sequence) and not sequence.is_answered and place == sequence.num_known:
                 constraint = None if self._is_thinking(sequence) else self._constraint(sequence)
                 rows.append((row, constraint, sequence.own_token_ids[place : place + sequence.num_guesses].tolist()))
         masks = self._thread.submit(self._make_masks, rows, len(step.sampled)) if rows else None
         self._prepared = step, masks
 
     def needs_tokens(self, step: Step) -> bool:
-        return any(self._is_held(sequence) for sequence, _ in step.sampled)
+        return any(self._needs_mask(sequence) for sequence, _ in step.sampled)
 
     def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
         """See `TokenSampler.count_allowed`; tokens that end the thoughts or the answer are not allowed."""
@@ -78,7 +78,7 @@ class ConstrainedSampler(TokenSampler):
     def _is_thinking(self, sequence: Sequence) -> bool:
         return sequence.request.thinking is not None and sequence not in self._starts
 
-    def _is_held(self, sequence: Sequence) -> bool:
+    def _needs_mask(self, sequence: Sequence) -> bool:
         """Whether the next token must be among some tokens."""
         return sequence.request.grammar is not None or self._is_thinking(sequence)
 
@@ -89,17 +89,17 @@ class ConstrainedSampler(TokenSampler):
             self._constraints[sequence] = sequence.request.grammar.start(sequence.request.opening)
         return self._constraints[sequence]
 
-    def _make_masks(self, held: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
-        """The masks of a step. Rows that are not in `held` or whose grammar has failed allow every token.
+    def _make_masks(self, masked: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
+        """The masks of a step. Rows that are not in `masked` or whose grammar has failed allow every token.
 
         Args:
-            held: for each answer its first row, its constraint (None within thoughts), and the guesses of its further
+            masked: for each answer its first row, its constraint (None within thoughts), and the guesses of its further
                 rows.
             num_rows: of the masks.
         """
         masks = np.full((num_rows, cdiv(self._model.vocab_size, 32)), _ALL, dtype=np.int32)
         rows: list[tuple[int, Constraint]] = []
-        for first, constraint, guesses in held:
+        for first, constraint, guesses in masked:
             if constraint is None:
                 masks[first : first + 1 + len(guesses)] = self._thinking_mask
             else:

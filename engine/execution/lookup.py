@@ -3,17 +3,15 @@
 import torch
 
 from engine.execution.output import TokenSampler
-from engine.kv.kv_cache import KVCache
 from engine.model.model import Model
 from engine.scheduling.prompt_lookup import PromptLookup
 
 
-def make_lookup(model: Model, cache: KVCache, sampler: TokenSampler) -> PromptLookup:
+def make_lookup(model: Model, sampler: TokenSampler) -> PromptLookup:
     """The prompt lookup of one run, whose tokens `sampler` chooses. See `PromptLookup`."""
     return PromptLookup(
         num_weight_rows=_num_weight_rows(model),
         num_weight_kv_tokens=model.weight_bytes / model.kv_shape.bytes_per_token,
-        block_size=cache.block_size,
         count_allowed=sampler.count_allowed,
     )
 

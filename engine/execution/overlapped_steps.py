@@ -5,7 +5,7 @@ from engine.execution.step_runner import CommittedSteps, Forward
 from engine.scheduling.scheduler import Scheduler
 
 
-def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int) -> CommittedSteps:
+def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> CommittedSteps:
     """Computes steps as `run_steps` does, but launches step n + 1 before the host waits for the tokens of step n.
 
     See `engine.execution.step_runner.run_steps`. Both steps run on one stream, so KV memory that the commit of step n
@@ -20,7 +20,7 @@ def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler
         if not step.is_empty:
             if previous is None:
                 sampler.prepare(step)
-            hidden = forward(step.build_batch(block_size), None if previous is None else previous.token_ids)
+            hidden = forward(step.build_batch(), None if previous is None else previous.token_ids)
             if previous is not None and sampler.needs_tokens(step):
                 scheduler.mark_computed(step)
                 tokens = previous.wait()

@@ -126,7 +126,7 @@ class StepGraphs:
         self._make_graph = make_graph
         self._sizes = buckets
         self._buckets: dict[tuple[int, str, bool], _Bucket] = {}
-        self._has_told = False
+        self._has_warned = False
         self._scratch = backend.make_scratch(self._capacity(buckets[-1]))
         self._numbers = torch.zeros(2 * buckets[-1], dtype=torch.int64, device=model.device)
         shape = (buckets[-1], model.hidden_size)
@@ -178,9 +178,9 @@ class StepGraphs:
         except Exception as error:  # Triton's errors have no common base class
             cause = error.__context__ or error  # ending a failed capture raises, too; the first error says more
             reason = (str(cause).strip().splitlines() or [""])[0]
-            if not self._has_told:
+            if not self._has_warned:
                 LOGGER.warning("going on without a CUDA graph of %d rows: %s", bucket.num_rows, reason)
-            self._has_told = True
+            self._has_warned = True
             return None
         return graph
 

@@ -96,19 +96,18 @@ class StepRunner:
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
 
 
-def run_steps(scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int) -> CommittedSteps:
+def run_steps(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> CommittedSteps:
     """Computes one step after the other until every request is answered.
 
     Args:
         scheduler: of the run.
         forward: launches a batch; returns the hidden states of its output rows.
         sampler: makes tokens of hidden states.
-        block_size: tokens in a KV block.
     """
     while scheduler.num_unfinished:
         step = scheduler.schedule()
         sampler.prepare(step)
-        hidden = forward(step.build_batch(block_size))
+        hidden = forward(step.build_batch())
         tokens = sampler.sample(hidden, step).wait()
         yield step, scheduler.commit(step, tokens)
 

@@ -30,7 +30,7 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 MOST_READ_AHEAD = 16
 """Most files that are mapped and checked before their group starts."""
-MOST_WRITES_UNDER_WAY = 4
+MOST_WRITES_IN_FLIGHT = 4
 """Most copies of prefixes in memory that wait to be written."""
 FEWEST_PROMPT_TOKENS = 64
 """Fewest prompt tokens of a step that is used to measure the time of a prompt token."""
@@ -212,7 +212,7 @@ class PrefixKeeper:
 
     def _write(self, keys: Sequence[bytes], kv: torch.Tensor) -> None:
         if self._is_worth(len(keys)):
-            while len(self._writes) >= MOST_WRITES_UNDER_WAY:
+            while len(self._writes) >= MOST_WRITES_IN_FLIGHT:
                 self._end_write()
             self._writes.append(self._writer.submit(self._store.write, keys, kv))
 
@@ -255,8 +255,8 @@ class PrefixKeeper:
                 self._mapped[name] = self._reader.submit(self._read, name)
 
     def _take(self, name: str) -> torch.Tensor | None:
-        under_way = self._mapped.pop(name, None)
-        found = self._read(name) if under_way is None or under_way.cancel() else under_way.result()
+        read_ahead = self._mapped.pop(name, None)
+        found = self._read(name) if read_ahead is None or read_ahead.cancel() else read_ahead.result()
         self._read_ahead()
         return found
 

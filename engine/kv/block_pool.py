@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from engine.errors import CapacityError
 
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
+NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class BlockPool:
@@ -51,7 +51,7 @@ class BlockPool:
         if count > self.num_free:
             raise CapacityError(f"{count} KV blocks needed, {self.num_free} of {self.num_blocks} free")
         if count == 0:
-            return _NO_BLOCKS
+            return NO_BLOCKS
         fitting = [length for length in self._lengths if length >= count]
         if fitting:
             return self._take(self._lengths.index(min(fitting)), count)
@@ -81,7 +81,7 @@ class BlockPool:
         Returns:
             int32, the blocks; they are freed when the step is committed.
         """
-        return _NO_BLOCKS
+        return NO_BLOCKS
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:
         """Frees blocks. Freeing a block that is free already breaks an invariant and asserts."""

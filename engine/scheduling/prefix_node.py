@@ -6,12 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import NO_BLOCKS, BlockPool
 
 if TYPE_CHECKING:
     from engine.scheduling.step import Step
-
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class PrefixNode:
@@ -37,8 +35,8 @@ class PrefixNode:
         self.token_ids = token_ids
         self.start = start
         self.end = start + len(token_ids)
-        self.block_ids = _NO_BLOCKS
-        self.chain_block_ids = _NO_BLOCKS
+        self.block_ids = NO_BLOCKS
+        self.chain_block_ids = NO_BLOCKS
         self.num_computed = 0
         self.num_unfinished = 0
         self.num_resident = 0
@@ -104,7 +102,7 @@ class PrefixNode:
             return
         pool.free(self.block_ids)
         pool.num_prefix_blocks -= int(np.count_nonzero(self.block_ids >= 0))
-        self.block_ids = self.chain_block_ids = _NO_BLOCKS
+        self.block_ids = self.chain_block_ids = NO_BLOCKS
         self.num_computed = 0
         if self.parent is not None:
             self.parent.num_resident -= 1

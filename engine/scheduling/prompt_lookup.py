@@ -36,7 +36,6 @@ class PromptLookup:
     Args:
         num_weight_rows: rows that a step computes in the time in which it reads the model's weights.
         num_weight_kv_tokens: tokens whose KV it reads in that time.
-        block_size: tokens in a KV block.
         count_allowed: given a constrained answer and guesses, returns how many of the first guesses are allowed.
     """
 
@@ -45,12 +44,10 @@ class PromptLookup:
         *,
         num_weight_rows: int,
         num_weight_kv_tokens: float,
-        block_size: int,
         count_allowed: Callable[[Sequence, npt.NDArray[np.int32]], int],
     ) -> None:
         self._num_weight_rows = num_weight_rows
         self._num_weight_kv_tokens = num_weight_kv_tokens
-        self._block_size = block_size
         self._count_allowed = count_allowed
         self._num_tried = [_PRIOR_TRIES] * (MOST_MATCHED + 1)
         self._num_right = [_PRIOR_TRIES * matched / (matched + 2) for matched in range(MOST_MATCHED + 1)]
@@ -72,7 +69,7 @@ class PromptLookup:
         for index, (sequence, count) in enumerate(step.decodes):
             if count == sequence.num_uncomputed:
                 chance = 1.0
-                for matched in self._look_up(sequence, step.room):
+                for matched in self._look_up(sequence, step):
                     chance *= chances[min(matched, MOST_MATCHED)]
                     guesses.append((chance, index))
         num_expected = float(num_tokens)
@@ -93,13 +90,13 @@ class PromptLookup:
         self._num_tried[matched] += 1
         self._num_right[matched] += is_right
 
-    def _look_up(self, sequence: Sequence, room: int) -> range:
+    def _look_up(self, sequence: Sequence, step: Step) -> range:
         """Writes guesses behind a sequence's tokens, as far as its KV blocks reach; returns the length of the ending
         before each guess."""
         request, length = sequence.request, sequence.length
-        num_free_slots = len(sequence.block_ids) * self._block_size - length
+        num_free_slots = len(sequence.block_ids) * step.block_size - length
         num_left = sequence.num_suffix + request.max_new_tokens - 1 - length  # the last token of an answer needs no row
-        most = min(room, MOST_GUESSES, num_free_slots, num_left)
+        most = min(step.room, MOST_GUESSES, num_free_slots, num_left)
         if request.mode != "generate" or most <= 0 or sequence.num_known < length:
             return range(0)
         answer = sequence.own_token_ids[sequence.num_suffix : length]

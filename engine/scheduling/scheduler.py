@@ -174,7 +174,7 @@ class Scheduler:
 
     def new_step(self) -> Step:
         """An empty step."""
-        return Step(room=self.config.step_tokens)
+        return Step(block_size=self.config.block_size, room=self.config.step_tokens)
 
     def finalize(self, step: Step) -> Step:
         """Adds guessed tokens to the step and arranges its rows; returns the step."""

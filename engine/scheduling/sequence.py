@@ -7,11 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
-
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
@@ -55,7 +53,7 @@ class Sequence:
     length: int = field(init=False)
     num_computed: int = 0
     num_known: int = field(init=False)
-    block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: _NO_BLOCKS)
+    block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
     admission: int = -1
     num_guesses: int = 0
     ending_start: int = 0
@@ -148,7 +146,7 @@ class Sequence:
         if self.holds_kv and self.node is not None:
             self.node.num_resident -= 1
         pool.free(self.block_ids)
-        self.block_ids = _NO_BLOCKS
+        self.block_ids = NO_BLOCKS
 
     def release(self, pool: BlockPool) -> None:
         """Drops the own KV. Generated tokens are kept, their KV is recomputed; a label being scored starts again."""

@@ -8,13 +8,11 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.request import FinishReason
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
-
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +49,7 @@ class Step:
     """Work of one step. The scheduler adds work, then calls `finalize`; nothing is added after that.
 
     Attributes:
+        block_size: tokens in a KV block.
         room: number of tokens that may still be added; 0 also where a single whole prompt exceeds the step.
         decodes, suffixes, prefixes: sequence or prefix node, and the number of its next tokens.
         padded_length: length that shorter prompts are padded to; 0 where none is padded.
@@ -73,6 +72,7 @@ class Step:
         left_block_ids: KV blocks that no row of a later step sees; freed when the step is committed.
     """
 
+    block_size: int
     room: int
     decodes: list[tuple[Sequence, int]] = field(default_factory=list)
     suffixes: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Step:
     num_cached_blocks: int = 0
     is_computed: bool = False
     is_advanced: bool = False
-    left_block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: _NO_BLOCKS)
+    left_block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
     _members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = field(default_factory=dict)
     _output_row_counts: list[int] = field(default_factory=list)
 
@@ -146,7 +146,7 @@ class Step:
         self.num_prefix_blocks = pool.num_prefix_blocks
         self.num_cached_blocks = pool.num_idle
 
-    def build_batch(self, block_size: int) -> TokenBatch:
+    def build_batch(self) -> TokenBatch:
         """The rows as arrays, in the order of `finalize`."""
         chunks = Chunks()
         for node, count in self.prefixes.items():
@@ -162,7 +162,7 @@ class Step:
         chunks.block_tables += [sequence.block_ids for sequence, _ in work]
         chunks.num_output_rows += self._output_row_counts
         groups = [
-            ChunkGroup(_NO_BLOCKS, 0, len(self.prefixes) + len(members))
+            ChunkGroup(NO_BLOCKS, 0, len(self.prefixes) + len(members))
             if node is None
             else ChunkGroup(node.chain_block_ids, node.end, len(members))
             for node, members in self._members.items()
@@ -170,5 +170,5 @@ class Step:
         if self.padded_length:
             from engine.scheduling.whole_prompts import pad_chunks  # imported only when needed
 
-            chunks, groups = pad_chunks(self, chunks, groups, block_size)
-        return build_token_batch(chunks, [group for group in groups if group.num_chunks], block_size)
+            chunks, groups = pad_chunks(self, chunks, groups)
+        return build_token_batch(chunks, [group for group in groups if group.num_chunks], self.block_size)

@@ -39,9 +39,7 @@ def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: P
         step.pad_block_id = pad_block_id
 
 
-def pad_chunks(
-    step: Step, chunks: Chunks, groups: Sequences[ChunkGroup], block_size: int
-) -> tuple[Chunks, list[ChunkGroup]]:
+def pad_chunks(step: Step, chunks: Chunks, groups: Sequences[ChunkGroup]) -> tuple[Chunks, list[ChunkGroup]]:
     """Adds a chunk of padding after each chunk that is shorter than the step's padded length.
 
     No row attends to padding. Its KV goes into free slots of the prompt's last block, then into the pad block.
@@ -49,7 +47,6 @@ def pad_chunks(
     Args:
         step: gives the padded length and the pad block.
         chunks, groups: of the step's prompts.
-        block_size: tokens in a KV block.
     """
     padded, counts = Chunks(), [0] * len(groups)
     entries = zip(*(getattr(chunks, name) for name in Chunks.__slots__), strict=True)
@@ -60,8 +57,8 @@ def pad_chunks(
         counts[owner] += 1 + (num_rows > 0)
         if num_rows:
             end = num_earlier + len(token_ids)
-            num_own = cdiv(end, block_size)
-            pads = np.full(cdiv(end + num_rows, block_size) - num_own, step.pad_block_id, dtype=np.int32)
+            num_own = cdiv(end, step.block_size)
+            pads = np.full(cdiv(end + num_rows, step.block_size) - num_own, step.pad_block_id, dtype=np.int32)
             own_and_pads = np.concatenate([block_table[:num_own], pads])
             padded.add(np.zeros(num_rows, dtype=np.int32), 0, end, own_and_pads, 0)
     return padded, [group._replace(num_chunks=count) for group, count in zip(groups, counts, strict=True)]

@@ -22,7 +22,7 @@ from engine.several_processes import check_gpus
 
 Made = TypeVar("Made")
 
-LAST_WORDS_SECONDS = 3.0
+LAST_MESSAGE_SECONDS = 3.0
 """Time to wait for a rank's error message after a collective operation with it has failed."""
 
 
@@ -88,7 +88,7 @@ class Ranks(Shard):
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._has_failed.wait(LAST_WORDS_SECONDS)
+            self._has_failed.wait(LAST_MESSAGE_SECONDS)
             reason = self._failure
             self.close()
             if reason is None or reason is error or not isinstance(error, Exception):

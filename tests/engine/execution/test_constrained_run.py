@@ -150,7 +150,7 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     run = run_overlapped if overlaps and config.sharing != "lru" else run_steps
     ended: list[int] = []
-    for step, answered in run(scheduler, model.forward, sampler, BLOCK_SIZE):
+    for step, answered in run(scheduler, model.forward, sampler):
         assert pool.num_used <= pool.num_blocks
         if config.prefill == "chunked":
             num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())

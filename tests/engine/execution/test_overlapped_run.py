@@ -164,7 +164,7 @@ def run(
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
     run = run_overlapped if overlaps else run_steps
-    steps = run(scheduler, model.forward, sampler, BLOCK_SIZE)
+    steps = run(scheduler, model.forward, sampler)
     ended: set[Any] = set()
     for num_committed, (step, ends) in enumerate(steps):
         found.most_under_way = max(found.most_under_way, model.num_steps - num_committed)

@@ -88,7 +88,7 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
         batches.check(step)
         assert swap.num_used <= swap.num_blocks
         assert step.num_prefix_blocks <= step.num_used_blocks == pool.num_used <= pool.num_blocks
-        batch = step.build_batch(BLOCK_SIZE)
+        batch = step.build_batch()
         counts = [count for _, count in (*step.decodes, *step.suffixes)] + list(step.prefixes.values())
         assert batch.attention.num_rows == sum(counts) + step.num_padding_tokens
         for found in scheduler.commit(step, say(step, lengths)):

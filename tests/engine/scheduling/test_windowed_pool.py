@@ -75,7 +75,7 @@ def test_what_a_row_sees_is_not_overwritten(rng: random.Random, kind: str, windo
             )
         sequence.num_computed = start = end
         if is_prompt:
-            step = Step(room=0)
+            step = Step(block_size=BLOCK_SIZE, room=0)
             step.suffixes.append((sequence, 0))
             left = pool.leave(step)
             held[left] = -1
