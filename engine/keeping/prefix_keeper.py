@@ -63,9 +63,9 @@ class KeptNode(PrefixNode):
         self.keys = keeper.name_blocks(self)
         self.num_loaded = 0
 
-    def acquire(self, pool: BlockPool, block_size: int) -> int:
+    def acquire(self, pool: BlockPool) -> int:
         missing = [node for node in self.chain() if not node.holds_blocks]
-        num_tokens = super().acquire(pool, block_size)
+        num_tokens = super().acquire(pool)
         for node in missing:
             assert isinstance(node, KeptNode)
             self._keeper.load(node)

@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import CapacityError
+from engine.kernels import cdiv
 
 NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class BlockPool:
-    """Free list of `num_blocks` KV blocks, kept as sorted extents (start, length).
+    """Free list of `num_blocks` KV blocks of `block_size` tokens, kept as sorted extents (start, length).
 
     Invariants: extents are disjoint, never adjacent, and their lengths add up to `num_free`.
 
@@ -24,8 +25,9 @@ class BlockPool:
     num_tables = 1
     """Block tables of a request; several where layers have sliding windows (`WindowedPool`)."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
+        self.block_size = block_size
         self.num_free = num_blocks
         self.num_prefix_blocks = 0
         self._starts = [0] if num_blocks else []
@@ -66,9 +68,9 @@ class BlockPool:
         """Allocates a whole block table, int32 ``[num_blocks]``; raises as `allocate` does."""
         return self.allocate(num_blocks)
 
-    def num_missing(self, sequence: Any, num_blocks: int) -> int:
-        """Blocks that `extend` would allocate; negative where the sequence has more."""
-        return num_blocks - len(sequence.block_ids)
+    def num_missing(self, sequence: Any, num_tokens: int) -> int:
+        """Blocks that a table of `num_tokens` own tokens lacks; negative where the sequence has more."""
+        return cdiv(num_tokens, self.block_size) - len(sequence.block_ids)
 
     def extend(self, sequence: Any, num_blocks: int) -> None:
         """Lengthens the sequence's table to num_blocks; raises as `allocate` does."""

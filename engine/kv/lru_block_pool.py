@@ -18,8 +18,8 @@ class LruBlockPool(BlockPool):
     Invariants: idle blocks are not in the extents; num_free counts both.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
         self._num_owners = [0] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 from engine.kv.lru_block_pool import LruBlockPool
 from engine.request import Request
@@ -24,8 +23,9 @@ def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" =
     if layout is not None:
         from engine.scheduling.windowed_pool import WindowedPool
 
-        return WindowedPool(num_blocks, layout.windows, config.block_size)
-    return LruBlockPool(num_blocks) if config.sharing == "lru" else BlockPool(num_blocks)
+        return WindowedPool(num_blocks, config.block_size, layout.windows)
+    make = LruBlockPool if config.sharing == "lru" else BlockPool
+    return make(num_blocks, config.block_size)
 
 
 @dataclass(slots=True)
@@ -83,17 +83,15 @@ class Admission:
 
     Args:
         pool: KV blocks. With an `LruBlockPool`, requests begin with the blocks that are found in it.
-        block_size: tokens in a block.
         reserve: number of tokens that a request needs memory for.
         swap: may hold KV of preempted requests; None where nothing is swapped.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, reserve: OutputReserve, swap: SwapSpace | None) -> None:
+    def __init__(self, pool: BlockPool, reserve: OutputReserve, swap: SwapSpace | None) -> None:
         self.pool = pool
-        self._block_size = block_size
         self._reserve = reserve
         self._swap = swap
-        self.cache = BlockCache(pool, block_size) if isinstance(pool, LruBlockPool) else None
+        self.cache = BlockCache(pool) if isinstance(pool, LruBlockPool) else None
         self._num_admitted = 0
 
     def fits(self, sequence: Sequence) -> bool:
@@ -104,7 +102,7 @@ class Admission:
         """Whether a group's prefix fits now together with its first request."""
         num_missing = self._num_missing_blocks(group.sequences[0])
         if group.node is not None:
-            num_missing += group.node.num_missing_blocks(self._block_size) * self.pool.num_tables
+            num_missing += group.node.num_missing_blocks(self.pool)
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
@@ -115,9 +113,9 @@ class Admission:
         swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
         if self.cache is not None and swap is None:
             self.cache.reuse(sequence)
-        sequence.reserve(self.pool, self._reserve.num_tokens(sequence), self._block_size)
+        sequence.reserve(self.pool, self._reserve.num_tokens(sequence))
         if swap is not None:
-            swap.restore(sequence, self._block_size)
+            swap.restore(sequence, self.pool.block_size)
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         if sequence.node is not None:
@@ -125,10 +123,10 @@ class Admission:
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether the sequence can get blocks for `num_tokens` own tokens."""
-        return self.pool.num_missing(sequence, cdiv(num_tokens, self._block_size)) <= self.pool.num_free
+        return self.pool.num_missing(sequence, num_tokens) <= self.pool.num_free
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
-        num_blocks = self.pool.num_missing(sequence, cdiv(self._reserve.num_tokens(sequence), self._block_size))
+        num_blocks = self.pool.num_missing(sequence, self._reserve.num_tokens(sequence))
         if self.cache is not None and (self._swap is None or not self._swap.holds(sequence)):
             num_blocks -= self.cache.num_found_in_use(sequence)
         return num_blocks

@@ -20,9 +20,9 @@ class BlockCache:
     Blocks are remembered after the step that fills them: requests that start in one step do not find each other's.
     """
 
-    def __init__(self, pool: LruBlockPool, block_size: int) -> None:
+    def __init__(self, pool: LruBlockPool) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._block_size = pool.block_size
         self._keys: dict[Sequence, list[bytes]] = {}
 
     def num_found_in_use(self, sequence: Sequence) -> int:

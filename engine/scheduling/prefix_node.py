@@ -60,9 +60,10 @@ class PrefixNode:
             nodes.append(nodes[-1].parent)
         return nodes[::-1]
 
-    def num_missing_blocks(self, block_size: int) -> int:
-        """Blocks that `acquire` would allocate in each block table."""
-        return sum(cdiv(len(node.token_ids), block_size) for node in self.chain() if not node.holds_blocks)
+    def num_missing_blocks(self, pool: BlockPool) -> int:
+        """Blocks that `acquire` would allocate in all block tables."""
+        missing = (cdiv(len(node.token_ids), pool.block_size) for node in self.chain() if not node.holds_blocks)
+        return sum(missing) * pool.num_tables
 
     def next_to_compute(self) -> "PrefixNode":
         """The first node of a chain that is not complete."""
@@ -82,13 +83,13 @@ class PrefixNode:
         """Whether the whole chain is computed once the step is."""
         return all(node.num_computed + step.prefixes.get(node, 0) == len(node.token_ids) for node in self.chain())
 
-    def acquire(self, pool: BlockPool, block_size: int) -> int:
+    def acquire(self, pool: BlockPool) -> int:
         """Allocates blocks for every node of the chain that has none; returns the number of tokens they are for."""
         num_tokens = 0
         for node in self.chain():
             if not node.holds_blocks:
                 num_tokens += len(node.token_ids)
-                node.block_ids = node.chain_block_ids = pool.allocate_table(cdiv(len(node.token_ids), block_size))
+                node.block_ids = node.chain_block_ids = pool.allocate_table(cdiv(len(node.token_ids), pool.block_size))
                 pool.num_prefix_blocks += node.block_ids.size
                 if node.parent is not None:
                     node.chain_block_ids = np.concatenate([node.parent.chain_block_ids, node.block_ids])

@@ -128,7 +128,7 @@ class RequestQueues:
 
     def _start_prefix(self, node: PrefixNode | None, waiting: Iterable[Sequence]) -> int:
         """Allocates a prefix's blocks, and queues its requests; returns the tokens that the new blocks are for."""
-        num_tokens = 0 if node is None else node.acquire(self._pool, self._config.block_size)
+        num_tokens = 0 if node is None else node.acquire(self._pool)
         if node is None or node.is_complete:
             self.ready.extend(waiting)
         else:

@@ -51,7 +51,7 @@ class Scheduler:
         self.swap = swap
         self._lookup = lookup
         self._reserve = OutputReserve(config.output_reserve)
-        self.admission = Admission(pool, config.block_size, self._reserve, swap)
+        self.admission = Admission(pool, self._reserve, swap)
         queues = RequestQueues
         if config.batching != "continuous" or config.prefill != "chunked":
             from engine.scheduling.batch_queues import BatchQueues as queues  # imported only when needed
@@ -215,7 +215,7 @@ class Scheduler:
                         continue
                     if not make_room(self, sequence, needed, step):
                         break
-                sequence.reserve(self.pool, needed, block_size)
+                sequence.reserve(self.pool, needed)
             if num_tokens:
                 step.decodes.append((sequence, num_tokens))
                 step.room -= num_tokens

@@ -133,9 +133,9 @@ class Sequence:
         self.length = self.num_known = self.num_suffix + len(tail)
         self.num_computed = min(self.num_computed, self.num_suffix)
 
-    def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
-        """Allocates blocks until they hold `num_tokens` own tokens, known or expected. See `BlockPool.extend`."""
-        num_blocks = cdiv(num_tokens, block_size)
+    def reserve(self, pool: BlockPool, num_tokens: int) -> None:
+        """Allocates blocks until they hold `num_tokens` own tokens, known or expected."""
+        num_blocks = cdiv(num_tokens, pool.block_size)
         if num_blocks > len(self.block_ids):
             if not self.holds_kv and self.node is not None:
                 self.node.num_resident += 1

@@ -34,13 +34,11 @@ class WindowedPool(BlockPool):
 
     Args:
         windows: of each table, the positions that a row sees, its own included; 0: all.
-        block_size: tokens in a block.
     """
 
-    def __init__(self, num_blocks: int, windows: tuple[int, ...], block_size: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, block_size: int, windows: tuple[int, ...]) -> None:
+        super().__init__(num_blocks, block_size)
         self._windows = windows
-        self._block_size = block_size
         self.num_tables = len(windows)
 
     def allocate_table(self, num_blocks: int) -> Blocks:
@@ -48,8 +46,9 @@ class WindowedPool(BlockPool):
         blocks = self.allocate(num_blocks * self.num_tables)
         return np.stack(np.split(blocks, self.num_tables), axis=1)
 
-    def num_missing(self, sequence: Sequence, num_blocks: int) -> int:
-        return sum(end - old_end for _, old_end, end in self._spans(sequence, num_blocks))
+    def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        spans = self._spans(sequence, cdiv(num_tokens, self.block_size))
+        return sum(end - old_end for _, old_end, end in spans)
 
     def extend(self, sequence: Sequence, num_blocks: int) -> None:
         spans = self._spans(sequence, num_blocks)
@@ -70,7 +69,7 @@ class WindowedPool(BlockPool):
         left = [np.empty(0, dtype=np.int32)]
         for node in step.prefixes:
             for column, window in enumerate(self._windows):
-                gone = node.block_ids[: first_block(node.num_computed, window, self._block_size), column]
+                gone = node.block_ids[: first_block(node.num_computed, window, self.block_size), column]
                 left.append(gone[gone != _GONE])
                 self.num_prefix_blocks -= len(left[-1])
                 gone[:] = _GONE
@@ -82,7 +81,7 @@ class WindowedPool(BlockPool):
     def _leave(self, sequence: Sequence, column: int, window: int) -> Blocks:
         table = sequence.block_ids[:, column]
         first, end = _span(table)
-        new_first = first_block(sequence.num_computed, window, self._block_size)
+        new_first = first_block(sequence.num_computed, window, self.block_size)
         new_first = min(new_first, end - self._num_round(sequence.request, window))
         if not window or new_first <= first:
             return table[:0]
@@ -99,8 +98,8 @@ class WindowedPool(BlockPool):
                 first, old_end = _span(sequence.block_ids[:, column])
                 known = old_end
             else:
-                first = old_end = first_block(sequence.num_computed, window, self._block_size)
-                known = cdiv(sequence.length, self._block_size)
+                first = old_end = first_block(sequence.num_computed, window, self.block_size)
+                known = cdiv(sequence.length, self.block_size)
             most = num_blocks if not window else max(known, first + self._num_round(sequence.request, window))
             spans.append((first, old_end, max(old_end, min(num_blocks, most))))
         return spans
@@ -114,7 +113,7 @@ class WindowedPool(BlockPool):
                 most -= 0 if thinking is None else thinking.max_tokens - len(thinking.closing)
             else:
                 most = min(most, _MOST_FREE_TOKENS if thinking is None else 1 + len(thinking.closing))
-        return cdiv(window - 1 + most, self._block_size) + 1
+        return cdiv(window - 1 + most, self.block_size) + 1
 
 
 def written_blocks(sequence: Sequence, windows: tuple[int, ...], block_size: int) -> Blocks:

@@ -33,7 +33,7 @@ def decoding(prompt: list[int], *, max_new_tokens: int = 40, num_blocks: int = 4
     """A request that has said its first token, the one after the prompt's first, with room for 4 blocks of 4 tokens."""
     request = Request(request_id="a", token_ids=prompt, max_new_tokens=max_new_tokens, **settings)
     sequence = Sequence(request=request, owners=(0,), node=None)
-    sequence.reserve(BlockPool(num_blocks), 4 * num_blocks, 4)
+    sequence.reserve(BlockPool(num_blocks, 4), 4 * num_blocks)
     sequence.num_computed = len(prompt)
     sequence.set_token(sequence.length, prompt[0])
     return sequence
