@@ -221,9 +221,7 @@ class Engine(BatchCalls):
 
             lookup = make_lookup(self._model, sampler)
         return Scheduler(
-            schedule_groups(
-                requests, groups, impossible, cache.block_size, config.sharing, self._make_node, config.deterministic
-            ),
+            schedule_groups(requests, groups, impossible, config, self._make_node),
             pool=make_pool(config, cache.num_blocks, cache.layout),
             config=config,
             swap=self._make_swap(),

@@ -42,7 +42,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
         for index in range(num_rows)
     ]
     config = EngineConfig(max_num_batched_tokens=8192, block_size=16, device="cpu", kv_memory_bytes=1 << 20)
-    groups = schedule_groups(requests, plan_prefix_groups([request.token_ids for request in requests]), set(), 16)
+    groups = schedule_groups(requests, plan_prefix_groups([request.token_ids for request in requests]), (), config)
     scheduler = Scheduler(groups, pool=make_pool(config, 40 * num_rows), config=config, swap=None)
     metrics, sampler = StepMetrics(scheduler), TokenSampler(_NoModel(), None)  # type: ignore[arg-type]
     taken_ms: dict[str, list[float]] = {part: [] for part in PARTS}

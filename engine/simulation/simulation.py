@@ -90,9 +90,7 @@ def simulate_plan(
     pool = make_pool(config, num_kv_blocks, layout)
     oversized = find_oversized(requests, config.block_size, num_kv_blocks // pool.num_tables)
     scheduler = Scheduler(
-        schedule_groups(
-            requests, groups, oversized, config.block_size, config.sharing, shares_whole_blocks=config.deterministic
-        ),
+        schedule_groups(requests, groups, oversized, config),
         pool=pool,
         config=config,
         swap=SwapSpace(_NoMemory(), num_kv_blocks, () if layout is None else layout.windows)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
 
-from engine.config import Sharing
+from engine.config import EngineConfig
 from engine.planning.plan import CommonPrefix, PrefixGroup
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
@@ -16,10 +16,8 @@ def schedule_groups(
     requests: Sequences[Request],
     groups: Sequences[PrefixGroup],
     skipped: Collection[int],
-    block_size: int,
-    sharing: Sharing = "path",
+    config: EngineConfig,
     make_node: Callable[..., PrefixNode] = PrefixNode,
-    shares_whole_blocks: bool = False,
 ) -> list[ScheduledGroup]:
     """Turns a plan into the groups of a run.
 
@@ -36,11 +34,10 @@ def schedule_groups(
         requests: of all groups.
         groups: their members' request_indices point into `requests`.
         skipped: indices of requests that are answered already and not run.
-        block_size: tokens in a KV block.
-        sharing: the policy.
+        config: its `sharing`; with `deterministic`, a prefix has full blocks only, and each suffix has the rest.
         make_node: makes the nodes of prefixes.
-        shares_whole_blocks: whether a prefix ends with its last full block, and the rest is computed with each suffix.
     """
+    block_size, sharing = config.block_size, config.sharing
     if sharing in ("lru", "none"):
         indices = sorted(index for group in groups for member in group.members for index in member.request_indices)
         return [
@@ -59,7 +56,7 @@ def schedule_groups(
         base = _common_node(group, block_size, nodes, make_node) if sharing == "path" else None
         node, num_covered = base, base.end if base is not None else 0
         # A prefix shorter than a block is computed with each suffix: separate attention over it would cost more.
-        end = len(group.prefix) // block_size * block_size if shares_whole_blocks else len(group.prefix)
+        end = len(group.prefix) // block_size * block_size if config.deterministic else len(group.prefix)
         if end > num_covered and end >= block_size:
             node = make_node(parent=base, token_ids=group.prefix[num_covered:end], start=num_covered)
         sequences = [Sequence(request=_most_urgent(requests, owners), owners=owners, node=node) for owners in answers]

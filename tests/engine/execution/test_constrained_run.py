@@ -140,9 +140,7 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     num_blocks *= 1 if layout is None else layout.num_tables
     pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, windows)
     poison_freed_blocks(pool, model)
-    groups = schedule_groups(
-        requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
-    )
+    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
     tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]

@@ -154,9 +154,7 @@ def run(
     num_blocks *= 1 if layout is None else layout.num_tables
     pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, num_words, windows)
     poison_freed_blocks(pool, model)
-    groups = schedule_groups(
-        requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
-    )
+    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
     tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def run_alone(prompts: list[list[int]], windows: tuple[int, ...], num_new_tokens
         Request(request_id=str(i), token_ids=prompt, max_new_tokens=num_new_tokens, ignore_eos=True)
         for i, prompt in enumerate(prompts)
     ]
-    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE)
+    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
     pool = make_pool(config, 4000, kept_layout(windows, config))
     scheduler = Scheduler(groups, pool=pool, config=config, swap=None)
     held = []
