@@ -1,4 +1,4 @@
-"""The inference engine: token ids in, token ids or label scores out. It knows no database, workflow or text.
+"""The inference engine: token ids in, token ids or label scores out. It imports no database, workflow or text code.
 
 Names are imported when first used: the planner and the settings need no torch, which takes seconds to import.
 """
@@ -43,11 +43,10 @@ _MODULES = {
     "plan_prefix_groups": "engine.planning.prefix_groups",
 }
 
-# Both are read when torch is imported. Threads that spin for milliseconds while they wait for each other slow a run
-# down several times where cores are shared with other programs; tens of microseconds keep the gain.
+# Both variables are read when torch is imported. OpenMP threads that wait for each other spin for milliseconds by
+# default, which slows a run down several times on cores shared with other programs; tens of microseconds suffice.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-# Weights, KV and rows in pages of 2 MB: with those of 4 KB a product reads and writes in more pages than the processor
-# has at hand.
+# Weights, KV and rows in pages of 2 MB: a product over pages of 4 KB touches more pages than the TLB has entries.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 

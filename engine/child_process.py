@@ -1,4 +1,4 @@
-"""A child process that talks to its parent through a socket, and ends with it, however the parent ends."""
+"""A child process that has a socket to its parent, and ends when the parent ends, for whatever reason."""
 
 import os
 import select
@@ -18,14 +18,13 @@ def start_child(
 ) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
     """Run a module in a new interpreter with our search path; returns our end of the socket, and the process.
 
-    The child is to call `end_with_parent` first. It does not get the keyboard's interrupts: its parent decides what an
-    interrupt means.
+    The child must call `end_with_parent` first. It does not receive Ctrl-C: the parent handles interrupts.
 
     Args:
         module: its first argument is the file descriptor of its end of the socket.
-        arguments: what follows.
+        arguments: the module's further arguments.
         pass_fds: further file descriptors that stay open in the child.
-        environment: variables besides ours.
+        environment: variables that are added to this process's.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -40,11 +39,11 @@ def start_child(
 
 
 def end_with_parent(socket_fd: int, clean_up: Callable[[], None] = lambda: None) -> None:
-    """From now on, end this process when the other end of its socket is closed, in the middle of its work, too.
+    """Ends this process as soon as the other end of its socket is closed, even in the middle of its work.
 
     Args:
-        socket_fd: of the child's end; somebody else may read from it meanwhile.
-        clean_up: called before the end.
+        socket_fd: of the child's end; other threads may read from it meanwhile.
+        clean_up: called before the process ends.
     """
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Settings of an engine that do not go together."""
+"""Settings of an engine that exclude each other."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ def refuse_conflicts(config: Any) -> None:
     """Raises `ConfigError` where a setting of an `EngineConfig` does not go with the others."""
     if config.packing != "ragged" and config.prefill != "whole":
         raise ConfigError(
-            f"packing {config.packing!r} lays out whole prompts, and prefill is {config.prefill!r}, which cuts them to "
-            "the room that is left: set prefill to 'whole'"
+            f"packing {config.packing!r} needs whole prompts, and prefill {config.prefill!r} cuts them: set prefill to "
+            "'whole'"
         )
     if config.disaggregation != "none" or config.tensor_parallel_size > 1:
         _refuse_for_several(config)
     if config.keep_prefixes_bytes and (config.disaggregation != "none" or config.sharing in ("lru", "none")):
-        raise ConfigError("keep_prefixes keeps what sharing path or group shares, with disaggregation none")
+        raise ConfigError("keep_prefixes needs sharing path or group, and disaggregation none")
     if config.dtype == "fp8" and config.attention in ("native", "torch"):
         raise ConfigError(f"dtype 'fp8' is computed on a GPU, not by attention {config.attention!r}")
     if config.deterministic:
@@ -30,7 +30,7 @@ def refuse_conflicts(config: Any) -> None:
 
 
 def _refuse_for_several(config: Any) -> None:
-    """Refuses settings that know of one process or one device only."""
+    """Refuses settings that work with one process or one device only."""
     if config.disaggregation != "none":
         for name, value, others in (
             ("sharing", "lru", "path, group or none"),
@@ -38,8 +38,8 @@ def _refuse_for_several(config: Any) -> None:
         ):
             if getattr(config, name) == value:
                 raise ConfigError(
-                    f"{name} {value!r} finds KV that only the process that decodes has, and with disaggregation "
-                    f"{config.disaggregation!r} another one computes prompts: set {name} to {others}"
+                    f"{name} {value!r} needs the KV of the process that decodes, and with disaggregation "
+                    f"{config.disaggregation!r} another process computes prompts: set {name} to {others}"
                 )
     if config.tensor_parallel_size > 1:
         refused: tuple[tuple[str, Any, str], ...] = (
@@ -61,7 +61,7 @@ def _refuse_for_several(config: Any) -> None:
 
 
 def _refuse_for_deterministic(config: Any) -> None:
-    """Refuses settings with which results depend on what else is computed."""
+    """Refuses settings with which an answer's bits depend on the rest of the batch."""
     taken: tuple[tuple[str, tuple[Any, ...]], ...] = (
         ("dtype", ("auto", "bfloat16", "float32", "int8", "quantized")),
         ("attention", ("auto", "native")),

@@ -11,7 +11,7 @@ from engine.device.placement import find_dtype, resolve_device, use_device, use_
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.output import Decoder, TokenSampler, complete
 from engine.execution.step_record import StepMetrics, StepRecord
-from engine.execution.step_runner import CommittedSteps, StepRunner, can_run_ahead, run_steps
+from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_steps
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.loading.checkpoint import is_quantized
@@ -34,38 +34,38 @@ if TYPE_CHECKING:
 
 
 class Engine(BatchCalls):
-    """One model on one device. Between calls it holds weights and unused KV memory, no other state.
+    """One model on one device. Between calls it holds the weights and the KV memory, and no state of a request.
 
     Made by `Engine.load`. Not thread-safe: one call at a time.
 
     Args:
         model: loaded; its layers may be replaced by native ones.
         config: how to compute.
-        checkpoint: what a second process loads, and whose pooling is read; None where the model was given as an object.
+        checkpoint: of the model, for a second process and for pooling layers; None where the model is an object.
     """
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         self.config = config
-        self._config = config  # with nothing left to be chosen
+        self._config = config  # with a number of tokens for each step
         if config.max_num_batched_tokens == "auto" and model.device.type != "cpu":
-            from engine.simulation.step_tokens import fill_in  # a CPU needs none
+            from engine.simulation.step_tokens import fill_in  # imported only when needed
 
             self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
         self._model = model
         self._checkpoint = checkpoint
         self._make_node: Callable[..., PrefixNode] = PrefixNode
         self._poolers: dict[Mode, Pooler] = {}
-        self._runs_ahead = can_run_ahead(config, model.device)
+        self._overlaps_steps = can_overlap(config, model.device)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
         self._make_swap: Callable[[], SwapSpace | None] = lambda: None
         if config.preemption == "swap":
-            from engine.execution.memory_budget import swap_maker  # few engines swap
+            from engine.execution.memory_budget import swap_maker  # imported only when needed
 
             self._make_swap = swap_maker(config, self._cache, model.device)
         self._prompt_process: PromptProcess | None = None
         if config.disaggregation != "none":
-            from engine.disaggregation import disaggregated_run  # most engines need none
+            from engine.disaggregation import disaggregated_run  # imported only when needed
 
             assert checkpoint is not None, "Engine.load refuses a loaded model here"
             self._prompt_process = disaggregated_run.PromptProcess(checkpoint, self._config, self._runner)
@@ -86,10 +86,10 @@ class Engine(BatchCalls):
             model: checkpoint folder, GGUF file, hub id, or a loaded causal LM (which is switched to our attention).
             config: defaults to `EngineConfig()`.
             adapter: LoRA adapter that is added to the weights.
-            keeps_base: whether `use_adapter` will be called, which takes the memory of the weights a second time.
+            keeps_base: whether `use_adapter` will be called; the base's weights are then kept in memory, too.
             shard: the rank whose share is computed here; None: the model is whole, or this rank starts the others.
         Raises:
-            ConfigError: another process is to compute, too, and cannot load the model: it is an object, or adapted.
+            ConfigError: the model is an object or adapted, so that a second process cannot load it.
             ModelError: not readable, or not an architecture that is computed exactly.
             CapacityError: the KV budget holds no block.
         """
@@ -100,7 +100,7 @@ class Engine(BatchCalls):
 
             check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)
         if config.tensor_parallel_size > 1 and shard is None:
-            from engine.tensor_parallel.ranks import lead  # most engines have one rank
+            from engine.tensor_parallel.ranks import lead  # imported only when needed
 
             return lead(partial(cls.load, model, config), str(model), config)
         device = resolve_device(config.device)
@@ -108,7 +108,7 @@ class Engine(BatchCalls):
         use_threads(config.num_threads)
         may_be_quantized = config.dtype in ("auto", "quantized") and not is_loaded
         if shard is not None or is_adapted or (may_be_quantized and is_quantized(model)):
-            from engine.model.other_models import load_other  # most models are whole, and as their checkpoint has them
+            from engine.model.other_models import load_other  # imported only when needed
 
             loaded = load_other(
                 model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard
@@ -118,17 +118,17 @@ class Engine(BatchCalls):
         return cls(loaded, config, None if is_loaded else str(model))
 
     def use_adapter(self, adapter: Adapter | None) -> None:
-        """Exchanges the adapter; None: the base as it is. Of an engine that was loaded with `keeps_base`."""
-        from engine.model.adapters.adapted_model import AdaptedModel  # most models have no adapter
+        """Exchanges the adapter; None: the base alone. The engine must have been loaded with `keeps_base`."""
+        from engine.model.adapters.adapted_model import AdaptedModel  # imported only when needed
 
-        assert isinstance(self._model, AdaptedModel), "loaded with keeps_base"
+        assert isinstance(self._model, AdaptedModel), "the engine was loaded without keeps_base"
         self._model.use_adapter(adapter, self._runner.attention)
         if self._runner.graphs is not None:
             self._runner.graphs.forget()
 
     @property
     def adapter(self) -> Adapter | None:
-        """In the weights; None: the base alone."""
+        """The adapter in the weights; None: the base alone."""
         return self._model.adapter
 
     @property
@@ -139,7 +139,7 @@ class Engine(BatchCalls):
 
     @property
     def is_usable(self) -> bool:
-        """False once a rank of the model has failed: the engine has to be loaded again."""
+        """False once a rank of a sharded model has failed: the engine has to be loaded again."""
         return self._model.shard is None or not self._model.shard.is_closed
 
     @property
@@ -166,10 +166,10 @@ class Engine(BatchCalls):
         decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> Iterator[Completion]:
-        """Answers a plan, group by group; completions come as they are ready, in any order.
+        """Answers a plan, group by group; each completion is yielded once it is ready, in any order.
 
-        An impossible request yields a completion with an error, before the work on the others starts; so does, at
-        once, a request that preemption "kill" ends.
+        An impossible request yields a completion with an error before the others start. So does a request that
+        preemption "kill" ends, at the step that ends it.
 
         Args:
             requests: modes may be mixed.
@@ -179,41 +179,23 @@ class Engine(BatchCalls):
         """
         sampler = TokenSampler(self._model, decode)
         if any(request.is_pooled or request.is_constrained for request in requests):
-            from engine.execution.pooled_output import make_sampler  # few runs have such requests
+            from engine.execution.pooled_output import make_sampler  # imported only when needed
 
             sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
-        impossible = {
-            index: reason
-            for index, request in enumerate(requests)
-            if (reason := self.why_impossible(request, can_decode=decode is not None)) is not None
-        }
-        for index, reason in impossible.items():
-            request = requests[index]
-            yield Completion(
-                request_id=request.request_id,
-                finish_reason="error",
-                num_prompt_tokens=len(request.token_ids),
-                error=reason,
-            )
-        config, cache = self._config, self._cache
-        pool, lookup = make_pool(config, cache.num_blocks, cache.layout), None
-        if config.prompt_lookup == "always":
-            from engine.execution.lookup import make_lookup  # most runs guess nothing
-
-            lookup = make_lookup(self._model, cache, sampler)
-        scheduler = Scheduler(
-            schedule_groups(
-                requests, groups, impossible, cache.block_size, config.sharing, self._make_node, config.deterministic
-            ),
-            pool=pool,
-            config=config,
-            swap=self._make_swap(),
-            lookup=lookup,
-        )
+        impossible = set[int]()
+        for index, request in enumerate(requests):
+            reason = self.why_impossible(request, can_decode=decode is not None)
+            if reason is not None:
+                impossible.add(index)
+                num_tokens = len(request.token_ids)
+                yield Completion(
+                    request_id=request.request_id, finish_reason="error", num_prompt_tokens=num_tokens, error=reason
+                )
+        scheduler = self._make_scheduler(requests, groups, impossible, sampler)
         if not self._model.has_replaced_layers:
-            from engine.model.compiling import compile_if_long  # the backends' layers have nothing left to fuse
+            from engine.model.compiling import compile_if_long  # imported only when needed
 
-            compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
+            compile_if_long(self._model, self._config.compile, sum(group.num_tokens for group in groups))
         metrics = StepMetrics(scheduler)
         late: list[Answered] = []
         with closing(self._run(scheduler, sampler)) as steps:
@@ -227,12 +209,31 @@ class Engine(BatchCalls):
                 for found in final:
                     yield from complete(found, requests)
         assert not late, "a step was launched and not committed"
-        assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
+        num_used = scheduler.pool.num_used
+        assert num_used == 0, f"{num_used} KV blocks are still held after the last request"
+
+    def _make_scheduler(
+        self, requests: Sequence[Request], groups: Sequence[PrefixGroup], impossible: set[int], sampler: TokenSampler
+    ) -> Scheduler:
+        config, cache, lookup = self._config, self._cache, None
+        if config.prompt_lookup == "always":
+            from engine.execution.lookup import make_lookup  # imported only when needed
+
+            lookup = make_lookup(self._model, sampler)
+        return Scheduler(
+            schedule_groups(requests, groups, impossible, config, self._make_node),
+            pool=make_pool(config, cache.num_blocks, cache.layout),
+            config=config,
+            swap=self._make_swap(),
+            lookup=lookup,
+        )
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model
         if self._prompt_process is not None:
-            yield from self._prompt_process.run(scheduler, sampler)
-            return
-        steps = run_steps(scheduler, self._runner.forward, sampler, self._cache.block_size, runs_ahead=self._runs_ahead)
-        yield from steps if self._model.shard is None else self._model.shard.watch(steps)
+            return self._prompt_process.run(scheduler, sampler)
+        run = run_steps
+        if self._overlaps_steps:
+            from engine.execution.overlapped_steps import run_overlapped as run  # imported only when needed
+        steps = run(scheduler, self._runner.forward, sampler)
+        return steps if self._model.shard is None else self._model.shard.watch(steps)

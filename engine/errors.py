@@ -46,7 +46,7 @@ class WorkloadError(BatchloomError, ValueError):
 
 
 class DeviceError(BatchloomError, RuntimeError):
-    """The device has failed; nothing works on it until this process has ended."""
+    """The device has failed; it is unusable until this process has ended."""
 
 
 class PrefillWorkerError(BatchloomError, RuntimeError):
@@ -54,15 +54,15 @@ class PrefillWorkerError(BatchloomError, RuntimeError):
 
 
 class WorkerError(BatchloomError, RuntimeError):
-    """Worker processes end one after the other, or fail without saying why."""
+    """Worker processes end one after the other, or fail without a reason."""
 
 
 class FailureRateError(BatchloomError, RuntimeError):
-    """So many rows fail that the rows are hardly the reason."""
+    """So many rows fail that the cause is probably not in the rows."""
 
 
 class QualityError(BatchloomError, RuntimeError):
-    """A metric of the answers misses what was asked of it."""
+    """A metric of the answers misses its required value."""
 
 
 class NightError(BatchloomError, RuntimeError):

@@ -1,9 +1,9 @@
-"""What an answer may be: a grammar over the text of tokens, and how far one answer has come in it (llguidance).
+"""Grammars that constrain answers, and the state of one answer in its grammar (llguidance).
 
-A state of the grammar says which tokens may come next, and which tokens must. Text that the grammar allows in only one
-way is *forced*. The model's own tokenizer makes tokens of it, and those of them that no text behind it could change are
-known without asking the model. The last letters of a forced text, which might melt into one token with what follows,
-are left to the model, with every token allowed that begins with them.
+A state of the grammar determines which tokens may come next. Text that is the only possible continuation is *forced*.
+The model's tokenizer turns forced text into tokens, and those that do not depend on the text after them are taken
+without sampling. The last letters of a forced text may be part of a token with the text that follows, so the
+model chooses that token, among all tokens that begin with these letters.
 """
 
 import json
@@ -32,17 +32,17 @@ DAY = (
     rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
     rf"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 )
-"""A regular expression for the days of the calendar, from 0001-01-01 on."""
+"""A regular expression for the dates of the calendar, from 0001-01-01 on."""
 
 JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python's ``json.dumps`` writes it: models have seen most of it, and there is only one way to write a key."""
+"""JSON as Python's ``json.dumps`` writes it: the form most common in training data, with one spelling of each key."""
 
 
 class Vocabulary:
-    """A model's tokens as text. Making one takes about a second; grammars of one vocabulary share it.
+    """A model's tokens as text. It takes about a second to make, and all grammars for a model share it.
 
     Args:
-        tokenizer: of the model, with a fast (Rust) form.
+        tokenizer: of the model; a fast (Rust) tokenizer.
         vocab_size: rows of the model's output layer; those without a token are never allowed.
         eos_token_ids: tokens that end an answer, at least one.
     """
@@ -64,13 +64,13 @@ class Vocabulary:
         """A new matcher; in an error state where the grammar is not valid.
 
         Args:
-            source: as llguidance takes it.
-            is_json: prepares masks for what strings of JSON look like.
+            source: in llguidance's form.
+            is_json: whether to optimise masks for strings in JSON.
         """
         return LLMatcher(self._json if is_json else self._plain, source, log_level=0)
 
     def fill_masks(self, matchers: list[tuple[LLMatcher, int]], masks: npt.NDArray[np.int32]) -> None:
-        """Writes which tokens may come next, on several threads.
+        """Writes the masks of allowed next tokens, with several threads.
 
         Args:
             matchers: each with its row of `masks`.
@@ -82,12 +82,12 @@ class Vocabulary:
 
 
 class Grammar:
-    """The answers that a request may have. Two of one vocabulary and source are equal.
+    """The set of answers that a request may have. Grammars with the same vocabulary and source are equal.
 
     Made by `from_pattern`, `from_json_schema` or `from_lark`.
 
     Attributes:
-        vocabulary: of the model that is asked.
+        vocabulary: of the model.
         opening: tokens that every answer begins with.
     """
 
@@ -105,7 +105,7 @@ class Grammar:
 
     @classmethod
     def from_pattern(cls, pattern: str, vocabulary: Vocabulary) -> "Grammar":
-        """Answers that match a regular expression from end to end; look-around and back references are not known.
+        """Answers that match a whole regular expression; look-around and back references are not supported.
 
         Raises:
             GrammarError: see `Grammar`.
@@ -117,13 +117,13 @@ class Grammar:
         """JSON on one line that a JSON schema allows, properties in the schema's order.
 
         Raises:
-            GrammarError: see `Grammar`; a keyword that is not known is refused, not ignored.
+            GrammarError: see `Grammar`; an unknown keyword is refused, not ignored.
         """
         return cls(json_source(schema), vocabulary, is_json=True)
 
     @classmethod
     def from_lark(cls, text: str, vocabulary: Vocabulary) -> "Grammar":
-        """Answers of a context-free grammar in llguidance's form of Lark's syntax.
+        """Answers of a context-free grammar in llguidance's dialect of Lark.
 
         Raises:
             GrammarError: see `Grammar`.
@@ -137,15 +137,15 @@ class Grammar:
         return hash((self._source, self.vocabulary))
 
     def start(self, known: Sequences[int]) -> "Constraint":
-        """An answer that begins with these tokens of the opening."""
+        """The state of an answer that begins with these tokens of the opening."""
         return Constraint(self, known)
 
     def new_matcher(self) -> LLMatcher:
-        """A matcher at the beginning of an answer; all of them share the grammar's states that any of them has met."""
+        """A matcher at the start of an answer; all matchers share the grammar's states that any of them has reached."""
         return self._first.deep_copy()
 
     def renew(self) -> LLMatcher:
-        """As `new_matcher`; it and later ones share nothing with those made before."""
+        """As `new_matcher`; it and later ones share no states with those made before."""
         self._first = self.vocabulary.compile(self._source, is_json=self._is_json)
         return self.new_matcher()
 
@@ -166,10 +166,10 @@ def json_source(schema: Mapping[str, Any] | str) -> str:
 
 
 def _with_calendar(schema: Any, *, is_names: bool = False) -> Any:
-    """The schema with dates that the calendar has; llguidance's formats allow 29 February and a year 0000.
+    """The schema with valid calendar dates only; llguidance's formats allow any 29 February and the year 0000.
 
     Args:
-        is_names: the keys are names of the user's, not keywords.
+        is_names: whether the keys are property names, not keywords of the schema.
     """
     if isinstance(schema, list):
         return [_with_calendar(each) for each in schema]
@@ -187,7 +187,7 @@ def _with_calendar(schema: Any, *, is_names: bool = False) -> Any:
 
 
 def check_begin(matcher: LLMatcher) -> LLMatcher:
-    """The first matcher of a grammar; its first mask finds what the compilation does not."""
+    """Checks the first matcher of a grammar, and its first mask, which shows errors that compilation does not."""
     if matcher.is_error():
         raise GrammarError(_first_line(matcher.get_error()))
     is_allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).any()
@@ -197,21 +197,21 @@ def check_begin(matcher: LLMatcher) -> LLMatcher:
 
 
 def _first_line(message: str) -> str:
-    """What llguidance says, without the lines that show the place in a source that nobody wrote."""
+    """llguidance's error message without the lines that quote its generated source."""
     lines = [line.strip() for line in message.split("<state>")[0].splitlines()]
     kept = [line for line in lines if line and not re.match(r"[|^]|\d+ \|", line)]
     return re.sub(r"^at \d+\(\d+\): ", "", " ".join(kept))[:300]
 
 
 class Constraint:
-    """How far one answer has come in its grammar.
+    """The state of one answer in its grammar.
 
     Args:
         grammar: of the request.
-        known: the tokens that the answer begins with, of the grammar's opening.
+        known: tokens of the grammar's opening that the answer has already.
     Attributes:
-        forced: tokens that come next for certain; where the answer is complete, the one that ends it.
-        has_ended: the answer has its end-of-sequence token.
+        forced: the next tokens where they are forced; where the answer is complete, its end-of-sequence token.
+        has_ended: whether the answer has its end-of-sequence token.
     """
 
     __slots__ = ("_accepted", "_grammar", "_matcher", "forced", "has_ended")
@@ -228,12 +228,12 @@ class Constraint:
 
     @property
     def error(self) -> str | None:
-        """Why the answer cannot go on: the grammar's states exceed llguidance's limits."""
+        """Why the answer cannot go on, where the grammar's states exceed llguidance's limits; else None."""
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but an end-of-sequence token may follow."""
+        """Whether only an end-of-sequence token may follow."""
         return self._matcher.is_stopped()
 
     @property
@@ -245,7 +245,7 @@ class Constraint:
         return self._matcher
 
     def accept(self, token_id: int) -> None:
-        """Books the next token of the answer, one that is allowed."""
+        """Appends the next token of the answer, which must be an allowed one."""
         if token_id in self.vocabulary.eos_token_ids:
             self.has_ended = True
             self.forced = []
@@ -258,7 +258,7 @@ class Constraint:
             self._look_ahead()
 
     def take_forced(self, most: int) -> list[int]:
-        """The tokens that come next for certain, `most` at most; they are booked."""
+        """Appends forced tokens to the answer, at most `most` of them, and returns them."""
         taken: list[int] = []
         while self.forced and len(taken) < most:
             taken.append(self.forced[0])
@@ -266,15 +266,16 @@ class Constraint:
         return taken
 
     def count_allowed(self, token_ids: Sequences[int]) -> int:
-        """How many of the tokens, from the first on, the answer may go on with; none that ends it."""
+        """How many of the tokens, from the first on, the answer allows; end-of-sequence tokens are not counted."""
         ends = self.vocabulary.eos_token_ids
         return max(0, self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)]))
 
     def goes_on(self, token_ids: Sequences[int]) -> Iterator["Constraint"]:
-        """Copies that have come further: by the first of the tokens, by two, and so on up to one that is not chosen.
+        """Copies that are ahead by the first of the tokens, by two, and so on, up to a token that differs from a forced
+        one.
 
         Args:
-            token_ids: that the answer may go on with.
+            token_ids: allowed next tokens of the answer.
         """
         later = self
         for token_id in token_ids:
@@ -286,7 +287,7 @@ class Constraint:
             yield later
 
     def restart(self) -> None:
-        """Goes on with states of its own, where those of all answers together have exceeded llguidance's limits."""
+        """Continues with new states, where the states shared by all answers have exceeded llguidance's limits."""
         self._matcher = self._grammar.renew()
         self._matcher.consume_tokens(self._accepted)
 

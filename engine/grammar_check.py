@@ -1,9 +1,9 @@
-"""What is refused of a grammar before there is a model: one that allows nothing, and a pattern that explodes.
+"""Checks of a grammar without a model: refused are one that allows no answer, and a pattern that explodes.
 
-A pattern such as ``(?:.*a.{60}){3}`` compiles at once. Its states are made while it is matched, each more costly than
-the last, until one step of an answer exceeds llguidance's limits and the answer is lost. `check_source` finds it by
-matching answers made of the pattern's own letters, among them the same letter again and again, with a vocabulary of all
-words of these letters. It is smaller than a model's, so a step may cost a fraction of what it may in a night.
+A pattern such as ``(?:.*a.{60}){3}`` compiles at once. Its states are made during matching, each more expensive than
+the last, until one token of an answer exceeds llguidance's limits and the answer is lost. `check_source` finds such
+patterns by matching answers of the pattern's own letters, also of one letter repeated, with a vocabulary of all short
+words of these letters. This vocabulary is smaller than a model's, so the limit on the work of a token is lower here.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from engine.errors import GrammarError
 from engine.grammar import check_begin, json_source
 
 COMMON_LETTERS = "a0 "
-"""What classes such as ``\\w``, ``.`` and ``[^,]`` match, where a pattern spells few letters out."""
+"""Letters that classes such as ``\\w``, ``.`` and ``[^,]`` match, where a pattern names few letters."""
 NUM_LETTERS = 5
 MAX_WORD_LETTERS = 5
 MAX_ANSWER_BYTES = 2048
@@ -29,9 +29,9 @@ SHARE_OF_SAME_LETTER = 0.85
 
 
 def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> None:
-    """Refuses a grammar that no vocabulary could make valid, and a pattern that explodes.
+    """Refuses a grammar that is invalid with any vocabulary, and a pattern that explodes.
 
-    A pattern within a text of Lark's syntax is not looked for: check it as one of a schema.
+    Patterns within a text in Lark's syntax are not checked for explosion.
 
     Raises:
         GrammarError: see `Grammar`; or a pattern explodes.
@@ -46,7 +46,7 @@ def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> Non
 
 
 def _find_patterns(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schemas of strings with a pattern, each reduced to what its states depend on."""
+    """The schemas of strings with a pattern, each reduced to the keys that determine its states."""
     if isinstance(schema, list):
         for each in schema:
             yield from _find_patterns(each)
@@ -59,7 +59,7 @@ def _find_patterns(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Words:
-    """A vocabulary of all bytes and all short words of some letters; its last token ends an answer."""
+    """A vocabulary of all bytes and all short words of some letters; its last token is the end of sequence."""
 
     def __init__(self, letters: list[str]) -> None:
         lengths = range(2, MAX_WORD_LETTERS + 1)
@@ -74,11 +74,11 @@ class _Words:
 
 
 def _check_growth(source: str, pattern: str) -> None:
-    """Matches an answer of any words, and for each letter one that mostly repeats it.
+    """Matches an answer of random words, and for each letter one that mostly repeats it.
 
     Args:
-        source: as llguidance takes it.
-        pattern: within it.
+        source: in llguidance's form.
+        pattern: the pattern in it.
     Raises:
         GrammarError: the states of an answer exceed the limits.
     """
@@ -89,7 +89,7 @@ def _check_growth(source: str, pattern: str) -> None:
     for number, letter in enumerate(["", *letters]):
         repeats = [id_ for id_, word in enumerate(words.tokens) if letter and not word.strip(letter.encode())]
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(step_lexer_fuel=STEP_FUEL))
-        if matcher.is_error():  # a constant of a schema whose key is "pattern"
+        if matcher.is_error():  # not a pattern, but a constant whose key is "pattern"
             return
         rng, answer = np.random.default_rng(number), b""
         while not matcher.is_stopped() and len(answer) < MAX_ANSWER_BYTES:

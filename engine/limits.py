@@ -1,4 +1,4 @@
-"""The limits on one request and on the KV budget. Nothing here needs weights."""
+"""The limits on one request and on the KV budget. No check needs the weights."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # take seconds to import
 
 
 def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
-    """Refuses a KV budget that is not "auto" and holds no request at all, before any work.
+    """Refuses a KV budget that is not "auto" and too small for any request, before any work.
 
     Raises:
         CapacityError: the budget is below the two blocks that the shortest request needs.
@@ -37,7 +37,7 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
     dtype: str = config.dtype
     if dtype == "auto":
         if config.kv_memory_bytes >= 2 * block_bytes("float32"):
-            return  # whatever "auto" is; looking at the device imports torch
+            return  # enough for any format; resolving the device would import torch
         dtype = dtype_name(find_dtype("auto", resolve_device(config.device)))
     num_bytes = block_bytes(dtype)
     if config.kv_memory_bytes < 2 * num_bytes:
@@ -51,9 +51,9 @@ def check_weights(config: EngineConfig, checkpoint: Path) -> None:
     """Refuses weights in 8-bit formats that the engine does not compute, before any work."""
     if config.dtype == "fp8":
         find_dtype("fp8", resolve_device(config.device))
-    can_unpack = config.dtype == "auto" and (checkpoint / GGUF_TENSORS).is_file()  # what cannot be computed as it is
+    can_unpack = config.dtype == "auto" and (checkpoint / GGUF_TENSORS).is_file()
     if config.dtype in ("auto", "quantized") and not can_unpack and is_quantized(checkpoint):
-        from engine.model.quantized.quantized_model import find_quantized  # few checkpoints are
+        from engine.model.quantized.quantized_model import find_quantized  # imported only when needed
 
         find_quantized(checkpoint, config, resolve_device(config.device))
 
@@ -64,10 +64,7 @@ def why_impossible(
     """Why a request cannot be answered even alone; None where it can.
 
     Args:
-        request: of any mode.
-        model: whether it has an output layer, and its vocabulary.
-        cache: the KV memory.
-        max_model_len: prompt plus answer, in tokens.
+        max_model_len: longest prompt plus answer, in tokens.
         can_decode: whether there is a decoder for stop strings.
     """
     if not model.has_output_layer and not request.is_pooled:

@@ -1,6 +1,6 @@
-"""The process that computes prompts for another one, which schedules them and decodes.
+"""The worker process of disaggregation, which computes prompts for the process that schedules and decodes.
 
-Token batches come in and are computed in turn; the last hidden states go out, and the KV of the blocks they wrote.
+It receives token batches, computes them in order, and sends the last hidden states and the KV of the written blocks.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from engine.worker_engine import WorkerEngine
 
 
 def main() -> None:
-    """Serves the process that has started this one; arguments: file descriptors of socket and memory, its bytes."""
+    """Serves the parent process. Arguments: file descriptors of socket and shared memory, the memory's bytes."""
     socket_fd, memory_fd, num_bytes = map(int, sys.argv[1:])
     line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
     os.close(memory_fd)
@@ -29,7 +29,7 @@ def main() -> None:
             assert isinstance(step, WorkerStep)
             line.send(*engine.compute_prompts(step.batch, is_compiled=step.is_compiled))
     except Exception as error:
-        with contextlib.suppress(OSError):  # the line is what has failed
+        with contextlib.suppress(OSError):  # the connection itself may have failed
             line.send(error)
         raise
 

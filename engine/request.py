@@ -1,4 +1,4 @@
-"""What the engine is asked (`Request`) and what it answers (`Completion`). Token ids only; text is the caller's."""
+"""The engine's input (`Request`) and output (`Completion`), both in token ids; the caller converts text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -18,7 +18,7 @@ Mode = Literal["generate", "score", "embed", "classify"]
 FinishReason = Literal["eos", "stop", "length", "scored", "embedded", "error"]
 
 POOLED_MODES = ("embed", "classify")
-"""Modes that are answered by the hidden states of the prompt; nothing is decoded, and no label is read."""
+"""Modes whose answer is made of the prompt's hidden states; no token is decoded, and no label is scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,28 +26,27 @@ class Request:
     """One prompt and how to answer it.
 
     Args:
-        request_id: the caller's name for it; unique within one call.
+        request_id: chosen by the caller; unique within one call.
         token_ids: the prompt, at least one token; any integer sequence, kept as int32 ``[num_tokens]``.
         mode: "generate" decodes new tokens; "score" gives each label's log-probability; "embed" gives the prompt's
             embedding; "classify" gives the log-probability of each class that the checkpoint has a head for.
-        max_new_tokens: generate only; at least 1. Thoughts count; their budget is never spent on the answer.
+        max_new_tokens: generate only; at least 1. Includes the budget of `thinking`, which the answer cannot use.
         temperature: 0 is greedy; above 0 the logits are divided by it before sampling.
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it; 1 keeps all.
-        seed: of this request's own random stream. A sampled answer depends on it and on the prompt alone.
+        seed: of this request's own random stream. A sampled answer depends only on it and on the prompt.
         stop: strings that end the answer; they need the caller's decoder (`Engine.generate(..., decode=...)`).
-        grammar: generate only; what the answer may be. It says where an answer ends, so there are no stop strings.
-        thinking: generate only; what comes before the answer, which grammar and stop strings hold for alone.
+        grammar: generate only; the form of the answer and its end, so stop strings are not allowed with it.
+        thinking: generate only; limits the thoughts before the answer, to which grammar and stop strings do not apply.
         ignore_eos: go on after an end-of-sequence token (benchmarks with fixed lengths).
         labels: score only; each label is a sequence of one or more token ids.
         priority: larger ones start first under the order "priority"; any whole number. It never changes an answer.
-        expected_output_tokens: generate only; how long the answer will probably be, max_new_tokens at most; None
-            expects that. It never changes an answer, only the order of requests and the KV memory set aside for them.
-
-        dimensions: embed only; how many of the embedding's first numbers are wanted; None wants all.
-        normalize: embed only; divide what is wanted by its length.
-        pair_separator: embed and classify; token id that ends the first text of a pair, for encoders that are told by
-            token types which text a token is of; None where there is one text.
+        expected_output_tokens: generate only; estimate of the answer's length; None: max_new_tokens. It never changes
+            an answer, only the order of requests and the KV memory set aside for them.
+        dimensions: embed only; number of leading values of the embedding to return; None: all.
+        normalize: embed only; divide the returned values by their Euclidean norm.
+        pair_separator: embed and classify; token id that ends the first text of a pair, for encoders with token types;
+            None where there is one text.
 
     Raises:
         UnknownParameterError: for a keyword that is none of these.
@@ -139,12 +138,12 @@ class Request:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether some of its tokens are not the model's own choice."""
+        """Whether a grammar or a budget of thoughts restricts or forces some of its tokens."""
         return self.grammar is not None or self.thinking is not None
 
     @property
     def opening(self) -> tuple[int, ...]:
-        """Tokens that the answer begins with, whatever the model says; not its last one."""
+        """Tokens that every answer begins with by the grammar; never the answer's last token."""
         if self.grammar is None or self.thinking is not None:
             return ()
         return self.grammar.opening[: self.max_new_tokens - 1]
@@ -165,15 +164,15 @@ class Completion:
     """The answer to one request.
 
     Attributes:
-        finish_reason: "stop", too, where a grammar's answer is complete and no token is left for the end of sequence.
+        finish_reason: "stop" also where a grammar's answer is complete and no token is left for the end of sequence.
         token_ids: generated tokens, the end-of-sequence token included; empty in other modes than "generate".
-        thinking_token_ids: what the model thought before these, without the mark that ends it.
-        label_logprobs: score and classify; one natural-log probability per label or class. They are normalised over the
-            labels, but for a head of one class or of classes that do not exclude each other.
+        thinking_token_ids: the thoughts before the answer, without the token that ends them.
+        label_logprobs: score and classify; one natural-log probability per label or class, normalised over them, unless
+            a head has one class or classes that do not exclude each other.
         embedding: embed only; float32 ``[n]``. Not compared.
         num_cached_tokens: prompt tokens that were not computed for this request (shared prefix or identical prompt).
-        compute_ms: its part of the steps' time, by the tokens computed for it; 0 where another request with the same
-            prompt paid. All completions' parts add up to the time of all steps. Not compared.
+        compute_ms: its share of the steps' time, by the tokens computed for it; 0 where another request with the same
+            prompt has it. The shares of all completions add up to the time of all steps. Not compared.
         error: why there is no answer; then finish_reason is "error" and the answer fields are empty.
     """
 

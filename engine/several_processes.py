@@ -1,4 +1,4 @@
-"""What several processes that compute one model need: a checkpoint that each loads, and enough GPUs."""
+"""Checks for several processes that compute one model: each can load the checkpoint, and there are enough GPUs."""
 
 from typing import Any
 

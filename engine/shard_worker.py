@@ -1,4 +1,4 @@
-"""A rank of a sharded model, other than the first: computes its share of each step that the first one sends."""
+"""The process of a rank of a sharded model other than the first, which sends it each step."""
 
 import contextlib
 import os
@@ -14,7 +14,8 @@ from engine.worker_engine import WorkerEngine
 
 
 def main() -> None:
-    """Serves the first rank. Arguments: descriptors of socket and memory, its bytes, rank, number of ranks, a file."""
+    """Serves the first rank. Arguments: file descriptors of socket and shared memory, the memory's bytes, rank, number
+    of ranks, the file through which the ranks find each other."""
     socket_fd, memory_fd, num_bytes, rank, size = map(int, sys.argv[1:6])
     line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
     os.close(memory_fd)
@@ -33,7 +34,7 @@ def main() -> None:
     except EOFError:
         return
     except Exception as error:
-        with contextlib.suppress(OSError):  # the line is what has failed
+        with contextlib.suppress(OSError):  # the connection itself may have failed
             line.send(error)
         raise
 

@@ -1,4 +1,4 @@
-"""What a model thinks before its answer: where it ends, and what is forced where it takes too long."""
+"""The thoughts of a model before its answer: the token that ends them, and the tokens forced at their budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from engine.errors import RequestError
 
 @dataclass(frozen=True, kw_only=True)
 class Thinking:
-    """The thoughts of an answer. The prompt ends with the mark that opens them.
+    """The limits of an answer's thoughts. The prompt ends with the token that opens them.
 
-    Whatever the model says, no end-of-sequence token ends its thoughts.
+    An end-of-sequence token is never allowed within thoughts.
 
     Args:
-        end_token_id: the mark that ends them.
-        closing: tokens that are forced where the budget is spent; one of them is the mark. Those behind it follow the
-            mark always: what the chat template writes between thoughts and answer.
-        max_tokens: the budget, in which `closing` counts.
+        end_token_id: the end token of the thoughts.
+        closing: tokens that are forced when the budget is used up; one of them is the end token. Those after it follow
+            every end token: the chat template has them between thoughts and answer.
+        max_tokens: the budget, `closing` included.
 
     Raises:
-        RequestError: `closing` does not hold the mark once, or is not within the budget.
+        RequestError: `closing` does not hold the end token once, or is not shorter than the budget.
     """
 
     end_token_id: int
@@ -37,25 +37,25 @@ class Thinking:
 
     @cached_property
     def seam(self) -> tuple[int, ...]:
-        """The tokens between the mark and the answer."""
+        """The tokens between the end token and the answer."""
         return self.closing[self.closing.index(self.end_token_id) + 1 :]
 
     def follow(self, token_id: int, num_tokens: int) -> tuple[int, ...] | None:
-        """What is forced behind a token, up to where the answer begins; None where the thoughts go on.
+        """The tokens that are forced after `token_id`, up to the start of the answer; None where the thoughts go on.
 
         Args:
-            token_id: the model's last.
-            num_tokens: of the thoughts so far, with this one.
+            token_id: the latest token.
+            num_tokens: number of tokens of the thoughts so far, `token_id` included.
         """
         if token_id == self.end_token_id:
             return self.seam
         return self.closing if num_tokens == self.max_tokens - len(self.closing) else None
 
     def split(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The thoughts, without their mark, and the answer.
+        """The thoughts, without their end token, and the answer.
 
         Args:
-            token_ids: what a request was answered with.
+            token_ids: all tokens that were generated for a request.
         """
         end = token_ids.index(self.end_token_id)
         return tuple(token_ids[:end]), tuple(token_ids[end + 1 + len(self.seam) :])

@@ -1,4 +1,4 @@
-"""The engine of a process that another one schedules: it computes the token batches that it is sent."""
+"""The engine of a worker process: it computes token batches that another process has scheduled."""
 
 import torch
 
@@ -16,13 +16,13 @@ class WorkerEngine(Engine):
     """Computes prompts for a process that decodes, or the share of one rank of a sharded model."""
 
     def compute_prompts(self, batch: TokenBatch, *, is_compiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes a step of prompts for the process that schedules and decodes them.
+        """Computes a step of prompts.
 
         Args:
-            batch: block ids are that process's; its memory and this one have as many.
-            is_compiled: whether that process has compiled its layers; this one then compiles its own.
+            batch: its block ids are valid in both processes, which have equally many blocks.
+            is_compiled: whether to compile the layers, as the decoding process has done.
         Returns:
-            in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step has written.
+            in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step writes.
         """
         use_device(self._model.device)
         if is_compiled:
@@ -31,7 +31,7 @@ class WorkerEngine(Engine):
         return hidden.cpu(), BlockCopies(self._cache).read_blocks(written_blocks(batch))
 
     def compute_share(self, batch: TokenBatch) -> None:
-        """Computes this rank's share of a step that the first rank has scheduled."""
+        """Computes this rank's share of a step."""
         use_device(self._model.device)
         self._runner.forward(batch)
 

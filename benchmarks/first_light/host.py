@@ -42,7 +42,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
         for index in range(num_rows)
     ]
     config = EngineConfig(max_num_batched_tokens=8192, block_size=16, device="cpu", kv_memory_bytes=1 << 20)
-    groups = schedule_groups(requests, plan_prefix_groups([request.token_ids for request in requests]), set(), 16)
+    groups = schedule_groups(requests, plan_prefix_groups([request.token_ids for request in requests]), (), config)
     scheduler = Scheduler(groups, pool=make_pool(config, 40 * num_rows), config=config, swap=None)
     metrics, sampler = StepMetrics(scheduler), TokenSampler(_NoModel(), None)  # type: ignore[arg-type]
     taken_ms: dict[str, list[float]] = {part: [] for part in PARTS}
@@ -50,7 +50,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
         times = [time.perf_counter()]
         step = scheduler.schedule()
         times.append(time.perf_counter())
-        batch = step.build_batch(config.block_size)
+        batch = step.build_batch()
         times.append(time.perf_counter())
         build_work_list(
             batch.attention, tuned, group_size=4, num_kv_heads=8, num_processors=132, policy="fused",

@@ -1,1 +1,1 @@
-"""The device computed on: which one, its number formats, its free memory, copies to and from it."""
+"""The device: which one is used, its number formats, its free memory, copies to and from it."""

@@ -1,4 +1,4 @@
-"""The memory that a device, or the host, has left."""
+"""Free memory of a device or of the host."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     import torch
 
 MOST_CPU_KV_BYTES = 4 * 1024**3
-"""On a host, a KV budget of "auto" takes no more than this: other programs live there too."""
+"""Most KV memory that "auto" takes on a CPU, whose memory is shared with other programs."""
 
 
 def free_memory_bytes(device: "torch.device") -> int:
-    """Memory that is free for KV now: the GPU's, or the host's within its cgroup limit."""
+    """Free memory of the GPU, or of the host within its cgroup limit."""
     if device.type != "cpu":
         import torch
 
@@ -32,4 +32,4 @@ def _meminfo_available_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return 4 * 1024**3  # no Linux: a cautious guess that a budget in bytes overrides
+    return 4 * 1024**3  # not Linux: a cautious guess; a budget in bytes does not use it

@@ -1,4 +1,4 @@
-"""What is asked of a GPU: whether it is there, and which 8-bit floating-point format it multiplies."""
+"""Checks of a GPU: whether it exists, and which 8-bit floating-point format it computes."""
 
 import os
 
@@ -7,11 +7,11 @@ import torch
 from engine.errors import ConfigError
 
 FORMATS = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
-"""Of AMD's architectures. NVIDIA's, from compute capability 8.9 on, have float8_e4m3fn."""
+"""8-bit formats of AMD's architectures. NVIDIA GPUs have float8_e4m3fn from compute capability 8.9 on."""
 
 
 def check_gpu(name: str) -> None:
-    """Refuses a device that torch does not have, see `engine.device.placement.check_device`."""
+    """Refuses a device that torch does not find, see `engine.device.placement.check_device`."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -26,10 +26,10 @@ def check_gpu(name: str) -> None:
 
 
 def find_fp8(device: torch.device) -> torch.dtype:
-    """The device's format of 4 exponent and 3 mantissa bits.
+    """The device's 8-bit format with 4 exponent and 3 mantissa bits.
 
     Raises:
-        ConfigError: it has none. A CPU has one where Triton interprets kernels on it (TRITON_INTERPRET=1).
+        ConfigError: the device has none. A CPU has one where Triton's interpreter runs on it (TRITON_INTERPRET=1).
     """
     if device.type == "cpu":
         found, name = torch.float8_e4m3fn if os.environ.get("TRITON_INTERPRET") == "1" else None, "this CPU"

@@ -1,6 +1,6 @@
 """Where an engine computes: the device, the number format, the threads of a CPU.
 
-torch, which takes seconds to import, is imported where it is needed: a device's name can be checked without it.
+torch takes seconds to import, so each function imports it when needed: "auto" and "cpu" are checked without it.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ DtypeName = Literal["float32", "bfloat16", "float16", "fp8", "int8", "quantized"
 
 
 def check_device(name: str) -> None:
-    """Refuses a device that is not there, before any work. "auto" and "cpu" are always there and cost no import.
+    """Refuses a device that does not exist, before any work.
 
     Raises:
         ConfigError: torch does not know the name, or finds no such GPU here.
@@ -45,7 +45,7 @@ def resolve_device(name: str) -> "torch.device":
 
 
 def use_device(device: "torch.device") -> None:
-    """Makes a GPU the one that this thread's kernels, graphs and events go to."""
+    """Makes a GPU the current device of this thread, for kernels, graphs and events."""
     import torch
 
     if device.type == "cuda" and device.index is not None:
@@ -53,7 +53,7 @@ def use_device(device: "torch.device") -> None:
 
 
 def use_threads(num_threads: int) -> None:
-    """Has the CPU compute with so many threads, see `usable_threads`; 0 leaves torch's setting."""
+    """Sets torch's number of CPU threads, see `usable_threads`; 0 leaves torch's own choice."""
     import torch
 
     if num_threads:
@@ -61,7 +61,7 @@ def use_threads(num_threads: int) -> None:
 
 
 def usable_threads(num_threads: int) -> int:
-    """So many threads, but at most one for each core that this process may use; a log line says so."""
+    """num_threads, but at most one for each core that this process may use; a reduction is logged."""
     num_cores = len(os.sched_getaffinity(0))
     if num_threads > num_cores:
         LOGGER.info("num_threads is %d, this process may use %d cores: %d threads", num_threads, num_cores, num_cores)
@@ -72,14 +72,14 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
     """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32.
 
     Raises:
-        ConfigError: the device does not compute it.
+        ConfigError: the device does not compute the format.
     """
     import torch
 
     if name == "int8" and device.type != "cpu":
         raise ConfigError(f"dtype 'int8' is computed on a CPU, not on {device}: set device to cpu, or another dtype")
     if name == "fp8":
-        from engine.device.gpu import find_fp8  # other formats need none of it
+        from engine.device.gpu import find_fp8  # imported only when needed
 
         return find_fp8(device)
     if name == "quantized":
@@ -96,7 +96,7 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
 
 
 def dtype_name(dtype: "torch.dtype") -> DtypeName:
-    """The setting that means this number format."""
+    """The setting that stands for a number format."""
     name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
     return "fp8" if name.startswith("float8") else name
 
@@ -104,7 +104,7 @@ def dtype_name(dtype: "torch.dtype") -> DtypeName:
 def give_back_freed_memory() -> None:
     """Returns the free pages of every thread's heap to the system; does nothing where the C library is not glibc.
 
-    glibc keeps freed memory for the thread that had it. Threads that read weights end, so nobody would use it again.
+    glibc keeps freed memory for the thread that freed it, and the threads that read weights have ended.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,7 +1,7 @@
-"""Arrays on their way between host and device: through pinned memory, so that neither waits for the other.
+"""Copies between host and device through pinned memory, so that neither waits for the other.
 
-torch's cache of pinned memory gives a buffer out again only after the copies from or to it are done. So each step's
-arrays have buffers of their own for as long as a copy is under way, and nobody has to count them.
+torch's allocator of pinned memory reuses a buffer only after the copies from or to it are done. So each step's arrays
+have buffers of their own while a copy is in flight, without bookkeeping here.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,20 @@ import torch
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """The array on the device; what is launched next on the stream finds it there. On the CPU it is not copied."""
+    """The array on the device, for what is launched next on the stream. On the CPU it is not copied."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:
     """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row]."""
-    is_late = input_ids < 0
-    return torch.where(is_late, pending_token_ids.index_select(0, torch.where(is_late, -1 - input_ids, 0)), input_ids)
+    is_pending = input_ids < 0
+    rows = torch.where(is_pending, -1 - input_ids, 0)
+    return torch.where(is_pending, pending_token_ids.index_select(0, rows), input_ids)
 
 
 class HostCopies:
-    """Tensors that follow the device's work to the host; the caller asks for them when it has nothing else to do."""
-
-    __slots__ = ("_arrived", "_tensors")
+    """Copies of tensors to the host, in stream order; the caller waits for them when it has nothing else to do."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = list(tensors)
@@ -40,7 +39,7 @@ class HostCopies:
             self._arrived.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors in host memory, once the device has got so far."""
+        """The tensors in host memory, once the device has computed and copied them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensors

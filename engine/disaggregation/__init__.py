@@ -1,1 +1,1 @@
-"""Prompts computed by another process than the one that decodes."""
+"""Disaggregation: one process computes prompts, another one decodes."""

@@ -1,7 +1,7 @@
-"""The engine's loop with prompts computed by another process, in steps of their own, while this one decodes.
+"""The engine's loop with two processes: a worker computes steps of prompts while this process decodes.
 
-A step of prompts is marked as computed when it is sent, because the worker computes in turn; its requests decode when
-its KV is here. Nobody loses memory while a step is under way: its blocks are still to be written.
+A step of prompts is marked as computed when it is sent, because the worker computes its steps in order. Its requests
+decode once its KV is in this process. No request is preempted while a step in flight still writes KV.
 """
 
 import weakref
@@ -20,14 +20,14 @@ from engine.scheduling.step import Step
 
 
 class PromptProcess:
-    """The process that computes prompts for an engine, whose model it has, too.
+    """The worker process that computes prompts for an engine.
 
-    The first run starts it. It ends with the engine, with this process, and with a run that is not taken to its end.
+    The first run starts it. It ends with the engine, with this process, and with a run that ends early.
 
     Args:
-        checkpoint: that the process loads.
+        checkpoint: of the model, which the worker loads.
         config: of the engine that decodes.
-        runner: with that engine's model and KV memory.
+        runner: of the engine that decodes.
     """
 
     def __init__(self, checkpoint: str, config: EngineConfig, runner: StepRunner) -> None:
@@ -47,7 +47,7 @@ class PromptProcess:
                 scheduler, self._runner.forward, sampler, self.client, cache, is_compiled=model.is_compiled
             )
         except BaseException:
-            self.client.close()  # nobody wants the steps under way
+            self.client.close()  # the steps in flight are not needed
             raise
 
 
@@ -60,7 +60,7 @@ def run_disaggregated(
     *,
     is_compiled: bool,
 ) -> CommittedSteps:
-    """Steps of either kind as they are done; no step has both prompts and decode tokens.
+    """Computes steps of prompts and steps of decode tokens, and yields them as they are committed.
 
     Args:
         scheduler: of the run.
@@ -68,42 +68,42 @@ def run_disaggregated(
         sampler: makes tokens of hidden states.
         worker: computes batches of prompts.
         cache: the KV memory of this process.
-        is_compiled: whether the worker is to compile its layers.
+        is_compiled: whether the worker compiles its layers.
     """
-    under_way: deque[Step] = deque()
+    in_flight: deque[Step] = deque()
 
     def send_prompts(step: Step | None) -> None:
-        """Sends as many steps as may be under way; the first is `step`, which may have counted preemptions."""
+        """Sends as many steps as may be in flight; the first is `step`, which may have counted preemptions."""
         while worker.can_send:
             step = step or scheduler.new_step()
             scheduler.queues.add_prompts(step)
             scheduler.finalize(step)
             if step.is_empty:
                 return
-            worker.send(step.build_batch(cache.block_size), is_compiled=is_compiled)
+            worker.send(step.build_batch(), is_compiled=is_compiled)
             scheduler.mark_computed(step)
-            under_way.append(step)
+            in_flight.append(step)
             step = None
 
     while scheduler.num_unfinished:
         decodes = scheduler.new_step()
-        scheduler.add_decodes(decodes, may_preempt=not under_way)
+        scheduler.add_decodes(decodes, may_preempt=not in_flight)
         scheduler.finalize(decodes)
         has_decodes = not decodes.is_empty
-        if not decodes.is_blocked:  # else the worker runs dry first, so that the latest request can lose its memory
+        if not decodes.is_blocked:  # else the steps in flight end first, so that a request can be preempted
             send_prompts(None if has_decodes else decodes)
         if has_decodes:
             sampler.prepare(decodes)
-            hidden = forward(decodes.build_batch(cache.block_size))
+            hidden = forward(decodes.build_batch())
             tokens = sampler.sample(hidden, decodes).wait()
             yield decodes, scheduler.commit(decodes, tokens)
-        elif not under_way:
+        elif not in_flight:
             evict_idle_prefixes(scheduler)
             send_prompts(decodes)
-            assert under_way, "requests are left, but none of them could be given memory"
+            assert in_flight, "requests are left, but none of them could be given memory"
         waits = not has_decodes
-        while under_way and (prefilled := worker.take(cache, waits=waits)) is not None:
-            step = under_way.popleft()
+        while in_flight and (prefilled := worker.take(cache, waits=waits)) is not None:
+            step = in_flight.popleft()
             tokens = sampler.sample(prefilled.to(cache.keys[0].device), step).wait()
             yield step, scheduler.commit(step, tokens)
             waits = False

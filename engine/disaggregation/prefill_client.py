@@ -1,4 +1,4 @@
-"""The process that computes prompts, as the one that decodes uses it: start it, send steps, take their KV in turn."""
+"""The decoding process's side of disaggregation: starts the worker process, sends steps, takes their KV in order."""
 
 import os
 import queue
@@ -15,7 +15,7 @@ import torch
 from engine.child_process import start_child
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name
-from engine.disaggregation.worker_line import MOST_STEPS_UNDER_WAY, PrefillJob, WorkerLine, WorkerStep
+from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, PrefillJob, WorkerLine, WorkerStep
 from engine.errors import PrefillWorkerError
 from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
@@ -23,24 +23,24 @@ from engine.scheduling.token_batch import TokenBatch
 
 
 class PrefillClient:
-    """A new process with KV memory of as many blocks as `cache`; a thread reads its answers.
+    """A worker process with as many KV blocks as `cache`; a thread reads its answers.
 
-    The process ends when the line does, so none is left behind even where this process is killed.
+    The worker ends when its line is closed, so none is left behind even where this process is killed.
     """
 
     def __init__(self, model: str, config: EngineConfig, cache: KVCache, shape: KVShape) -> None:
-        """Starts the process; it answers steps once it has loaded the model.
+        """Starts the worker, which computes steps once it has loaded the model.
 
         Args:
-            model: checkpoint that the process loads.
-            config: of the engine that decodes, with the device of the new process.
+            model: checkpoint that the worker loads.
+            config: of the engine that decodes, with the worker's device.
             cache: the KV memory of the engine that decodes.
-            shape: of the KV; the model of the new process must have the same.
+            shape: of the KV; the worker's model must have the same.
         """
-        # A step writes no block twice, and padding goes into one block more.
-        num_bytes = MOST_STEPS_UNDER_WAY * (cache.num_blocks + 1) * cache.block_bytes
+        # A step writes each block at most once, and padding goes into one more block.
+        num_bytes = MOST_STEPS_IN_FLIGHT * (cache.num_blocks + 1) * cache.block_bytes
         self._line, self._process = start_worker("engine.prefill_worker", num_bytes)
-        self._under_way: deque[npt.NDArray[np.int32]] = deque()
+        self._in_flight: deque[npt.NDArray[np.int32]] = deque()
         self._answers: queue.SimpleQueue[tuple[object, torch.Tensor | None]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
         self._reader.start()
@@ -55,29 +55,29 @@ class PrefillClient:
 
     @property
     def can_send(self) -> bool:
-        return len(self._under_way) < MOST_STEPS_UNDER_WAY
+        return len(self._in_flight) < MOST_STEPS_IN_FLIGHT
 
     def send(self, batch: TokenBatch, *, is_compiled: bool) -> None:
-        """Has a step computed, after those sent before.
+        """Sends a step, which is computed after those sent before.
 
         Args:
-            batch: prompts alone; block ids mean the same in both processes.
-            is_compiled: whether the process is to compile its layers.
+            batch: of prompts only; block ids are the same in both processes.
+            is_compiled: whether the worker compiles its layers.
         """
-        self._under_way.append(written_blocks(batch))
+        self._in_flight.append(written_blocks(batch))
         self._tell(WorkerStep(batch=batch, is_compiled=is_compiled))
 
     def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
-        """Writes the KV of the oldest step under way into the same blocks of `cache`, once it is computed.
+        """Takes the oldest step in flight if it is computed, and writes its KV into the same blocks of `cache`.
 
         Args:
             cache: the KV memory of this process.
-            waits: whether to wait for the step.
+            waits: whether to wait until the step is computed.
         Returns:
-            ``[R, hidden]`` of its output rows, in host memory; None where it is not there yet.
+            ``[R, hidden]`` of its output rows, in host memory; None where it is not computed yet.
         Raises:
-            PrefillWorkerError: the process is gone.
-            Exception: whatever the process has failed with.
+            PrefillWorkerError: the worker is gone.
+            Exception: the error with which the worker has failed.
         """
         try:
             answer, kv = self._answers.get(block=waits)
@@ -86,11 +86,11 @@ class PrefillClient:
         if not isinstance(answer, torch.Tensor):
             raise self._reason(answer)
         assert kv is not None
-        BlockCopies(cache).write_blocks(self._under_way.popleft(), kv)
+        BlockCopies(cache).write_blocks(self._in_flight.popleft(), kv)
         return answer
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Kills the worker."""
         if not self.is_closed:
             self.is_closed = True
             self._line.close()
@@ -102,7 +102,7 @@ class PrefillClient:
         try:
             self._line.send(message)
         except OSError as error:
-            # The last message of the process says more than that it is gone.
+            # The worker's last message is its error, which says more than that the line is closed.
             while isinstance(answer := self._answers.get()[0], torch.Tensor):
                 pass
             raise self._reason(answer) from error
@@ -117,11 +117,11 @@ class PrefillClient:
 
 
 class _LineBroken(Exception):
-    """Left by the reader when it can read no more."""
+    """The reader's last answer: the line is closed."""
 
 
 def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
-    """Ids of the blocks that a step writes to, ascending: both processes know which ones are handed over after it."""
+    """Ids of the blocks that a step writes to, ascending. Both processes derive from them which KV is transferred."""
     slots = np.concatenate([batch.attention.slot_mapping, *(other.slot_mapping for other in batch.more_attention)])
     return np.unique(slots // batch.attention.block_size).astype(np.int32)
 
@@ -129,12 +129,12 @@ def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
 def start_worker(
     module: str, num_bytes: int, arguments: Sequence[str] = ()
 ) -> "tuple[WorkerLine, subprocess.Popen[bytes]]":
-    """A new process and the line to it.
+    """Starts a worker process; returns the line to it, and the process.
 
     Args:
-        module: whose first arguments are the descriptors of socket and memory, and the memory's bytes.
+        module: its first arguments are the file descriptors of socket and shared memory, and the memory's bytes.
         num_bytes: of shared memory.
-        arguments: that follow.
+        arguments: further arguments of the module.
     """
     memory_fd = os.memfd_create("batchloom-kv")
     try:

@@ -1,7 +1,7 @@
-"""The line between the process that schedules and one that computes steps for it: prompts, or a rank's share.
+"""The connection between the scheduling process and a worker that computes prompts, or one rank's share of each step.
 
-Messages go through a socket, KV through memory that both processes map. A message is JSON followed by the bytes of its
-arrays, so what arrives is data of the few kinds below, never code.
+Messages go through a socket, KV through shared memory. A message is JSON followed by the bytes of its arrays: only data
+of the few kinds below can be received, never code.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class PrefillJob:
 
     Attributes:
         model: checkpoint.
-        config: of the engine that decodes, with what "auto" means filled in, and the worker's device.
+        config: of the engine that decodes, without "auto" where both must agree, and with the worker's device.
         kv_shape: of that engine's model.
     """
 
@@ -44,15 +44,15 @@ class WorkerStep:
     """A step to compute.
 
     Attributes:
-        is_compiled: whether the layers are compiled in the process that decodes; the worker's are then, too.
+        is_compiled: whether the worker compiles its layers, as the decoding process has done.
     """
 
     batch: TokenBatch
     is_compiled: bool = False
 
 
-MOST_STEPS_UNDER_WAY = 2
-"""Steps of prompts that are sent and not answered yet: one that is computed, and one that waits for its turn."""
+MOST_STEPS_IN_FLIGHT = 2
+"""Most steps of prompts in flight: one that is being computed, and one in the queue."""
 
 _KINDS = {kind.__name__: kind for kind in (PrefillJob, WorkerStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -62,8 +62,8 @@ def encode(message: object) -> bytes:
     """A message as bytes, for `decode`.
 
     Args:
-        message: one of the kinds above, a tensor or a dtype of floats, an exception, None, a list or tuple of these. An
-            exception that is not of `engine.errors` becomes a `CapacityError` or a `PrefillWorkerError`.
+        message: one of the kinds above, a tensor or dtype of floats, an exception, None, or a list or tuple of these.
+            Exceptions other than those of `engine.errors` become `CapacityError` or `PrefillWorkerError`.
     """
     arrays: list[bytes] = []
     head = json.dumps(_to_json(message, arrays)).encode()
@@ -71,7 +71,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(payload: bytes) -> Any:
-    """The message that `encode` was given.
+    """The message of a payload made by `encode`.
 
     Raises:
         PrefillWorkerError: the bytes are not a message of these kinds.
@@ -81,7 +81,7 @@ def decode(payload: bytes) -> Any:
     def take(num_bytes: int) -> bytearray:
         nonlocal start
         start += num_bytes
-        return bytearray(payload[start - num_bytes : start])  # writable, as tensors want it
+        return bytearray(payload[start - num_bytes : start])  # writable, as torch.frombuffer requires
 
     try:
         return _from_json(json.loads(payload[8:start]), take)
@@ -113,13 +113,13 @@ def _to_json(value: Any, arrays: list[bytes]) -> Any:
 def _describe(error: Exception) -> dict[str, str]:
     if isinstance(error, BatchloomError):
         return {"error": type(error).__name__, "text": str(error)}
-    is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # callers answer it with a smaller budget
+    is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # callers retry with a smaller budget
     kind = CapacityError if is_memory else PrefillWorkerError
     return {"error": kind.__name__, "text": f"{type(error).__name__}: {error}"}
 
 
 def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
-    """Takes the arrays' bytes in the order in which `_to_json` wrote them."""
+    """Reads the arrays' bytes in the order in which `_to_json` wrote them."""
     if isinstance(value, list):
         return [_from_json(item, take) for item in value]
     if not isinstance(value, dict):
@@ -147,27 +147,27 @@ def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
 
 
 class WorkerLine:
-    """One end of the line. Messages arrive in order; one thread may send while another receives.
+    """One end of the connection. Messages arrive in order; one thread may send while another receives.
 
-    The shared memory has a region for each step under way, used in turn: the process that decodes takes the KV of a
-    step before it sends the next but one. The memory has no name, so it ends with the two processes; the system maps
-    only the pages that some step has needed.
+    The shared memory has a region for each step in flight, used in turn: the decoding process takes the KV of a step
+    before it sends the next but one. The memory is anonymous, so it is freed when both processes end, and only the
+    pages that were written take memory.
 
     Args:
         connection: connected stream socket.
         memory_fd: of a file in memory of `num_bytes` bytes.
-        num_bytes: of all regions together; each holds the KV of any one step.
+        num_bytes: of all regions together; a region has room for the KV of any step.
     """
 
     def __init__(self, connection: socket.socket, memory_fd: int, num_bytes: int) -> None:
         self._connection = connection
         self._reader = connection.makefile("rb")
         memory = torch.frombuffer(mmap.mmap(memory_fd, num_bytes), dtype=torch.uint8)
-        self._regions = memory.chunk(MOST_STEPS_UNDER_WAY)
+        self._regions = memory.chunk(MOST_STEPS_IN_FLIGHT)
         self._num_kv_sent = self._num_kv_received = 0
 
     def send(self, message: object, kv: torch.Tensor | None = None) -> None:
-        """Sends a message, and KV in host memory.
+        """Sends a message, and KV from host memory.
 
         Raises:
             OSError: the other end is gone.
@@ -175,14 +175,14 @@ class WorkerLine:
         layout = None
         if kv is not None:
             layout = [kv.dtype, list(kv.shape)]
-            region = self._regions[self._num_kv_sent % MOST_STEPS_UNDER_WAY]
+            region = self._regions[self._num_kv_sent % MOST_STEPS_IN_FLIGHT]
             region[: kv.nbytes].view(kv.dtype).view(kv.shape).copy_(kv)
             self._num_kv_sent += 1
         payload = encode([message, layout])
         self._connection.sendall(len(payload).to_bytes(8, "little") + payload)
 
     def receive(self) -> tuple[Any, torch.Tensor | None]:
-        """Waits for the next message. Its KV may be overwritten MOST_STEPS_UNDER_WAY messages with KV later.
+        """Waits for the next message. Its KV is overwritten after MOST_STEPS_IN_FLIGHT further messages with KV.
 
         Raises:
             EOFError, OSError: the other end is gone.
@@ -191,13 +191,13 @@ class WorkerLine:
         if layout is None:
             return message, None
         dtype, shape = layout
-        region = self._regions[self._num_kv_received % MOST_STEPS_UNDER_WAY]
+        region = self._regions[self._num_kv_received % MOST_STEPS_IN_FLIGHT]
         self._num_kv_received += 1
         return message, region[: dtype.itemsize * math.prod(shape)].view(dtype).view(shape)
 
     def close(self) -> None:
-        """Ends the line; `receive` fails at both ends."""
-        with contextlib.suppress(OSError):  # the other end was faster
+        """Closes the connection; `receive` then fails at both ends."""
+        with contextlib.suppress(OSError):  # the other end has closed it already
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _read(self, num_bytes: int) -> bytes:

@@ -1,1 +1,1 @@
-"""Encoders: every token of a text attends to all of it, so nothing is shared, cached or decoded."""
+"""Encoders: every token of a text attends to the whole text, so no KV is shared or kept, and nothing is decoded."""

@@ -1,7 +1,7 @@
-"""A stock transformers encoder that computes texts of different lengths one behind the other, without padding.
+"""A stock transformers encoder that computes texts of different lengths in one packed batch without padding.
 
-Positions restart with each text, and attention is computed for all texts of one length at once: neighbours of equal
-length are a batch without any copy (Prepacking, section 3: independent masks and restarting positions in one batch).
+Positions restart with each text, and attention is computed at once for neighbouring texts of equal length, which form a
+batch without a copy (Prepacking, section 3: independent masks and restarting positions in one batch).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from engine.request import Mode
 ATTENTION_NAME = "batchloom_encoder"
 
 WINDOW_ROWS = 256
-"""Query rows of a layer with a window that are computed together, with the keys that they see."""
+"""Query rows that are computed together in a layer with a sliding window."""
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "dropout": (None, 0.0),
@@ -41,22 +41,22 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "output_attentions": (None, False),
     "deterministic": (None, True, False),
 }
-"""Values of a keyword that change nothing. Of all other keywords only None does."""
+"""Values of keywords that change nothing. For any other keyword only None is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextRuns:
-    """The texts of a step.
+    """The lengths of a step's texts.
 
     Args:
-        runs: (number of texts, tokens of each), for neighbours of equal length.
+        runs: (number of texts, tokens of each) for each run of neighbours of equal length.
     """
 
     runs: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> "TextRuns":
-        """Neighbours of equal length joined."""
+        """The runs of texts with these lengths."""
         return cls(tuple((len(list(same)), length) for length, same in groupby(lengths)))
 
 
@@ -78,13 +78,13 @@ def attend(
         module: the layer's attention.
         query: ``[1, num_q_heads, T, head_dim]``.
         key, value: ``[1, num_kv_heads, T, head_dim]``.
-        attention_mask: None: who sees whom is in `text_runs`.
+        attention_mask: None; `text_runs` takes its place.
         scaling: of the scores.
-        text_runs: which rows are of which text.
-        sliding_window: tokens see those less than so far away, on both sides; None: all.
-        keywords: whatever else the model passes.
+        text_runs: which rows belong to which text.
+        sliding_window: a token sees those at smaller distances than this, on both sides; None: all.
+        keywords: everything else that the model passes.
     Raises:
-        ModelError: the model asks for something that is not computed.
+        ModelError: the model passes an option that is not supported.
     """
     for name, given in (keywords | {"attention_mask": attention_mask}).items():
         if isinstance(given, torch.Tensor) and name != "position_ids":
@@ -144,7 +144,7 @@ class Encoder:
         model: the encoder, or its `...ForSequenceClassification`; switched to this attention.
         folder: the checkpoint's.
     Raises:
-        ModelError: the encoder is of a kind that is not computed.
+        ModelError: the encoder is not supported.
     """
 
     def __init__(self, model: transformers.PreTrainedModel, folder: Path) -> None:
@@ -163,7 +163,7 @@ class Encoder:
     def load(
         cls, folder: Path, *, dtype: torch.dtype, device: torch.device, adapter: Adapter | None = None
     ) -> "Encoder":
-        """Reads a checkpoint straight onto the device, its classification head with it where it has one.
+        """Reads a checkpoint directly onto the device, with its classification head if it has one.
 
         Args:
             folder: of the checkpoint.
@@ -171,8 +171,7 @@ class Encoder:
             device: where the weights go.
             adapter: LoRA adapter that is added to the weights.
         Raises:
-            ModelError: not readable, of an architecture that has not been shown to be computed exactly, or an
-                adapter of another model.
+            ModelError: not readable, of an unsupported architecture, or an adapter of another model.
         """
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -187,17 +186,17 @@ class Encoder:
                 model = kind.from_pretrained(
                     folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
                 )
-        except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
+        except Exception as error:  # safetensors and torch raise their own errors for a damaged file
             raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
         if adapter is not None:
-            from engine.model.adapters.lora import Lora, merge  # most encoders have no adapter
+            from engine.model.adapters.lora import Lora, merge  # imported only when needed
 
             with torch.inference_mode():
                 merge(model, Lora.read(adapter).find_targets(model))
         return cls(model, folder)
 
     def find_pooler(self, mode: Mode) -> Pooler:
-        """What makes an answer of a text's hidden states; `ModelError` where the checkpoint has no such thing."""
+        """The pooler for a mode; raises `ModelError` where the checkpoint has none."""
         if mode not in self._poolers:
             if mode == "classify":
                 self._poolers[mode] = EncoderClassPooler(self._model, ClassLabels.read(self._folder))

@@ -1,4 +1,4 @@
-"""The engine for encoders: texts packed into steps by their tokens, longest first, each computed once."""
+"""The engine for encoders: distinct texts are packed into steps up to a token budget, longest first."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ class _Text:
     """A distinct text and how to answer it.
 
     Args:
-        request: stands for all its owners.
+        request: the one that is computed, on behalf of all owners.
         owners: indices of the requests that get this answer.
     """
 
@@ -44,13 +44,13 @@ class _Text:
 
 
 class EncoderEngine(BatchCalls):
-    """One encoder on one device, with the calls of `engine.engine.Engine` that make sense for it.
+    """One encoder on one device, with the calls of `engine.engine.Engine` that apply to encoders.
 
     Made by `EncoderEngine.load`. Not thread-safe: one call at a time.
 
     Args:
         encoder: loaded.
-        config: how to compute; what concerns KV memory, decoding and sharing says nothing here.
+        config: how to compute; settings of KV memory, decoding and sharing have no effect.
         max_positions: longest text that the checkpoint's positions allow, in tokens.
         adapter: in the weights; None: the base alone.
     """
@@ -74,7 +74,7 @@ class EncoderEngine(BatchCalls):
             config: defaults to `EngineConfig()`.
             adapter: LoRA adapter that is added to the weights.
         Raises:
-            ConfigError: the model is to be spread over several devices.
+            ConfigError: tensor_parallel_size is above 1, or the format is fp8.
             ModelError: not readable, or not an encoder that is computed exactly.
         """
         config = config or EngineConfig()
@@ -178,7 +178,7 @@ def _distinct_texts(requests: Sequence[Request], groups: Sequence[PrefixGroup]) 
 
 
 def _pack(texts: Sequence[_Text], max_tokens: int) -> Iterator[list[_Text]]:
-    """Neighbours of one kind that have at most so many tokens together; a longer text is a step alone."""
+    """Steps of neighbours of one kind with at most max_tokens together; a longer text is a step of its own."""
     step: list[_Text] = []
     num_tokens = 0
     for text in texts:
@@ -193,7 +193,7 @@ def _pack(texts: Sequence[_Text], max_tokens: int) -> Iterator[list[_Text]]:
 
 
 def _complete(text: _Text, vector: Vector, requests: Sequence[Request], compute_ms: float) -> Iterator[Completion]:
-    """The completion of each owner of a text; the first one pays."""
+    """The completions of a text's owners; the first one has its computed tokens and its time."""
     answer, num_tokens = pooled_answer(text.request, vector), len(text.request.token_ids)
     for place, owner in enumerate(text.owners):
         yield Completion(
@@ -209,17 +209,8 @@ def _complete(text: _Text, vector: Vector, requests: Sequence[Request], compute_
 def _record(number: int, step: Sequence[_Text], num_tokens: int, num_waiting: int, duration_ms: float) -> StepRecord:
     return StepRecord(
         step=number,
-        num_decode_tokens=0,
         num_suffix_tokens=num_tokens,
-        num_prefix_tokens=0,
-        num_kv_blocks_used=0,
-        num_prefix_kv_blocks=0,
-        num_request_kv_blocks=0,
-        num_cached_kv_blocks=0,
-        num_kv_blocks_total=0,
-        num_running_requests=0,
         num_waiting_requests=num_waiting,
         num_finished_requests=sum(len(text.owners) for text in step),
-        num_preempted_requests=0,
         duration_ms=duration_ms,
     )

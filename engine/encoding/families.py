@@ -1,4 +1,4 @@
-"""The encoders that are computed, each held to transformers and sentence-transformers by a test."""
+"""The supported encoders, each compared with transformers and sentence-transformers by a test."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ def _classify_headed(model: Any, pooled: "torch.Tensor") -> "torch.Tensor":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What encoders of one `model_type` differ in.
+    """The particulars of one `model_type`.
 
     Attributes:
         classify: its classification head.
-        counts_from_padding: positions begin behind the padding token's id, and so many fewer tokens fit.
+        counts_from_padding: whether positions start after the padding token's id, so that as many fewer tokens fit.
     """
 
     classify: Head
@@ -57,11 +57,11 @@ ENCODERS: Mapping[str, Family] = {
     "modernbert": Family(classify=_classify_headed),
     "nomic_bert": Family(classify=_classify_pooled),
 }
-"""By config.json's model_type."""
+"""Encoders by the model_type of config.json."""
 
 
 def is_encoder(folder: Path) -> bool:
-    """Whether a checkpoint is one of these encoders; `ModelError` where its config.json cannot be read."""
+    """Whether a checkpoint is one of these encoders; raises `ModelError` where its config.json cannot be read."""
     return read_json(folder / "config.json").get("model_type") in ENCODERS
 
 

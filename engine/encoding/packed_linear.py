@@ -1,18 +1,18 @@
-"""Linear layers of an encoder on a CPU with weights in the order in which oneDNN reads them, gelu with the product."""
+"""Linear layers of an encoder on a CPU: weights in oneDNN's packed layout, gelu fused with the product."""
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 TYPICAL_ROWS = 2048
-"""Rows of the products that the order of the weights is chosen for."""
+"""Number of rows for which oneDNN chooses the layout of the weights."""
 
 
 class PackedLinear(nn.Module):
-    """What a linear layer computes, and an exact gelu of it where one is asked for.
+    """A linear layer, optionally followed by an exact gelu.
 
     Args:
-        linear: whose weights are taken; it is not changed.
+        linear: its weights are copied.
         has_gelu: whether gelu follows.
     """
 
@@ -30,9 +30,9 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(module: nn.Module) -> None:
-    """Replaces the linear layers below a module, and joins each gelu that the module says follows its `dense`.
+    """Replaces the linear layers below a module, and fuses each `intermediate_act_fn` that is gelu with its `dense`.
 
-    Does nothing for weights of a format or on a device that oneDNN has no such products for.
+    Does nothing for weights in a format or on a device that oneDNN does not support.
     """
     weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
     is_covered = all(
@@ -45,7 +45,7 @@ def pack_linears(module: nn.Module) -> None:
 
 
 def _pack(module: nn.Module) -> None:
-    activation = getattr(module, "intermediate_act_fn", None)  # of BERT and what is made like it
+    activation = getattr(module, "intermediate_act_fn", None)  # of BERT and similar encoders
     has_gelu = isinstance(getattr(module, "dense", None), nn.Linear) and _is_exact_gelu(activation)
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
@@ -57,6 +57,6 @@ def _pack(module: nn.Module) -> None:
 
 
 def _is_exact_gelu(activation: object) -> bool:
-    """Whether it computes gelu by the error function, as transformers' "gelu" does."""
+    """Whether an activation computes gelu by the error function, as transformers' "gelu" does."""
     probe = torch.linspace(-3.0, 3.0, 13)
     return callable(activation) and torch.equal(activation(probe), functional.gelu(probe))

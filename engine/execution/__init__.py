@@ -1,1 +1,1 @@
-"""Steps as they run: the loop, CUDA graphs, sampling, answers, and what is measured of each step."""
+"""Execution of steps: the loop, CUDA graphs, sampling, answers, and the metrics of each step."""

@@ -12,10 +12,10 @@ from engine.request import Completion, Mode, Request
 
 
 class BatchCalls(ABC):
-    """The calls of an engine that plan for themselves; results are in input order.
+    """The calls of an engine that plan and answer a list of requests; results are in input order.
 
-    Each raises `RequestError` before any work starts where a request is impossible, is of another mode, or has the
-    request_id of another one.
+    Each raises `RequestError` before any work starts where a request is impossible or of another mode, or where two
+    requests have the same request_id.
     """
 
     config: EngineConfig
@@ -39,10 +39,10 @@ class BatchCalls(ABC):
         return self._answer_all(requests, "score")
 
     def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
-        """Answers requests that all are of mode "embed", or "classify".
+        """Answers requests of mode "embed", or all of mode "classify".
 
         Raises:
-            ModelError: the checkpoint has no such answers, or its pooling is not supported.
+            ModelError: the checkpoint has no layer for the mode, or its pooling is not supported.
         """
         return self._answer_all(requests, mode)
 

@@ -1,4 +1,4 @@
-"""Sampling where requests think or have grammars: which tokens each row allows, and which follow for certain."""
+"""Sampling of requests with thoughts or grammars: the tokens that each row allows, and the forced tokens after it."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Sequences
@@ -18,16 +18,16 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 
 _ALL = -1
-"""A word of a mask with every bit set."""
+"""A word of a mask that allows all its 32 tokens."""
 
 Masks = npt.NDArray[np.int32]
 
 
 class ConstrainedSampler(TokenSampler):
-    """Masks are computed on the host in a thread of their own, while the device computes the step's hidden states.
+    """Masks the logits. A thread of the host computes the masks while the device computes the step's hidden states.
 
-    Where steps overlap, the tokens of the step before are not known when a step is launched. Masks are made when they
-    are, with the step's hidden states still to come (`needs_tokens`).
+    Where steps overlap, the tokens of the step before are not known when a step is launched. Then masks are computed
+    once these tokens are known, while the device computes the step (`needs_tokens`).
 
     Args:
         model: its output layer makes logits of hidden states.
@@ -37,7 +37,7 @@ class ConstrainedSampler(TokenSampler):
     def __init__(self, model: Model, decode: Decoder | None) -> None:
         super().__init__(model, decode)
         self._constraints: dict[Sequence, Constraint] = {}
-        self._starts: dict[Sequence, int] = {}  # own token with which an answer begins, once its thoughts have ended
+        self._starts: dict[Sequence, int] = {}  # own token at which the answer starts, once its thoughts have ended
         self._thinking_mask = _allow_all_but(model.eos_token_ids, model.vocab_size)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")
         self._prepared: tuple[Step, Future[Masks] | None] | None = None
@@ -45,17 +45,17 @@ class ConstrainedSampler(TokenSampler):
     def prepare(self, step: Step) -> None:
         rows: list[tuple[int, Constraint | None, list[int]]] = []
         for row, (sequence, place) in enumerate(step.sampled):
-            if self._is_held(sequence) and not sequence.is_answered and place == sequence.num_known:
+            if self._needs_mask(sequence) and not sequence.is_answered and place == sequence.num_known:
                 constraint = None if self._is_thinking(sequence) else self._constraint(sequence)
                 rows.append((row, constraint, sequence.own_token_ids[place : place + sequence.num_guesses].tolist()))
         masks = self._thread.submit(self._make_masks, rows, len(step.sampled)) if rows else None
         self._prepared = step, masks
 
     def needs_tokens(self, step: Step) -> bool:
-        return any(self._is_held(sequence) for sequence, _ in step.sampled)
+        return any(self._needs_mask(sequence) for sequence, _ in step.sampled)
 
     def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
-        """See `TokenSampler.count_allowed`; no token that ends thoughts is among these, or that ends an answer."""
+        """See `TokenSampler.count_allowed`; tokens that end the thoughts or the answer are not allowed."""
         request, token_list = sequence.request, token_ids.tolist()
         if self._is_thinking(sequence):
             assert request.thinking is not None
@@ -78,27 +78,28 @@ class ConstrainedSampler(TokenSampler):
     def _is_thinking(self, sequence: Sequence) -> bool:
         return sequence.request.thinking is not None and sequence not in self._starts
 
-    def _is_held(self, sequence: Sequence) -> bool:
-        """Whether only some tokens may come next."""
+    def _needs_mask(self, sequence: Sequence) -> bool:
+        """Whether the next token must be among some tokens."""
         return sequence.request.grammar is not None or self._is_thinking(sequence)
 
     def _constraint(self, sequence: Sequence) -> Constraint:
-        """Made when the first token is to be sampled: requests that wait have none."""
+        """The answer's constraint, made when its first token is sampled: waiting requests need none."""
         if sequence not in self._constraints:
             assert sequence.request.grammar is not None
             self._constraints[sequence] = sequence.request.grammar.start(sequence.request.opening)
         return self._constraints[sequence]
 
-    def _make_masks(self, held: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
-        """Rows that are not held, and those whose grammar has failed, allow every token; None is for thoughts.
+    def _make_masks(self, masked: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
+        """The masks of a step. Rows that are not in `masked` or whose grammar has failed allow every token.
 
         Args:
-            held: for each answer its first row, how far it has come, and the guesses that its further rows follow.
+            masked: for each answer its first row, its constraint (None within thoughts), and the guesses of its further
+                rows.
             num_rows: of the masks.
         """
         masks = np.full((num_rows, cdiv(self._model.vocab_size, 32)), _ALL, dtype=np.int32)
         rows: list[tuple[int, Constraint]] = []
-        for first, constraint, guesses in held:
+        for first, constraint, guesses in masked:
             if constraint is None:
                 masks[first : first + 1 + len(guesses)] = self._thinking_mask
             else:
@@ -118,7 +119,7 @@ class ConstrainedSampler(TokenSampler):
         return masks
 
     def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """Books a token of a thought or a grammar's answer, and those that follow it. See `TokenSampler.follow`."""
+        """Accepts a token of thoughts or of an answer, and the tokens that it forces. See `TokenSampler.follow`."""
         request = sequence.request
         start, most, closing = sequence.num_suffix, request.max_new_tokens, list[int]()
         if request.thinking is not None:
@@ -147,12 +148,12 @@ class ConstrainedSampler(TokenSampler):
     def _follow_grammar(
         self, sequence: Sequence, token: int | None, room: int
     ) -> tuple[Sequences[int], FinishReason | None]:
-        """Books a token of an answer, or its beginning, and the tokens that the grammar forces then.
+        """Accepts a token of an answer, and takes the tokens that the grammar forces after it.
 
         Args:
-            sequence: whose answer it is.
-            token: that the model has chosen; None where thoughts have just ended.
-            room: tokens that the answer may still have.
+            sequence: of the answer.
+            token: the sampled token; None where the thoughts have just ended.
+            room: number of tokens that the answer may still have.
         """
         constraint = self._constraint(sequence)
         followers: list[int] = []
@@ -174,7 +175,7 @@ def _fill(rows: Sequences[tuple[int, Constraint]], masks: Masks) -> None:
 
 
 def _allow_all_but(token_ids: Iterable[int], vocab_size: int) -> Masks:
-    """A row of masks."""
+    """A mask row that allows all tokens but these."""
     mask = np.full(cdiv(vocab_size, 32), _ALL, dtype=np.int32)
     for token_id in token_ids:
         mask.view(np.uint32)[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)

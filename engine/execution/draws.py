@@ -1,4 +1,4 @@
-"""Rows whose next token is drawn from their request's own random stream."""
+"""Sampling of rows whose next token is drawn from their request's own random stream."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from engine.scheduling.step import Step
 
 
 class DrawnRow(NamedTuple):
-    """A row whose token is drawn: its number, its request, and the number of tokens that the answer has so far."""
+    """A row whose token is drawn: its index, its request, and the number of tokens that the answer has so far."""
 
     row: int
     request: Request
@@ -24,7 +24,7 @@ class DrawnRow(NamedTuple):
 
 
 def drawn_rows(step: Step) -> list[DrawnRow]:
-    """Of the step's sampled rows, those whose requests have a temperature."""
+    """Of the step's sampled rows, those of requests with a temperature above 0."""
     return [
         DrawnRow(row, sequence.request, place - sequence.num_suffix)
         for row, (sequence, place) in enumerate(step.sampled)
@@ -35,14 +35,14 @@ def drawn_rows(step: Step) -> list[DrawnRow]:
 def sample(
     hidden: torch.Tensor, model: Model, drawn: Sequence[DrawnRow], allowed: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One token for each row: a draw for drawn ones, for the others the most likely one.
+    """One token for each row: a draw for the rows in `drawn`, the most likely token for the others.
 
-    A draw depends on the row's logits, the request's seed and the position in its answer, on nothing else: not on the
-    other rows, and not on how often the request was preempted.
+    A draw depends only on the row's logits, the request's seed and the position in its answer: not on other rows, and
+    not on preemptions.
 
     Args:
         hidden: ``[R, hidden]`` last hidden states.
-        model: whose output layer makes logits of them.
+        model: its output layer makes logits of hidden states.
         drawn: in ascending order.
         allowed: see `OutputLayer.most_likely`.
     Returns:
@@ -63,12 +63,12 @@ def sample(
 
 
 def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
-    """What draws need besides logits, see `engine.kernels.draw.draw_tokens`; made on the host, so that devices do not
-    differ in the numbers.
+    """The settings and random numbers of draws, as `engine.kernels.draw.draw_tokens` takes them. They are made on the
+    host, so that they do not depend on the device.
 
     Args:
-        requests: a row each.
-        positions: number of tokens that the answers have so far.
+        requests: one for each row.
+        positions: number of tokens that each answer has so far.
         vocab_size: of the model.
     """
     temperature, top_k, top_p, seeds = zip(

@@ -1,7 +1,7 @@
 """From hidden states to label scores.
 
-The first tokens of all labels are scored from the prompt's last row, then the rest of each label in turn. First tokens
-need only their own columns of the output layer: what normalises a row is common to all labels.
+The first tokens of all labels are scored from the prompt's last row, then the other tokens of each label in turn. First
+tokens need only their own columns of the output layer: the row's normaliser is the same for all labels and cancels out.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ Labels = tuple[tuple[int, ...], ...]
 
 
 class _Tail(NamedTuple):
-    """Rows [row, row + len(targets)) that predict the next tokens of a label."""
+    """Rows [row, row + len(targets)), which predict tokens of a label after its first."""
 
     sequence: Sequence
     label: int
@@ -34,7 +34,7 @@ class LabelRows:
     __slots__ = ("_firsts", "_tails")
 
     def __init__(self, outputs: Iterable[tuple[Sequence, int, int, int]]) -> None:
-        """Sorts `Step.scored_rows` of sequences that score by what they predict."""
+        """Divides `Step.scored_rows`, without pooled ones, into rows of first tokens and rows of later tokens."""
         self._firsts: dict[Labels, list[tuple[Sequence, int]]] = {}
         self._tails: list[_Tail] = []
         for sequence, row, num_rows, place in outputs:
@@ -42,11 +42,11 @@ class LabelRows:
             if first > 0:
                 targets = labels[sequence.label][first : first + num_rows]
                 self._tails.append(_Tail(sequence, sequence.label, row, targets))
-            elif sequence.label < 0:  # else the prompt was computed again, and its scores are known
+            elif sequence.label < 0:  # else the prompt is recomputed after a preemption, and its scores are known
                 self._firsts.setdefault(labels, []).append((sequence, row))
 
     def score(self, hidden: torch.Tensor, model: Model) -> list[torch.Tensor]:
-        """Launches the scoring of the step's output rows; `book` is given the result once it is on the host."""
+        """Launches the scoring of the step's output rows; `book` takes the result once it is on the host."""
         scores = []
         for labels, firsts in self._firsts.items():
             index = to_device(np.array([row for _, row in firsts], dtype=np.int64), hidden.device)
@@ -65,7 +65,7 @@ class LabelRows:
         return scores
 
     def book(self, scores: Sequences[torch.Tensor]) -> None:
-        """Adds what `score` gave to the sequences."""
+        """Adds the scores to their sequences."""
         for firsts, found in zip(self._firsts.values(), scores, strict=False):
             for (sequence, _), row in zip(firsts, found.tolist(), strict=True):
                 sequence.first_scores[:] = row

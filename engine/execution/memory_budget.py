@@ -1,4 +1,4 @@
-"""How much memory KV takes where the settings leave it open, and how much is set aside for KV that is swapped out."""
+"""The KV memory and the host memory for swapped KV that the setting "auto" stands for."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from engine.kv.kv_cache import KVCache
 from engine.model.model import Model
 from engine.scheduling.policies.preemption import SwapSpace
 
-if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
+if TYPE_CHECKING:  # Triton may not be installed
     from engine.kernels.triton.triton_attention import TritonAttention
 
 
@@ -25,13 +25,10 @@ def find_kv_budget(
     backend: AttentionBackend,
     graphable: "TritonAttention | None",
 ) -> int:
-    """See `choose_kv_budget`.
+    """As `choose_kv_budget`, for a loaded model and its attention backend.
 
     Args:
-        config: of the engine.
-        model: loaded.
-        backend: its attention.
-        graphable: of which CUDA graphs will be made; None for none.
+        graphable: the backend where CUDA graphs will be made; else None.
     """
     buckets = find_buckets(config.step_tokens)
 
@@ -49,12 +46,12 @@ def find_kv_budget(
 
 
 def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
-    """Bytes of KV memory that "auto" means on a device whose weights are loaded; a process that shares it gets as much.
+    """Bytes of KV memory for "auto" once the weights are loaded, the same for each process that shares the device.
 
     Args:
-        config: which share, and which processes share the device.
-        device: where the KV is to be.
-        measure_left: asked on a GPU.
+        config: the memory fraction, and whether a second process shares the device.
+        device: of the KV memory.
+        measure_left: measures a GPU's memory; not called for a CPU.
     Raises:
         CapacityError: nothing is left for KV.
     """
@@ -66,24 +63,24 @@ def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: C
 
 
 def swap_maker(config: EngineConfig, cache: KVCache, device: torch.device) -> Callable[[], SwapSpace]:
-    """Makes the host memory for the KV of preempted requests, for one run after the other.
+    """A function that makes the swap space of each run.
 
     Args:
-        config: how much.
-        cache: the KV memory; "auto" takes as much, at most half of what is free now.
-        device: where the KV memory is.
+        config: its size; "auto" is that of the KV memory, but at most half of the free host memory.
+        cache: the KV memory.
+        device: of the KV memory.
     """
     if config.swap_memory_bytes == "auto":
         num_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
     else:
         num_bytes = config.swap_memory_bytes
-    # Pinned memory, which a GPU copies to, comes in powers of two: up to twice what it holds.
+    # Pinned memory is allocated in powers of two, up to twice the size that is asked for.
     num_blocks = (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes
     return lambda: SwapSpace(BlockCopies(cache), num_blocks, cache.layout.windows if cache.layout else ())
 
 
 def resolve_prefill_device(device: torch.device) -> torch.device:
-    """Where a process that computes prompts for one on `device` runs: on the next GPU where there are several."""
+    """The device of a process that computes prompts for an engine on `device`: the next GPU where there are several."""
     if device.type == "cpu" or torch.cuda.device_count() < 2:
         return device
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is left for KV: a full step is run, and the memory of all else is measured."""
+"""How much of a GPU's memory is left for KV: a full step is run, and all other use of memory is measured."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,12 +22,12 @@ _GB = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """What a device's counters say.
+    """The values of a device's memory counters.
 
     Attributes:
-        total_bytes, free_bytes: of the device, as its driver sees it.
-        reserved_bytes: of these, what this process's tensors and torch's cache for them hold.
-        peak_bytes: most that they have held since the peak was reset.
+        total_bytes, free_bytes: of the device, as its driver reports them.
+        reserved_bytes: held by this process's tensors and torch's cache for them.
+        peak_bytes: the most that these have held since the peak was reset.
     """
 
     total_bytes: int
@@ -40,14 +40,14 @@ class MemoryCounters(Protocol):
     """The counters of one device."""
 
     def reset_peak(self) -> None:
-        """Gives back what is cached and not used, and counts the peak from here on."""
+        """Frees cached memory that is not in use, and starts a new peak."""
 
     def read(self) -> MemoryReading:
-        """As it is once all that was launched is done."""
+        """The counters after all launched work is done."""
 
 
 class TorchCounters:
-    """Of a CUDA or ROCm GPU."""
+    """The counters of a CUDA or ROCm GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -70,13 +70,13 @@ class TorchCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
-    """What a device's memory is needed for, in bytes, besides KV.
+    """A device's memory, and its use besides KV, in bytes.
 
     Attributes:
-        total: of the device.
-        elsewhere: other processes, and what the driver holds for this one.
-        resident: weights, and whatever else is there between steps.
-        step: at most, while a full step is computed and sampled.
+        total: memory of the device.
+        elsewhere: used by other processes, and by the driver for this one.
+        resident: weights, and everything else that is kept between steps.
+        step: the most that a full step takes while it is computed and sampled.
         graphs: set aside for CUDA graphs.
     """
 
@@ -87,7 +87,7 @@ class MemoryProfile:
     graphs: int
 
     def kv_share_bytes(self, memory_fraction: float, num_processes: int = 1) -> int:
-        """The share of what is left that KV may take in each of the processes that need as much besides it.
+        """The KV memory of each process: its part of memory_fraction of what is left, where all processes need as much.
 
         Raises:
             CapacityError: nothing is left.
@@ -117,11 +117,11 @@ def measure_memory(
     graph_share: float,
     graph_bytes: int,
 ) -> MemoryProfile:
-    """Runs one full step, with KV memory for it alone, which is given back.
+    """Runs one full step, with KV memory for this step only, which is freed afterwards.
 
     Args:
-        graph_share: of a full step's memory that CUDA graphs keep for themselves.
-        graph_bytes: that they need beyond this.
+        graph_share: the share of a full step's memory that CUDA graphs keep for themselves.
+        graph_bytes: the memory that they need beyond this.
     """
     counters.reset_peak()
     before = counters.read()
@@ -139,7 +139,7 @@ def measure_memory(
 
 
 def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig) -> int:
-    """As many rows as a step may have, and as many through the output layer; returns the bytes of KV it took."""
+    """Computes and samples a step of the most rows and the most output rows at once; returns the bytes of its KV."""
     batch = _full_batch(config, model.max_positions)
     num_blocks = len(batch.attention.suffix_block_table)
     shape = replace(model.kv_shape, windows=())
@@ -149,14 +149,14 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
         budget_bytes=num_blocks * config.block_size * shape.bytes_per_token,
         device=model.device,
     )
-    # Rows that share a prefix need scratch memory; these rows share nothing.
+    # Attention to shared prefixes needs scratch memory, which these rows, sharing nothing, do not take.
     num_scratch_bytes = backend.scratch_bytes(config.step_tokens)
     scratch = torch.empty(num_scratch_bytes, dtype=torch.uint8, device=model.device)
     hidden = model.forward(batch, cache, backend)
     del scratch
     request = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
     sample(hidden, model, [DrawnRow(row, request, 0) for row in range(len(hidden))])
-    model.logits(hidden).log_softmax(dim=-1)  # what scoring does instead; greedy rows need less
+    model.logits(hidden).log_softmax(dim=-1)  # as label scoring does; greedy sampling needs less
     return num_blocks * cache.block_bytes
 
 

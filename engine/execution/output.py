@@ -22,14 +22,13 @@ Decoder = Callable[[Sequences[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """What the model says in one step; the device may still be computing it.
+    """The sampled tokens and label scores of one step; the device may still be computing them.
 
     Args:
-        step: whose rows these are.
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
         labels: the rows that score labels.
-        copies: token_ids and the labels' scores, on their way to the host.
-        sampler: knows what follows a token for certain, and what ends an answer.
+        copies: token_ids and the labels' scores, being copied to the host.
+        sampler: knows which tokens are forced after a token, and which tokens end an answer.
     """
 
     step: Step
@@ -39,9 +38,9 @@ class PendingTokens:
     sampler: "TokenSampler"
 
     def wait(self) -> StepTokens:
-        """Waits for the device; label scores are added to their sequences.
+        """Waits for the device, and adds label scores to their sequences.
 
-        Steps are waited for in the order in which they were launched, each before the next but one is.
+        Must be called in the order of launches, and at the latest before the next but one step is launched.
         """
         copied, *scores = self.copies.wait()
         self.labels.book(scores)
@@ -58,7 +57,7 @@ class TokenSampler:
 
     Args:
         model: its output layer makes logits of hidden states.
-        decode: detokenizer for stop strings; None where no request has one.
+        decode: detokenizer for stop strings; None where no request has stop strings.
     """
 
     def __init__(self, model: Model, decode: Decoder | None) -> None:
@@ -76,7 +75,7 @@ class TokenSampler:
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
         masks = self._masks(step)
         if any(sequence.request.temperature for sequence, _ in step.sampled):
-            from engine.execution.draws import drawn_rows, sample  # most answers are greedy
+            from engine.execution.draws import drawn_rows, sample  # imported only when needed
 
             token_ids = sample(sampled, self._model, drawn_rows(step), masks)
         else:
@@ -84,7 +83,7 @@ class TokenSampler:
         return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self)
 
     def find_watched(self, sampled: Sequences[tuple[Sequence, int]], token_ids: Sequences[int]) -> set[int]:
-        """Rows of `Step.sampled` whose token may end an answer, or be followed by others for certain."""
+        """Rows of `Step.sampled` whose token may end an answer, or force the tokens that follow."""
         eos_token_ids = self._model.eos_token_ids
         return {
             row
@@ -93,26 +92,26 @@ class TokenSampler:
         }
 
     def prepare(self, step: Step) -> None:
-        """Starts what `sample` needs besides hidden states; called before the step is launched, where it can be."""
+        """Starts host work for `sample`; called before the step's launch where the tokens before it are known."""
 
     def needs_tokens(self, step: Step) -> bool:
         """Whether the step can be sampled only after the step before it is committed."""
         return False
 
     def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
-        """How many of the guessed next tokens, int32 ``[n]``, a constrained answer may go on with, the first ones."""
+        """How many of the guessed next tokens, int32 ``[n]``, from the first on, a constrained answer allows."""
         return len(token_ids)
 
     def _masks(self, step: Step) -> torch.Tensor | None:
-        """The tokens allowed in each sampled row, see `sample`; None: all."""
+        """The tokens allowed in each sampled row, see `OutputLayer.most_likely`; None: all."""
         return None
 
     def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """What is known with `token` as own token `place`. See `StepTokens`."""
+        """The forced tokens after own token `place`, and why the answer ends with them, if so. See `StepTokens`."""
         return (), self._find_end(sequence, place, token, sequence.num_suffix)
 
     def _find_end(self, sequence: Sequence, place: int, token: int, start: int) -> FinishReason | None:
-        """Why an answer that begins with own token `start` ends with `token`, if it does before its longest length."""
+        """Why an answer that begins at own token `start` ends with `token`, other than by its length; None if not."""
         request = sequence.request
         if token in self._model.eos_token_ids and not request.ignore_eos:
             return "eos"
@@ -127,7 +126,7 @@ class TokenSampler:
 
 
 def complete(answered: Answered, requests: Sequences[Request]) -> Iterator[Completion]:
-    """The completion of each of the run's requests that owns an answered sequence; the first owner pays for it."""
+    """The completions of a sequence's owners; the first one has its computed tokens and its time."""
     sequence, reason, request = answered.sequence, answered.reason, answered.sequence.request
     answer: dict[str, Any] = {}
     if reason == "error":
@@ -136,12 +135,12 @@ def complete(answered: Answered, requests: Sequences[Request]) -> Iterator[Compl
             "and preemption 'kill' ends the request admitted last"
         )
     elif sequence.vector is not None:
-        from engine.pooling.pooled_rows import pooled_answer  # few runs have any
+        from engine.pooling.pooled_rows import pooled_answer  # imported only when needed
 
         reason = "embedded" if request.mode == "embed" else "scored"
         answer.update(pooled_answer(request, sequence.vector))
     elif reason == "scored":
-        scores = sequence.first_scores + sequence.tail_sums  # up to one constant
+        scores = sequence.first_scores + sequence.tail_sums  # up to a constant that all labels share
         answer["label_logprobs"] = tuple((scores - np.logaddexp.reduce(scores)).tolist())
     else:
         answer["num_output_tokens"] = sequence.num_output_tokens

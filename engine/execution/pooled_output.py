@@ -1,4 +1,4 @@
-"""Runs with prompts that are answered by their hidden states: a step's pooled rows beside the sampled ones."""
+"""Runs with requests of mode "embed" or "classify": pooled rows besides the sampled and scored ones."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Sequences
@@ -22,15 +22,15 @@ class PendingVectors(PendingTokens):
     """As `PendingTokens`, with the pooled rows of the step.
 
     Args:
-        pooled: the rows that are answered by themselves.
-        vectors: what is made of them, on its way to the host.
+        pooled: the rows whose hidden states are the answers.
+        vectors: their pooled vectors, being copied to the host.
     """
 
     pooled: PooledRows
     vectors: HostCopies
 
     def wait(self) -> StepTokens:
-        """Waits for the device; vectors, like scores, are handed to their sequences."""
+        """Waits for the device; vectors and scores are added to their sequences."""
         self.pooled.book(self.vectors.wait())
         return PendingTokens.wait(self)
 
@@ -41,7 +41,7 @@ class PoolingSampler(TokenSampler):
     Args:
         model: its output layer makes logits of hidden states.
         decode: detokenizer for stop strings; None where no request has one.
-        poolers: for each mode of the run that is answered by hidden states.
+        poolers: one for each pooled mode of the run.
     """
 
     def __init__(self, model: Model, decode: Decoder | None, poolers: Mapping[Mode, Pooler]) -> None:
@@ -60,7 +60,7 @@ class PoolingSampler(TokenSampler):
 
 
 class ConstrainedPoolingSampler(PoolingSampler, ConstrainedSampler):
-    """Of runs with such prompts, in which other requests may have grammars."""
+    """For runs with pooled requests, in which other requests may be constrained."""
 
 
 def make_sampler(
@@ -70,16 +70,16 @@ def make_sampler(
     poolers: dict[Mode, Pooler],
     checkpoint: str | None,
 ) -> TokenSampler:
-    """Of a run in which requests are pooled, think or have grammars.
+    """The sampler of a run in which some requests are pooled or constrained.
 
     Args:
         model: its output layer makes logits of hidden states.
         requests: of the run.
-        decode: detokenizer for stop strings; None where no request has one.
-        poolers: found before, by mode; those that the run needs are added.
-        checkpoint: as `Engine.load` was given it; None for a loaded model.
+        decode: detokenizer for stop strings; None where no request has stop strings.
+        poolers: of earlier runs, by mode; those that this run needs are added.
+        checkpoint: the argument of `Engine.load`; None for a loaded model.
     Raises:
-        ModelError: the checkpoint has no such answers, or pools other tokens than the last.
+        ModelError: the checkpoint has no layer for the mode, or pools other tokens than the last.
     """
     modes = {request.mode for request in requests if request.is_pooled}
     if not modes:

@@ -1,4 +1,4 @@
-"""The random numbers of requests: a stream for each seed, of which any position can be had at once.
+"""The random numbers of requests: a stream for each seed, with random access to its positions.
 
 The generator is Philox 4x64 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), whose
 key is the seed and whose counter is the position: the first number of ``numpy.random.Philox(key, counter)``, for many
@@ -20,11 +20,11 @@ _HALF = np.uint64(32)
 
 
 def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """The positions-th numbers in [0, 1) of the seeds' streams: float64 ``[n]``.
+    """For each seed, the number in [0, 1) at its position of the seed's stream: float64 ``[n]``.
 
     Args:
-        seeds: below 2**64, n of them.
-        positions: as many.
+        seeds: n of them, each below 2**64.
+        positions: n of them, from 0.
     """
     zeros = np.zeros(len(seeds), dtype=np.uint64)
     keys = [np.array(seeds, dtype=np.uint64), zeros]
@@ -39,7 +39,7 @@ def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArr
 
 
 def _multiply(words: Words, factor: np.uint64) -> tuple[Words, Words]:
-    """High and low halves of products of 64 bits with 64 bits."""
+    """High and low 64 bits of 64-bit by 64-bit products."""
     word_high, word_low = words >> _HALF, words & _LOW
     factor_high, factor_low = factor >> _HALF, factor & _LOW
     middle = word_high * factor_low + (word_low * factor_low >> _HALF)

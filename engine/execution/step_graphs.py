@@ -1,9 +1,9 @@
-"""Decode steps as CUDA graphs: one launch from the host in place of the nine that each layer takes.
+"""Decode steps as CUDA graphs: one launch from the host in place of nine for each layer.
 
-A graph repeats what was launched while it was captured, at the same addresses and sizes. So there is one for each of a
-few numbers of rows, the *buckets*; a step is computed by the smallest that holds it. Everything that changes from step
-to step goes through buffers that stay: token ids, positions, the attention's work list, the last hidden states. Rows
-beyond the step's are computed from token 0; they have no slot for their KV and no attention, and nobody reads them.
+A graph repeats the launches of its capture, with the same addresses and sizes. So there is a graph for each of a few
+numbers of rows, the *buckets*, and a step uses the smallest bucket that holds it. All data that changes from step to
+step is in fixed buffers: token ids, positions, the attention's work list, the last hidden states. Rows beyond the
+step's are computed from token 0, without a slot for their KV and without attention, and their results are not read.
 
 The first step of a bucket runs eagerly, which compiles kernels and sizes workspaces; the second one captures.
 """
@@ -34,24 +34,24 @@ BUCKETS = (
     *(1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64)),
     *(*range(640, 1025, 128), *range(1280, 2049, 256)),
 )
-"""Rows of the graphs. Larger steps keep the device busy for longer than their launches take."""
+"""Rows of the graphs. A larger step keeps the device busy for longer than its launches take."""
 
 GRAPH_BYTES = 16 << 20
-"""Set aside for what the driver keeps of a graph: some thousand launches and their arguments."""
+"""Memory that the driver keeps for a graph: about a thousand launches and their arguments."""
 
 
 class Graph(Protocol):
-    """What was launched once, to be launched again."""
+    """A recorded sequence of launches."""
 
     def capture(self, compute: Callable[[], None]) -> None:
-        """Records what compute launches; nothing of it is computed."""
+        """Records the launches of `compute` without computing them."""
 
     def replay(self) -> None:
-        """Launches it all, after what has been launched before."""
+        """Launches the recorded work, in stream order."""
 
 
 class DeviceGraph:
-    """A graph of a CUDA or ROCm GPU. Graphs of one pool share their memory: they never run at the same time."""
+    """A graph of a CUDA or ROCm GPU. Graphs of one pool share their memory, because they never run at the same time."""
 
     def __init__(self, pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -60,25 +60,25 @@ class DeviceGraph:
     def capture(self, compute: Callable[[], None]) -> None:
         stream = torch.cuda.current_stream()
         try:
-            # Other threads may use the device during the capture.
+            # "thread_local": other threads may use the device during the capture.
             with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
                 compute()
         finally:
-            torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
+            torch.cuda.set_stream(stream)  # a failed capture leaves its own stream current
 
     def replay(self) -> None:
         self._graph.replay()
 
 
 def find_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Rows of the graphs of an engine whose steps have at most so many tokens."""
+    """Rows of the graphs of an engine whose steps have at most max_num_batched_tokens."""
     return tuple(
         size for index, size in enumerate(BUCKETS) if index == 0 or BUCKETS[index - 1] < max_num_batched_tokens
     )
 
 
 def graph_bytes(backend: "TritonAttention", buckets: tuple[int, ...]) -> int:
-    """What graphs of all buckets keep, besides the memory that their steps are computed in; tables not counted."""
+    """Memory that graphs of all buckets keep, besides that of their steps; block tables are not counted."""
     num_graphs = len(buckets) * len(backend.tuned.launches)
     num_partials = work_capacity(backend, buckets[-1], most_blocks=0, num_kv_blocks=0).num_partials
     return num_graphs * GRAPH_BYTES + num_partials * backend.num_q_heads * (backend.head_dim + 1) * 4
@@ -86,10 +86,10 @@ def graph_bytes(backend: "TritonAttention", buckets: tuple[int, ...]) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
-    """Steps of at most num_rows rows under one launch of the attention kernel.
+    """Steps of at most num_rows rows, with one launch configuration of the attention kernel.
 
     Attributes:
-        graph: captured at the second run; None until then, and for good where that failed.
+        graph: captured at the second run; None until then, and where the capture failed.
     """
 
     num_rows: int
@@ -100,13 +100,13 @@ class _Bucket:
 
 
 class StepGraphs:
-    """Computes steps of one token a sequence, of any kind; larger and other ones are the caller's.
+    """Computes steps in which each sequence has one row; the caller computes all other steps.
 
     Args:
-        backend: its launches depend on nothing but what is in a DeviceWork (`TritonAttention.has_fixed_launches`).
+        backend: its launches depend only on the DeviceWork (`TritonAttention.has_fixed_launches`).
         buckets: see `find_buckets`.
         max_model_len: longest prompt plus answer, in tokens.
-        make_graph: what records; one each time.
+        make_graph: makes a new graph.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class StepGraphs:
         self._make_graph = make_graph
         self._sizes = buckets
         self._buckets: dict[tuple[int, str, bool], _Bucket] = {}
-        self._has_told = False
+        self._has_warned = False
         self._scratch = backend.make_scratch(self._capacity(buckets[-1]))
         self._numbers = torch.zeros(2 * buckets[-1], dtype=torch.int64, device=model.device)
         shape = (buckets[-1], model.hidden_size)
@@ -134,7 +134,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None) -> torch.Tensor | None:
-        """As `Model.forward`; None where no graph covers the step, and nothing is done then."""
+        """As `Model.forward`; None, without computing anything, where no bucket covers the step."""
         attention = batch.attention
         num_rows = attention.num_rows
         if num_rows != attention.num_sequences or num_rows > self._sizes[-1]:
@@ -157,7 +157,7 @@ class StepGraphs:
         return self._hidden.index_select(0, output_rows)
 
     def forget(self) -> None:
-        """Drop the graphs, which read weights that are not the model's any more; each is captured anew."""
+        """Drops the graphs, after the model's weights were replaced; each is captured again."""
         for bucket in self._buckets.values():
             bucket.num_runs, bucket.graph = 0, None
 
@@ -171,40 +171,40 @@ class StepGraphs:
             bucket.graph.replay()
 
     def _capture(self, bucket: _Bucket) -> Graph | None:
-        """None where it fails: out of memory, or what this device, driver or compiler cannot record."""
+        """The bucket's graph; None where the capture fails, for lack of memory or of support by device or driver."""
         graph = self._make_graph()
         try:
             graph.capture(lambda: self._compute(bucket))
-        except Exception as error:  # Triton's errors have no common kind
-            cause = error.__context__ or error  # the end of a failed capture fails as well, and says less
+        except Exception as error:  # Triton's errors have no common base class
+            cause = error.__context__ or error  # ending a failed capture raises, too; the first error says more
             reason = (str(cause).strip().splitlines() or [""])[0]
-            if not self._has_told:
+            if not self._has_warned:
                 LOGGER.warning("going on without a CUDA graph of %d rows: %s", bucket.num_rows, reason)
-            self._has_told = True
+            self._has_warned = True
             return None
         return graph
 
     def _compute(self, bucket: _Bucket) -> None:
-        """From static buffers into static buffers."""
+        """Computes the bucket's rows from fixed buffers into fixed buffers."""
         numbers, num_rows = self._numbers, bucket.num_rows
         hidden = self._model.compute(numbers[:num_rows], numbers[num_rows : 2 * num_rows], bucket.step)
         self._hidden[:num_rows].copy_(hidden)
 
     def _fill_inputs(self, batch: TokenBatch, bucket_rows: int, pending_token_ids: torch.Tensor | None) -> None:
-        """Token ids, then positions, of as many rows as the bucket has: one transfer."""
+        """Writes token ids and positions of the bucket's rows in one transfer; rows beyond the step's get 0."""
         numbers = np.zeros(2 * bucket_rows, dtype=np.int64)
         numbers[: len(batch.input_ids)] = batch.input_ids
         numbers[bucket_rows : bucket_rows + len(batch.positions)] = batch.positions
         source = torch.from_numpy(numbers)
         source = source.pin_memory() if self._numbers.is_cuda else source
-        self._numbers[: 2 * bucket_rows].copy_(source, non_blocking=True)  # behind what still reads them on the stream
+        self._numbers[: 2 * bucket_rows].copy_(source, non_blocking=True)  # after the steps on the stream that read it
         if batch.has_pending_tokens:
             input_ids = self._numbers[:bucket_rows]
             input_ids.copy_(self._model.fill_in(input_ids, pending_token_ids))
 
     def _capacity(self, num_rows: int) -> WorkCapacity:
-        """Room for any step of so many rows, but for a rare one that is computed without a graph."""
-        # Where layers have windows, several entries of a table name one block.
+        """Room for almost any step of num_rows rows; larger ones are computed without a graph."""
+        # Where layers have windows, several table entries may be the same block.
         num_kv_blocks = self._cache.num_blocks if self._cache.layout is None else num_rows * self._most_blocks
         return work_capacity(self._backend, num_rows, most_blocks=self._most_blocks, num_kv_blocks=num_kv_blocks)
 
@@ -231,11 +231,12 @@ def make_graphs(
 
 
 def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int, num_kv_blocks: int) -> WorkCapacity:
-    """What steps of num_rows sequences of one row each need.
+    """The capacity for steps of num_rows sequences of one row each.
 
     Args:
+        num_rows: of a step.
         most_blocks: of one sequence, its prefix's included.
-        num_kv_blocks: own blocks belong to one sequence each; prefixes and packs are taken to have as many at most.
+        num_kv_blocks: bounds the sequences' own blocks; prefixes and packs are assumed to have at most as many each.
     """
     # Each row has a tile for its own KV, packed or not, and at most one in a prefix tile; ranges are split into no more
     # tiles than fill the program slots a few times.

@@ -1,13 +1,13 @@
-"""A model with its KV memory and its attention on one device, and the loop that computes steps there."""
+"""A model with its KV memory and its attention on one device, and the loop that computes one step after the other."""
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.config import EngineConfig
-from engine.execution.output import PendingTokens, TokenSampler
-from engine.execution.step_graphs import StepGraphs, make_graphs
+from engine.execution.output import TokenSampler
 from engine.kv.kv_cache import KVCache
 from engine.model.attention import make_attention
 from engine.model.model import Model
@@ -16,23 +16,26 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered, Step
 from engine.scheduling.token_batch import TokenBatch
 
+if TYPE_CHECKING:
+    from engine.execution.step_graphs import StepGraphs
+
 Forward = Callable[..., torch.Tensor]
-"""Launches a step, as `StepRunner.forward` does."""
+"""Launches a step's batch, see `StepRunner.forward`."""
 
 CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
-"""Steps that are done, in order, each with the sequences that it answers."""
+"""Committed steps, in order, each with the sequences that it answers."""
 
 
 class StepRunner:
-    """Takes its KV memory when it is made.
+    """Computes token batches. Its KV memory is allocated when it is made.
 
     Attributes:
-        model: its attention is computed by `attention`, and its layers where that brings its own.
-        graphs: of decode steps; None where there are none.
+        attention: computes the model's attention, and its layers where the backend has its own.
+        graphs: CUDA graphs of decode steps; None where there are none.
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, max_model_len: int) -> None:
-        """Takes a model over.
+        """Switches the model to the attention backend, and allocates KV memory.
 
         Args:
             max_model_len: longest prompt plus answer, in tokens.
@@ -44,7 +47,7 @@ class StepRunner:
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
         make = make_attention
         if config.deterministic:
-            from engine.model.deterministic import make_deterministic as make  # most nights need not be
+            from engine.model.deterministic import make_deterministic as make  # imported only when needed
         self.attention = make(
             "torch" if is_cpu_share and config.attention == "auto" else config.attention,
             num_q_heads=model.num_q_heads,
@@ -58,12 +61,12 @@ class StepRunner:
         graphable = self.attention.graphable if has_graphs else None
         shape = model.kv_shape
         if shape.windows:
-            from engine.kv.kv_layout import kept_windows  # most models have no windows
+            from engine.kv.kv_layout import kept_windows  # imported only when needed
 
             shape = replace(shape, windows=kept_windows(shape.windows, config))
         budget_bytes = config.kv_memory_bytes
         if budget_bytes == "auto":
-            from engine.execution.memory_budget import find_kv_budget  # else nothing is measured
+            from engine.execution.memory_budget import find_kv_budget  # imported only when needed
 
             budget_bytes = find_kv_budget(config, model, self.attention, graphable)
         self.cache = KVCache(
@@ -75,13 +78,15 @@ class StepRunner:
         )
         self.graphs: StepGraphs | None = None
         if graphable is not None:
+            from engine.execution.step_graphs import make_graphs  # imported only when needed
+
             self.graphs = make_graphs(graphable, model, self.cache, config.step_tokens, max_model_len)
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Launches a step, which writes its KV; on a GPU the result is there when the device gets so far.
+        """Launches a step, which writes its KV; on a GPU the call returns before the step is computed.
 
         Args:
-            pending_token_ids: int64, tokens sampled by the previous step, where only the device knows them yet.
+            pending_token_ids: int64, tokens that the step before samples, where only the device knows them yet.
         Returns:
             ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
@@ -91,52 +96,27 @@ class StepRunner:
         return self.model.forward(batch, self.cache, self.attention, pending_token_ids) if hidden is None else hidden
 
 
-def run_steps(
-    scheduler: Scheduler, forward: Forward, sampler: TokenSampler, block_size: int, *, runs_ahead: bool
-) -> CommittedSteps:
-    """One step after the other, prompts and decode tokens mixed as the policies say.
-
-    Running ahead, the device is given step n + 1 before the host waits for the tokens of step n. Both run on one
-    stream, so KV memory that the commit of step n frees is not written before step n + 1 is done with it. Where step
-    n + 1 would need to take somebody's memory, or has nothing to do, step n is committed first. Where tokens of step n
-    say which ones are allowed in step n + 1, step n is committed while the device computes step n + 1.
+def run_steps(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> CommittedSteps:
+    """Computes one step after the other until every request is answered.
 
     Args:
         scheduler: of the run.
-        forward: launches a batch; tokens that only the device knows are taken from its second argument.
+        forward: launches a batch; returns the hidden states of its output rows.
         sampler: makes tokens of hidden states.
-        block_size: tokens in a KV block.
-        runs_ahead: see `can_run_ahead`.
     """
-    under_way: PendingTokens | None = None
-    while scheduler.num_unfinished or under_way is not None:
-        step = scheduler.schedule(is_settled=under_way is None)
-        launched = None
-        if not step.is_empty:
-            if under_way is None:
-                sampler.prepare(step)
-            hidden = forward(step.build_batch(block_size), None if under_way is None else under_way.token_ids)
-            if under_way is not None and sampler.needs_tokens(step):
-                scheduler.mark_computed(step)
-                tokens = under_way.wait()
-                yield under_way.step, scheduler.commit(under_way.step, tokens)
-                under_way = None
-            launched = sampler.sample(hidden, step)
-            if runs_ahead:
-                scheduler.advance(step)
-            else:
-                under_way, launched = launched, None
-        if under_way is not None:
-            tokens = under_way.wait()
-            yield under_way.step, scheduler.commit(under_way.step, tokens)
-        under_way = launched
+    while scheduler.num_unfinished:
+        step = scheduler.schedule()
+        sampler.prepare(step)
+        hidden = forward(step.build_batch())
+        tokens = sampler.sample(hidden, step).wait()
+        yield step, scheduler.commit(step, tokens)
 
 
-def can_run_ahead(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a step may be scheduled and launched while the device computes the one before.
+def can_overlap(config: EngineConfig, device: torch.device) -> bool:
+    """Whether steps may overlap: the next one is scheduled before the tokens of the step before are known.
 
-    A CPU is its own host: nothing would overlap. The block cache of sharing "lru" finds blocks by their tokens, so it
-    has to know them, and so has a guess at the next ones; with disaggregation, another process must be told all tokens.
+    On a CPU nothing would overlap: host and device are the same processor. The block cache of sharing "lru" and prompt
+    lookup need every token's value, and with disaggregation all tokens are sent to another process.
     """
     return (
         device.type != "cpu"

@@ -1,1 +1,1 @@
-"""KV of shared beginnings on disk, for later runs over the same documents."""
+"""KV of shared prefixes on disk, for later runs over the same documents."""

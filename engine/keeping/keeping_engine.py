@@ -1,4 +1,4 @@
-"""An engine that reads prefixes which earlier runs have computed, and keeps those of this run."""
+"""An engine that reads the KV of prefixes that earlier runs have computed, and keeps the KV of its own prefixes."""
 
 import logging
 import sqlite3
@@ -22,7 +22,7 @@ LOGGER = logging.getLogger("batchloom.engine")
 class KeepingEngine(Engine):
     """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration.
 
-    Where the folder cannot be used, a line in the log says so, and everything is computed.
+    Where the folder cannot be used, a warning is logged, and all prefixes are computed.
     """
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
@@ -47,8 +47,8 @@ class KeepingEngine(Engine):
         decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> Iterator[Completion]:
-        """See `Engine.run_plan`. Prefixes are on disk when the last completion is taken; KV of another adapter is not
-        found."""
+        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted. KV of another adapter is never
+        used."""
         if self._keeper is None:
             yield from super().run_plan(requests, groups, decode=decode, on_step=on_step)
             return

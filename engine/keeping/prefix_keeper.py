@@ -1,8 +1,8 @@
-"""What of a run's prefixes is read from disk instead of computed, and what is kept for later runs.
+"""Which prefixes of a run are read from disk instead of computed, and which are written for later runs.
 
-A prefix is written when its last request is answered, if computing it takes longer than reading it back: seconds a
-token as this engine's steps took them, bytes a second as this disk gave them. Files are read ahead, and checked, by a
-thread while groups are computed.
+A prefix is written when its last request is answered, if computing it takes longer than reading it, by the measured
+seconds per token of this engine's steps and the measured read rate of the disk. A thread reads and checks files ahead
+while groups are computed.
 """
 
 import logging
@@ -29,23 +29,23 @@ from engine.scheduling.prefix_node import PrefixNode
 LOGGER = logging.getLogger("batchloom.engine")
 
 MOST_READ_AHEAD = 16
-"""Files that are mapped and checked before their group starts."""
-MOST_WRITES_UNDER_WAY = 4
-"""Copies of prefixes in memory that wait for the disk."""
+"""Most files that are mapped and checked before their group starts."""
+MOST_WRITES_IN_FLIGHT = 4
+"""Most copies of prefixes in memory that wait to be written."""
 FEWEST_PROMPT_TOKENS = 64
-"""Of a step whose time says what a prompt token costs."""
+"""Fewest prompt tokens of a step that is used to measure the time of a prompt token."""
 SECONDS_PER_FILE = 0.001
-"""For opening it and finding it in the index."""
+"""Time to open a file and to find it in the index."""
 
 OnStep = Callable[[StepRecord], None]
 
 
 class KeptNode(PrefixNode):
-    """A prefix that is read from disk where it is there.
+    """A prefix node that is read from disk where it is kept there.
 
     Attributes:
         keys: of its full blocks.
-        num_loaded: leading tokens that were read, when it last took blocks.
+        num_loaded: leading tokens that were read when it last allocated blocks.
     """
 
     __slots__ = ("_keeper", "keys", "num_loaded")
@@ -63,9 +63,9 @@ class KeptNode(PrefixNode):
         self.keys = keeper.name_blocks(self)
         self.num_loaded = 0
 
-    def acquire(self, pool: BlockPool, block_size: int) -> int:
+    def acquire(self, pool: BlockPool) -> int:
         missing = [node for node in self.chain() if not node.holds_blocks]
-        num_tokens = super().acquire(pool, block_size)
+        num_tokens = super().acquire(pool)
         for node in missing:
             assert isinstance(node, KeptNode)
             self._keeper.load(node)
@@ -83,14 +83,14 @@ class KeptNode(PrefixNode):
 
 
 class PrefixKeeper:
-    """Of one engine: loads prefixes into its KV memory, and saves them from there.
+    """Loads prefixes into an engine's KV memory, and saves them from there.
 
     Args:
         store: the folder.
         cache: the engine's KV memory.
 
     Attributes:
-        about: of the model, see `PrefixStore.name_blocks`; set before each run.
+        about: identifies the model, see `PrefixStore.name_blocks`; set before each run.
     """
 
     def __init__(self, store: PrefixStore, cache: KVCache) -> None:
@@ -112,16 +112,16 @@ class PrefixKeeper:
         self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
 
     def extend(self, groups: Sequence[PrefixGroup]) -> list[PrefixGroup]:
-        """The groups; prompts of which more than their group's prefix is on disk have groups of their own."""
+        """The groups, where prompts with more on disk than their group's prefix get groups of their own."""
         return [extended for group in groups for extended in self._extend(group)]
 
     def make_node(self, *, parent: PrefixNode | None, token_ids: npt.NDArray[np.int32], start: int) -> KeptNode:
-        """A node that is read ahead where it is on disk.
+        """Makes a node, and starts to read it where it is on disk.
 
         Args:
             parent: the node above.
             token_ids: int32, of this node.
-            start: place of the first one in the prompt.
+            start: position of the first one in the prompt.
         """
         node = KeptNode(self, parent=parent, token_ids=token_ids, start=start)
         self._next.extend(dict.fromkeys(place.name for place in self._store.find(node.keys)))
@@ -129,7 +129,7 @@ class PrefixKeeper:
         return node
 
     def watch(self, on_step: OnStep | None) -> OnStep:
-        """A callback that measures steps, and calls `on_step`."""
+        """A callback that measures the steps' time per token, and calls `on_step`."""
 
         def watch_step(record: StepRecord) -> None:
             num_prompt_tokens = record.num_prefix_tokens + record.num_suffix_tokens
@@ -149,9 +149,9 @@ class PrefixKeeper:
         return self._name(tokens)[node.start // self._cache.block_size :]
 
     def load(self, node: KeptNode) -> None:
-        """Fill the leading blocks of a node that has just taken them, as far as they are on disk."""
+        """Reads the leading blocks of a node from disk, as far as they are there, into the blocks it has allocated."""
         node.num_loaded, first = 0, 0
-        if node.block_ids.ndim > 1:  # layers that give KV up early have tables of their own
+        if node.block_ids.ndim > 1:  # sliding windows: several block tables, which are not kept
             return
         for name, places in groupby(self._store.find(node.keys), key=lambda place: place.name):
             kept = [place.place for place in places]
@@ -165,9 +165,9 @@ class PrefixKeeper:
         node.num_computed = node.num_loaded = first * self._cache.block_size
 
     def save(self, node: KeptNode) -> None:
-        """Keep the blocks of a computed node that are not on disk, where that pays.
+        """Writes the blocks of a computed node that are not on disk, if reading them will be faster than computing.
 
-        The first ones wait in memory for the record of their step, which says what computing takes.
+        Nodes of the first step wait in memory for its record, which has the time of computing.
         """
         first = len(self._store.find(node.keys))
         is_known = self._num_tokens > 0
@@ -180,7 +180,7 @@ class PrefixKeeper:
             self._computed.append((node.keys[first:], kv))
 
     def flush(self) -> None:
-        """Wait for the disk, and book what was saved since the last time."""
+        """Waits for all writes, and adds to the index the seconds that reading has saved in this run."""
         while self._writes:
             self._end_write()
         per_token, per_byte = self._seconds_per_token, 1 / self._bytes_per_second
@@ -212,7 +212,7 @@ class PrefixKeeper:
 
     def _write(self, keys: Sequence[bytes], kv: torch.Tensor) -> None:
         if self._is_worth(len(keys)):
-            while len(self._writes) >= MOST_WRITES_UNDER_WAY:
+            while len(self._writes) >= MOST_WRITES_IN_FLIGHT:
                 self._end_write()
             self._writes.append(self._writer.submit(self._store.write, keys, kv))
 
@@ -255,8 +255,8 @@ class PrefixKeeper:
                 self._mapped[name] = self._reader.submit(self._read, name)
 
     def _take(self, name: str) -> torch.Tensor | None:
-        under_way = self._mapped.pop(name, None)
-        found = self._read(name) if under_way is None or under_way.cancel() else under_way.result()
+        read_ahead = self._mapped.pop(name, None)
+        found = self._read(name) if read_ahead is None or read_ahead.cancel() else read_ahead.result()
         self._read_ahead()
         return found
 

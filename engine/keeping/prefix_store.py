@@ -1,8 +1,8 @@
-"""Prefix KV on disk, found by the tokens that it stands for: one file a prefix, and an index of blocks in SQLite.
+"""The KV of prefixes on disk, found by their tokens: one file for each prefix, and an index of blocks in SQLite.
 
-A KV block is named by a digest of all tokens up to its end, of the model and of how its KV is laid out, keyed by a
-secret of the folder: equal names, equal KV, and nothing of another folder is ever found. A file holds consecutive
-blocks and is named by its last one.
+The key of a KV block is a digest of all tokens up to its end, of the model and of its KV layout, with a secret of the
+folder: equal keys mean equal KV, and files of another folder are never used. A file has consecutive blocks, and its
+name is the key of the last one.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ LOGGER = logging.getLogger("batchloom.engine")
 HEADER_BYTES = 4096
 FORMAT = 1
 HALF_LIFE_SECONDS = 7 * 86400.0
-"""What a prefix has saved counts half as much for each week in which it was not read."""
+"""The saved seconds of a prefix count half for each week in which it was not read."""
 ABANDONED_SECONDS = 3600.0
-"""Age of files that are in no index, after which they are deleted."""
+"""Age after which files that are not in the index are deleted."""
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8)}
 
@@ -46,7 +46,7 @@ create index if not exists blocks_of on blocks (name);
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where a block's KV is: a file, and the block's number in it."""
+    """The place of a block's KV: a file, and the block's index in it."""
 
     name: str
     place: int
@@ -56,8 +56,8 @@ class PrefixStore:
     """The folder of kept prefixes. Threads and processes may share it.
 
     Args:
-        folder: private to its user; made if it is not there, its parent must be.
-        budget_bytes: most that all files hold.
+        folder: private to its user; made if it does not exist, in an existing parent.
+        budget_bytes: most bytes of all files together.
 
     Raises:
         OSError, sqlite3.Error: the folder cannot be used.
@@ -84,12 +84,12 @@ class PrefixStore:
         self._make_room(0)
 
     def name_blocks(self, token_ids: npt.NDArray[np.int32], block_size: int, about: str) -> list[bytes]:
-        """Keys of the full blocks of a beginning.
+        """Keys of the full blocks of a prefix.
 
         Args:
             token_ids: int32, from the prompt's first token on.
             block_size: tokens in a block.
-            about: of the model and its KV: whatever else decides what a block holds.
+            about: identifies the model and the layout of its KV, on which a block's contents depend, too.
         """
         key, keys = hashlib.blake2b(about.encode(), key=self._secret, digest_size=16).digest(), []
         for end in range(block_size, len(token_ids) + 1, block_size):
@@ -99,7 +99,7 @@ class PrefixStore:
         return keys
 
     def find(self, keys: Sequence[bytes]) -> list[BlockPlace]:
-        """Where the leading blocks are, up to the first that is not kept."""
+        """Places of the leading blocks, up to the first that is not kept."""
         found = []
         with self._lock:
             for key in keys:
@@ -112,7 +112,7 @@ class PrefixStore:
     def read(self, name: str) -> torch.Tensor | None:
         """The KV of a file, mapped: ``[2 * num_layers, n, block_size, num_kv_heads, head_size]``.
 
-        None where it is missing, damaged or of another folder; it is then forgotten, with a line in the log.
+        None where it is missing, damaged or of another folder; it is then deleted, with a warning in the log.
         """
         path = self._path(name)
         try:
@@ -123,13 +123,13 @@ class PrefixStore:
             return None
 
     def write(self, keys: Sequence[bytes], kv: torch.Tensor) -> bool:
-        """Keep blocks; whether there was room for them.
+        """Writes blocks to a file; returns whether there was room for them.
 
         Args:
-            keys: of the blocks, one behind the other.
-            kv: as `read` gives it, in host memory.
+            keys: of the consecutive blocks.
+            kv: in the form of `read`, in host memory.
         Raises:
-            OSError: the disk does not take them.
+            OSError: the file cannot be written.
         """
         payload = kv.contiguous().view(-1).view(torch.uint8).numpy()
         num_bytes = HEADER_BYTES + len(payload)
@@ -157,7 +157,7 @@ class PrefixStore:
         return True
 
     def book(self, saved_seconds: Mapping[str, float]) -> None:
-        """Add what each file has saved by being read now."""
+        """Adds the seconds that each file has saved by being read now."""
         now = time.time()
         with self._lock:
             self._index.execute("begin immediate")
@@ -171,7 +171,7 @@ class PrefixStore:
             self._index.execute("commit")
 
     def forget(self, names: Sequence[str]) -> None:
-        """Delete files and what the index says of them."""
+        """Deletes files and their entries in the index."""
         with self._lock:
             self._index.execute("begin immediate")
             for name in names:
@@ -197,7 +197,8 @@ class PrefixStore:
         return kv.view(_DTYPES[header["dtype"]]).view(header["shape"])
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Evict what saves the least a byte, of what this run has neither read nor written; whether there is room."""
+        """Evicts files with the fewest saved seconds per byte, except those that this run has read or written; returns
+        whether there is room."""
         with self._lock:
             rows = self._index.execute("select name, num_bytes, saved_seconds, used_at from files").fetchall()
         too_many = sum(row[1] for row in rows) + num_bytes - self._budget_bytes
@@ -220,7 +221,7 @@ class PrefixStore:
         return True
 
     def _sweep(self) -> None:
-        """Delete what killed processes have left."""
+        """Deletes files that killed processes have left."""
         with self._lock:
             known = {name for (name,) in self._index.execute("select name from files").fetchall()}
         for path in (*self.folder.glob("*.kv"), *self.folder.glob(".*.tmp")):

@@ -1,4 +1,4 @@
-"""How fast a folder's disk gives bytes whose digest is checked."""
+"""The rate at which files of a folder are read and their digests checked."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ PROBED_BYTES = 8 << 20
 
 
 def measure_read_rate(folder: Path, num_bytes: int = PROBED_BYTES) -> float:
-    """Bytes a second, of a file that is written for it; from the disk where the system allows.
+    """Bytes per second of reading a temporary file, from the disk instead of the page cache where the system allows.
 
     Raises:
-        OSError: the disk does not take so many bytes.
+        OSError: the file cannot be written.
     """
     path = folder / f".probe.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:

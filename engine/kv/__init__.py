@@ -1,1 +1,1 @@
-"""KV memory: the cache itself and the pools that say which of its blocks are free."""
+"""KV memory: the cache itself, and the pools of its free blocks."""

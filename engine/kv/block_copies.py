@@ -1,4 +1,4 @@
-"""Blocks of the KV memory taken out and put back: for swapping, and for another process."""
+"""Copies of KV blocks to host memory and back: for swapping, for another process, for the disk."""
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ class BlockCopies:
         return kv
 
     def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: torch.Tensor) -> None:
-        """Writes what `read_blocks` gave into n blocks, of this memory or of another one like it."""
+        """Writes a copy from `read_blocks` into n blocks, of this memory or of another one with its layout."""
         index, is_pinned = to_device(block_ids.astype(np.int64), self._tensors[0].device), kv.is_pinned()
         for tensor, saved in zip(self._tensors, kv, strict=True):
             tensor.index_copy_(0, index, saved.to(tensor.device, non_blocking=is_pinned))

@@ -1,4 +1,4 @@
-"""Which KV blocks are free. Contiguous runs are preferred, so that a prefix's KV can be read without a gather."""
+"""Which KV blocks are free. Contiguous runs are preferred, so that a prefix's KV is read without a gather."""
 
 from bisect import bisect_left
 from typing import Any
@@ -7,27 +7,27 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import CapacityError
+from engine.kernels import cdiv
 
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
+NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class BlockPool:
-    """Free list of `num_blocks` KV blocks, kept as sorted extents (start, length).
+    """Free list of `num_blocks` KV blocks of `block_size` tokens, kept as sorted extents (start, length).
 
     Invariants: extents are disjoint, never adjacent, and their lengths add up to `num_free`.
 
     Attributes:
         num_free: blocks that `allocate` could give now.
-        num_prefix_blocks: of those used, blocks of shared prefixes; booked by `PrefixNode`.
+        num_prefix_blocks: of those used, blocks of shared prefixes; counted by `PrefixNode`.
     """
 
-    __slots__ = ("_lengths", "_starts", "num_blocks", "num_free", "num_prefix_blocks")
-
     num_tables = 1
-    """Block tables of a request; more where layers differ in what they keep (`WindowedPool`)."""
+    """Block tables of a request; several where layers have sliding windows (`WindowedPool`)."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
+        self.block_size = block_size
         self.num_free = num_blocks
         self.num_prefix_blocks = 0
         self._starts = [0] if num_blocks else []
@@ -39,7 +39,7 @@ class BlockPool:
 
     @property
     def num_idle(self) -> int:
-        """Free blocks whose contents are kept for whoever asks for them; none here."""
+        """Free blocks whose contents can still be reused (`LruBlockPool`); none here."""
         return 0
 
     def allocate(self, count: int) -> npt.NDArray[np.int32]:
@@ -52,9 +52,9 @@ class BlockPool:
         """
         if count > self.num_free:
             raise CapacityError(f"{count} KV blocks needed, {self.num_free} of {self.num_blocks} free")
-        fitting = [length for length in self._lengths if length >= count]
         if count == 0:
-            return np.empty(0, dtype=np.int32)
+            return NO_BLOCKS
+        fitting = [length for length in self._lengths if length >= count]
         if fitting:
             return self._take(self._lengths.index(min(fitting)), count)
         parts = []
@@ -65,12 +65,12 @@ class BlockPool:
         return np.concatenate(parts)
 
     def allocate_table(self, num_blocks: int) -> npt.NDArray[np.int32]:
-        """Takes a whole block table, int32 ``[num_blocks]``; raises as `allocate` does."""
+        """Allocates a whole block table, int32 ``[num_blocks]``; raises as `allocate` does."""
         return self.allocate(num_blocks)
 
-    def num_missing(self, sequence: Any, num_blocks: int) -> int:
-        """Blocks that `extend` would take; negative where the sequence has more than it needs."""
-        return num_blocks - len(sequence.block_ids)
+    def num_missing(self, sequence: Any, num_tokens: int) -> int:
+        """Blocks that a table of `num_tokens` own tokens lacks; negative where the sequence has more."""
+        return cdiv(num_tokens, self.block_size) - len(sequence.block_ids)
 
     def extend(self, sequence: Any, num_blocks: int) -> None:
         """Lengthens the sequence's table to num_blocks; raises as `allocate` does."""
@@ -78,11 +78,15 @@ class BlockPool:
         sequence.block_ids = np.concatenate([sequence.block_ids, missing])
 
     def leave(self, step: Any) -> npt.NDArray[np.int32]:
-        """Takes what nobody reads after a step out of its tables, to be freed when it is committed; nothing here."""
-        return _NO_BLOCKS
+        """Removes blocks that no row reads after a step from block tables (`WindowedPool`); none here.
+
+        Returns:
+            int32, the blocks; they are freed when the step is committed.
+        """
+        return NO_BLOCKS
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:
-        """Gives blocks back. Freeing a block that is free already breaks an invariant and asserts."""
+        """Frees blocks. Freeing a block that is free already breaks an invariant and asserts."""
         if len(block_ids) == 0:
             return
         ordered = np.sort(block_ids)
@@ -108,15 +112,11 @@ class BlockPool:
         assert 0 <= start <= self.num_blocks - length, "a freed block is not of this pool"
         is_used = left_end <= start and start + length <= right_start
         assert is_used, f"a KV block in [{start}, {start + length}) is freed twice"
-        joins_left, joins_right = left_end == start, start + length == right_start
-        if joins_left and joins_right:
-            self._lengths[index - 1] += length + self._lengths[index]
-            del self._starts[index], self._lengths[index]
-        elif joins_left:
+        if start + length == right_start:
+            del self._starts[index]
+            length += self._lengths.pop(index)
+        if left_end == start:
             self._lengths[index - 1] += length
-        elif joins_right:
-            self._starts[index] = start
-            self._lengths[index] += length
         else:
             self._starts.insert(index, start)
             self._lengths.insert(index, length)

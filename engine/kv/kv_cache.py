@@ -1,4 +1,4 @@
-"""The paged KV memory of one model on one device, and how much of it a budget buys."""
+"""The paged KV memory of one model on one device, and the number of blocks in a budget."""
 
 import math
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What a model keeps per token: layers, KV heads, head dim, dtype; of 8 bits with a scale of 2 bytes a head.
+    """The KV of a token: layers, KV heads, head dim, dtype. An 8-bit dtype has a scale of 2 bytes for each head.
 
     Attributes:
-        windows: of each layer, the positions that a row sees, 0 for all; empty where no KV is given up early.
+        windows: of each layer, the number of positions that a row sees, 0 for all; empty where no KV is freed early.
     """
 
     num_layers: int
@@ -29,21 +29,21 @@ class KVShape:
 
     @property
     def layout(self) -> "KVLayout | None":
-        """Which layers share a block table; None where all do, and nothing leaves a window."""
+        """Which layers share a block table; None where all do, and no KV is freed early."""
         if not self.windows:
             return None
-        from engine.kv.kv_layout import find_layout  # most models have no windows
+        from engine.kv.kv_layout import find_layout  # imported only when needed
 
         return find_layout(self.windows)
 
     @property
     def head_size(self) -> int:
-        """Elements that a token takes in a head's cache."""
+        """Elements of a token in one head's keys or values, its scale included."""
         return self.head_dim + (2 if self.dtype.itemsize == 1 else 0)
 
     @property
     def bytes_per_token(self) -> int:
-        """Of a token that all layers keep."""
+        """Bytes of one token in all layers."""
         num_layers = self.num_layers if (layout := self.layout) is None else layout.num_tables * layout.num_slots
         return 2 * num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
@@ -52,9 +52,10 @@ class KVCache:
     """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_size]``.
 
     Attributes:
-        layout: which layers have a block table of their own, and share tensors with those of another; None: none.
-        tables, num_tables: of each layer, its block table; how many there are.
-        tensors: all of them, once: keys, then values.
+        layout: the block tables of the layers; layers of different tables share tensors. None: all share one table.
+        tables: block table of each layer.
+        num_tables: number of block tables.
+        tensors: each tensor once: keys, then values.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class KVCache:
         """Allocates as many blocks as the budget holds.
 
         Args:
-            has_pad_block: whether there is one block more, of index num_blocks, for KV that nobody reads.
+            has_pad_block: whether there is an additional block, of index num_blocks, for the KV of padding.
         Raises:
             CapacityError: the budget does not hold a single block.
         """
@@ -80,7 +81,7 @@ class KVCache:
             )
         sizes = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_size)
         num_slots = max(slots) + 1
-        # Copies of blocks need no arithmetic, which torch lacks for numbers in fp8.
+        # fp8 is stored as uint8: copies of blocks use operations that torch lacks for fp8.
         stored = torch.uint8 if shape.dtype.itemsize == 1 and shape.dtype.is_floating_point else shape.dtype
         self.tensors = [_zeros(sizes, stored, device) for _ in range(2 * num_slots)]
         self.keys = [self.tensors[slot].view(shape.dtype) for slot in slots]
@@ -88,9 +89,9 @@ class KVCache:
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros: a block that was never written may be read under a mask, and 0 * NaN is NaN."""
+    """Zeros: blocks that were never written may be read under a mask, and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(layout, dtype=dtype, device=device)
     num_bytes = math.prod(layout) * dtype.itemsize
-    # numpy maps pages when they are first touched, torch would fill them now.
+    # numpy takes pages when they are first written; torch.zeros would write them all now.
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(layout)

@@ -1,7 +1,7 @@
-"""Which layers of a model share a block table, where some of them see a window alone.
+"""Which layers of a model share a block table, where some layers have sliding windows.
 
-Layers that see alike are cut into tables of equally many layers. So a KV block is the same piece of memory in every
-table, one pool holds them all, and memory moves between kinds of layers as requests need it.
+Layers with the same window are divided into tables of equally many layers. So a KV block has the same size in every
+table, one pool holds the blocks of all tables, and memory moves between kinds of layers as requests need it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.kernels import cdiv
 
 MOST_TABLES = 8
-"""About so many tables at most: each is one more to prepare for attention in a step."""
+"""About the most tables of a model: each one adds to the preparation of attention in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class KVLayout:
     """Block tables of a model.
 
     Attributes:
-        windows: of each table, the positions that a row of its layers sees; 0: all.
-        tables, slots: of each layer, its table and its place among the layers of that table.
-        num_slots: layers of a table, and of a block. Where a table has fewer layers, the rest of its blocks is unused.
+        windows: of each table, the number of positions that a row of its layers sees; 0: all.
+        tables, slots: of each layer, its table and its index among the layers of that table.
+        num_slots: layers in a block. Where a table has fewer layers, a part of its blocks is unused.
     """
 
     windows: tuple[int, ...]
@@ -35,10 +35,10 @@ class KVLayout:
 
 
 def find_layout(windows: Sequence[int]) -> KVLayout:
-    """Tables of as many layers as the rarest kind has, so that its blocks have no unused part.
+    """Divides layers into tables of as many layers as the rarest window has, so that its blocks have no unused part.
 
     Args:
-        windows: of each layer, the positions that a row sees; 0: all.
+        windows: of each layer, the number of positions that a row sees; 0: all.
     """
     kinds: dict[int, list[int]] = {}
     for layer, window in enumerate(windows):
@@ -54,12 +54,12 @@ def find_layout(windows: Sequence[int]) -> KVLayout:
 
 
 def kept_windows(windows: tuple[int, ...], config: EngineConfig) -> tuple[int, ...]:
-    """The windows beyond which KV is given up, of each layer; empty where a policy keeps it all.
+    """The windows of layers whose KV outside the window is freed; empty where a policy keeps all KV.
 
-    A cache that finds blocks by their tokens keeps whole prompts, and whole prompts are computed where they lie.
+    The block cache of sharing "lru" keeps whole prompts, and so does prefill "whole".
 
     Args:
-        windows: of each layer, the positions that a row sees; 0: all.
+        windows: of each layer, the number of positions that a row sees; 0: all.
         config: the policies.
     """
     return () if config.sharing == "lru" or config.prefill == "whole" else windows
@@ -69,7 +69,7 @@ def first_block(num_computed: int, window: int, block_size: int) -> int:
     """The first block of a table that rows after `num_computed` own tokens may read.
 
     Args:
-        window: positions that a row sees, its own included; 0: all.
+        window: number of positions that a row sees, its own included; 0: all.
         block_size: tokens in a block.
     """
     return max(0, num_computed - window + 1) // block_size if window else 0

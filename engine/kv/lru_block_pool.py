@@ -1,4 +1,4 @@
-"""A block pool that remembers what full blocks hold, and gives remembered ones away last, by recency."""
+"""A block pool that finds full blocks again by their contents, and evicts the least recently used ones."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,18 +10,16 @@ from engine.kv.block_pool import BlockPool
 
 
 class LruBlockPool(BlockPool):
-    """As `BlockPool`; blocks have as many owners as took them, and keep their contents until their memory is needed.
+    """As `BlockPool`; a block may have several owners, and keeps its contents until its memory is needed.
 
-    A remembered block without owners is idle: it counts as free, and is found until `allocate` has no other block left
-    and takes the idle one used longest ago.
+    A remembered block without owners is idle: it counts as free and can be found, until `allocate` has no other block
+    left and takes the least recently used idle one.
 
     Invariants: idle blocks are not in the extents; num_free counts both.
     """
 
-    __slots__ = ("_block_of", "_idle", "_key_of", "_num_owners")
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
         self._num_owners = [0] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -42,7 +40,7 @@ class LruBlockPool(BlockPool):
         return block_ids
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:
-        """One owner fewer for each block. Of those left idle, the last ones are the first to be given away."""
+        """Removes one owner from each block. Of the blocks that become idle, the last ones are evicted first."""
         unowned = []
         for block in reversed(block_ids.tolist()):
             assert self._num_owners[block] > 0, f"KV block {block} is freed twice"
@@ -56,7 +54,7 @@ class LruBlockPool(BlockPool):
         super().free(np.array(unowned, dtype=np.int32))
 
     def find(self, keys: Sequence[bytes]) -> npt.NDArray[np.int32]:
-        """Blocks that hold what the leading keys name, up to the first that none holds; nothing is taken."""
+        """The blocks of the leading keys, up to the first key that is not found; their owners stay as they are."""
         found = []
         for key in keys:
             block = self._block_of.get(key)
@@ -69,7 +67,7 @@ class LruBlockPool(BlockPool):
         return sum(self._num_owners[block] == 0 for block in block_ids.tolist())
 
     def share(self, block_ids: npt.NDArray[np.int32]) -> None:
-        """Takes blocks that were found: one owner more for each."""
+        """Adds an owner to each block that was found."""
         for block in block_ids.tolist():
             if self._num_owners[block] == 0:
                 del self._idle[block]
@@ -77,7 +75,7 @@ class LruBlockPool(BlockPool):
             self._num_owners[block] += 1
 
     def remember(self, block_id: int, key: bytes) -> None:
-        """Names what an owned, fully written block holds. Where another block holds the same, that one stays named."""
+        """Records the key of a full block that has an owner. Where the key has a block already, that block is kept."""
         if key not in self._block_of and block_id not in self._key_of:
             self._block_of[key] = block_id
             self._key_of[block_id] = key

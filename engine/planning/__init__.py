@@ -1,1 +1,1 @@
-"""The global plan: the prefix tree of a batch, its groups, the blocks that groups share, partitions."""
+"""The global plan: the prefix tree of a batch, its prefix groups, the blocks that groups share, partitions."""

@@ -1,4 +1,4 @@
-"""Which groups come first where time is short."""
+"""The order of groups in a run with a deadline: cheapest first."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ from engine.planning.prefix_tree import IndexArray
 
 
 def rank_cheapest_first(group_costs: IndexArray, group_priorities: IndexArray, num_rows: IndexArray) -> IndexArray:
-    """Priorities for `place_groups` by which, of one priority, groups with the least cost a row come first.
+    """Priorities for `place_groups` that put groups with the least cost per row first among those of one priority.
 
-    Costs a row within a fifth of each other count as equal, so that groups stay beside those that they share with.
+    Costs per row within a fifth of each other count as equal, so that groups stay next to groups that they share with.
 
     Args:
         group_costs, group_priorities: int64 ``[num_groups]``.

@@ -1,4 +1,4 @@
-"""BatchLLM's own choice of prefixes (section 4.2, Algorithm 1), level by level of the tree from the bottom up."""
+"""BatchLLM's choice of prefixes (section 4.2, Algorithm 1), level by level of the tree from the bottom up."""
 
 import numpy as np
 
@@ -8,20 +8,19 @@ from engine.planning.prefix_tree import IndexArray, PrefixTree
 def choose_by_paper(tree: PrefixTree) -> IndexArray:
     """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``.
 
-    The algorithm maximises the first level of the tree from the bottom up.
-
-    Once the subtree of a node's child is done, each grandchild is compared with the child: forked off and merged with a
-    copy of the child (so that it becomes a child of the node, with the tokens of both) if
+    The algorithm maximises the first level of the tree from the bottom up. Once the subtree of a node's child is done,
+    each grandchild is compared with the child: forked off and merged with a copy of the child (so that it becomes a
+    child of the node, with the tokens of both) if
 
         gain = (leaves(grandchild) - 1) * tokens(grandchild)  >  penalty = tokens(child),
 
-    where leaves counts those not forked off before. A grandchild that stays is part of the child from then on: its
+    where leaves counts those not forked off before. A grandchild that is not forked off becomes part of the child: its
     leaves share the child's tokens and nothing deeper. In the end the children of the root are the prefixes.
     """
     num_nodes = tree.num_nodes
     depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()
     num_leaves = np.bincount(tree.leaf_nodes, minlength=num_nodes).tolist()
-    merged_children: list[list[int]] = [[] for _ in range(num_nodes)]  # as they are after the forks so far
+    merged_children: list[list[int]] = [[] for _ in range(num_nodes)]  # after the forks so far
     owners = list(range(num_nodes))
     for child in range(num_nodes - 1, 0, -1):
         node = parents[child]

@@ -7,20 +7,22 @@ from engine.planning.prefix_tree import IndexArray, PrefixTree
 
 
 def choose_exactly(tree: PrefixTree, block_size: int | None) -> IndexArray:
-    """Solves it; int64 ``[num_leaves]``, see `choose_prefixes`.
+    """An exact dynamic programme; returns int64 ``[num_leaves]``, see `choose_prefixes`.
 
-    A node v is open where a prefix at or below it, or a prompt planned alone, has its whole(v) tokens in full blocks:
-    they are computed once. Let cost(v, a) be the tokens computed at and below v, less those of its prompts, when its
-    parent is open and the nearest chosen node above has depth a. It is the least of
+    whole(v) is the part of a node's tokens that fills blocks. A node v is open where a prefix at or below it, or a
+    prompt planned alone, keeps these blocks: they are computed once. Let cost(v, a) be the tokens computed at and below
+    v, less those of its prompts, when its parent is open and the nearest chosen node above has depth a. It is the least
+    of
 
         shut    -a for each leaf below v,
         kept    whole(v) - whole(parent) + sum of cost(c, a) over the children c - max(a, whole(v)) for each own leaf,
         chosen  depth(v) - whole(parent) + sum of cost(c, depth(v)) - depth(v) for each own leaf.
 
-    Chosen does not depend on a, kept never grows with it, and no cost falls faster than shut. So v is chosen for a
-    below one threshold, open below another, and its parent needs only a table of cost(v, a) for a = 0 .. depth(parent):
-    a few vector operations a node, linear in tokens, since each node has a leaf (the first below its second child) that
-    is longer than its table. Of equal costs the fewest groups win (`unit`), so a prefix has at least two leaves.
+    The cost of chosen does not depend on a, that of kept never grows with a, and none falls faster than that of shut.
+    So v is chosen for a below one threshold, open below another, and its parent needs only a table of cost(v, a) for
+    a = 0 .. depth(parent). That is a few vector operations per node, and linear in tokens: each node has a leaf (the
+    first below its second child) that is longer than its table. Of equal costs the fewest groups win (`unit`), so a
+    prefix has at least two leaves.
     """
     num_nodes, unit = tree.num_nodes, tree.num_leaves + 1
     depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()

@@ -1,7 +1,7 @@
 """A plan: which rows share which prefix, as columns (`Plan`) and as groups (`PrefixGroup`).
 
-A prompt shares at most one prefix, that of its group (BatchLLM section 4.3.1). Groups come in prefix tree order, so the
-tokens that each has in common with the group before tell what any groups have in common.
+A prompt has at most one prefix, that of its group (BatchLLM section 4.3.1). Groups come in prefix tree order, so two
+groups have in common the least of the common lengths of the neighbours between them.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ class SharingStats:
 
     Attributes:
         num_logical_tokens: of all requests, identical ones counted each time.
-        num_processed_tokens: that are computed: every prefix, every suffix and every full block of several groups once.
-        num_best_tokens: the fewest that any sharing computes: each beginning, and each distinct prompt's end, once.
+        num_processed_tokens: those computed: every prefix, every suffix, and every full block of several groups once.
+        num_best_tokens: the fewest that any sharing computes: every node of the prefix tree once.
     """
 
     num_logical_tokens: int = 0
@@ -38,7 +38,7 @@ class SharingStats:
 
     @property
     def best_token_saving_ratio(self) -> float:
-        """Eq. 2 for the best any sharing could reach, as a fraction from 0 to 1; 0 where there are no tokens."""
+        """Eq. 2 for the best possible sharing, as a fraction from 0 to 1; 0 where there are no tokens."""
         return self._saved(self.num_best_tokens)
 
     def _saved(self, num_computed_tokens: int) -> float:
@@ -47,11 +47,11 @@ class SharingStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommonPrefix:
-    """A beginning that several groups have in common. These groups hold the same object.
+    """Leading tokens that several groups have in common. These groups hold the same object.
 
     Attributes:
         num_tokens: counted from the prompt's first token; more than the parent's.
-        parent: the next shorter beginning, which more groups have in common; None where there is none.
+        parent: a shorter common prefix, of more groups; None where there is none.
     """
 
     num_tokens: int
@@ -64,7 +64,7 @@ class Member:
 
     Attributes:
         request_indices: positions in the planned input, ascending; several where prompts are identical.
-        suffix: int32 ``[num_tokens]``, what follows the group's prefix; never empty.
+        suffix: int32 ``[num_tokens]``, the tokens after the group's prefix; never empty.
     """
 
     request_indices: tuple[int, ...]
@@ -73,12 +73,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixGroup:
-    """Distinct prompts that begin alike. Each member's prompt is prefix + suffix.
+    """Distinct prompts with a common prefix. Each member's prompt is prefix + suffix.
 
     Attributes:
         prefix: int32 ``[num_tokens]``, computed once for all members; empty where a prompt is planned alone.
         members: at least one; at least two where the prefix is not empty and the plan is whole.
-        common: the longest part of `leading_tokens` that other groups have, too; None where nothing is known of any.
+        common: the longest part of `leading_tokens` that other groups begin with, too; None where none is known.
     """
 
     prefix: TokenArray
@@ -87,12 +87,12 @@ class PrefixGroup:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens that the group computes."""
+        """Prompt tokens that are computed for the group."""
         return len(self.prefix) + sum(len(member.suffix) for member in self.members)
 
     @property
     def leading_tokens(self) -> TokenArray:
-        """What the group can have in common with others: its prefix, or all of a prompt planned alone but for its last
+        """The tokens that the group can share with other groups: its prefix, or a prompt planned alone without its last
         token, which is always computed."""
         is_alone = len(self.prefix) == 0 and len(self.members) == 1
         return self.members[0].suffix[:-1] if is_alone else self.prefix
@@ -100,17 +100,17 @@ class PrefixGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """Rows of a plan, all or some, by group, member, row. Columns are ``[num_rows]``.
+    """All or some rows of a plan, sorted by group, member and row id. Columns are ``[num_rows]``.
 
     Attributes:
-        prompts: int32 arrays ``[num_tokens]``, one a row.
+        prompts: int32 arrays ``[num_tokens]``, one for each row.
         row_id: int64, of the table's row, or the position in the planned input; ascending within a member.
-        group_id: int64. Groups are in prefix tree order: those whose prefixes begin alike are next to each other. A
-            prompt planned alone has a group of its own, because the group is what is scheduled.
+        group_id: int64, in prefix tree order: groups whose prefixes begin with the same tokens are neighbours. A prompt
+            planned alone is a group of its own, because groups are the unit of scheduling.
         member_id: int64, ascending within a group; equal where prompts are identical.
         num_prefix_tokens: int32, leading tokens that are the group's prefix; 0 where a prompt is planned alone.
-        num_common_tokens: int32, leading tokens that the row's group and the group before have in common, at least.
-        partition: int32, the unit of work that the row is in.
+        num_common_tokens: int32, a lower bound on the leading tokens that the row's group shares with the group before.
+        partition: int32, the unit of work of the row.
         priority: int64, of the row.
     """
 
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def group_starts(self) -> IndexArray:
-        """Positions of the groups' first rows."""
+        """Position of each group's first row."""
         return np.flatnonzero(self.is_group_start)
 
     @property
@@ -156,16 +156,16 @@ class Plan:
         return int(suffixes.sum() + self.num_prefix_tokens[self.group_starts].sum(dtype=np.int64))
 
     def num_common_block_tokens(self, block_size: int | None) -> int:
-        """Of `num_computed_tokens`, those that need not be computed because a group before has the same full block."""
+        """Of `num_computed_tokens`, those in full blocks that an earlier group computes, too."""
         return int(whole_blocks(self.num_common_tokens[self.group_starts], block_size).sum())
 
     def take(self, positions: IndexArray) -> "Plan":
-        """The rows at these positions with all their columns as they are."""
+        """The rows at these positions, all columns unchanged."""
         columns: dict[str, Any] = {name: getattr(self, name)[positions] for name in COLUMNS}
         return Plan(prompts=[self.prompts[position] for position in positions.tolist()], **columns)
 
     def select(self, is_chosen: npt.NDArray[np.bool_]) -> "Plan":
-        """The chosen rows: bool ``[num_rows]``. What groups have in common is told of the groups that are left."""
+        """The rows where `is_chosen`, bool ``[num_rows]``; num_common_tokens then refers to these rows' groups."""
         group_of_row = np.cumsum(self.is_group_start) - 1
         chosen = self.take(np.flatnonzero(is_chosen))
         left, group_of_chosen = np.unique(group_of_row[is_chosen], return_inverse=True)
@@ -173,7 +173,7 @@ class Plan:
         return replace(chosen, num_common_tokens=common[group_of_chosen].astype(np.int32))
 
     def groups(self) -> list[PrefixGroup]:
-        """The rows as groups; prefixes and suffixes are views of the prompts, request_indices count rows by row id."""
+        """The rows as groups; prefixes and suffixes are views of the prompts, request_indices rank rows by row id."""
         request_indices = np.argsort(np.argsort(self.row_id)).tolist()
         prefix_lens, is_group_start = self.num_prefix_tokens.tolist(), [*self.is_group_start.tolist(), True]
         commons = iter(_common_prefixes(self.num_common_tokens[self.group_starts]))
@@ -189,16 +189,17 @@ class Plan:
 
 
 def whole_blocks(lens: npt.NDArray[np.integer[Any]], block_size: int | None) -> IndexArray:
-    """Tokens in the full blocks of so many leading tokens, int64; 0 where no blocks are shared: block_size is None."""
+    """`lens` rounded down to full blocks, int64; 0 where no blocks are shared: block_size is None."""
     return lens.astype(np.int64) // block_size * block_size if block_size else np.zeros(len(lens), np.int64)
 
 
 def common_lens_of(common_lens: npt.NDArray[np.integer[Any]], groups: IndexArray) -> IndexArray:
-    """What each of some groups has in common with the one before it: the least of what lies between; int64.
+    """Leading tokens that each of `groups` has in common with the one before: the least of the lengths between; int64.
 
     Args:
         common_lens: ``[num_groups]``, leading tokens that each group of a plan has in common with the group before.
-        groups: int64, some of these groups. The first gets 0, and so does one that comes after a later one.
+        groups: int64, indices of some of these groups. The first gets 0, and so does one whose index is below the one
+            before.
     """
     before, after = groups[:-1], groups[1:]
     bounds = np.stack([before + 1, after + 1], axis=1).ravel()
@@ -207,7 +208,7 @@ def common_lens_of(common_lens: npt.NDArray[np.integer[Any]], groups: IndexArray
 
 
 def _common_prefixes(common_lens: npt.NDArray[np.integer[Any]]) -> list[CommonPrefix | None]:
-    """The longest beginning that each group has in common with others."""
+    """The longest prefix that each group has in common with others."""
     nodes = nodes_from_common_lens(np.append(common_lens[1:], 0)[: len(common_lens)])
     found: list[CommonPrefix | None] = [None]
     for depth, parent in zip(nodes.node_depths[1:].tolist(), nodes.node_parents[1:].tolist(), strict=True):

@@ -1,8 +1,8 @@
 """Partitions: the units of work that workers take, consecutive groups of near-equal predicted cost.
 
-Cost is counted in tokens that go through the layers: prompt tokens that the plan computes, and tokens of answers.
-A group that costs more than a partition is split; each piece computes the prefix again. That at most doubles what its
-members cost, because a group whose prefix takes more than half of a partition stays whole.
+The cost is the number of tokens that go through the layers: prompt tokens that the plan computes, and answer tokens. A
+group that costs more than a partition is split, and each piece computes the prefix again. That at most doubles its
+cost, because a group whose prefix takes more than half of a partition is not split.
 """
 
 from dataclasses import dataclass, replace
@@ -16,11 +16,11 @@ from engine.planning.plan import Plan, common_lens_of
 from engine.planning.prefix_tree import IndexArray
 
 PartitionTokens = int | Literal["auto"]
-"""Cost of a partition. The last steps of each have less to do than the device could, so "auto" makes them as large as
-leaves enough of them for several engines to end together."""
+"""Cost of a partition. The last steps of each partition do not fill the device, so "auto" makes partitions as large as
+possible with enough of them for several engines to finish together."""
 
 NUM_PARTITIONS, LEAST_TOKENS, MOST_TOKENS = 32, 500_000, 5_000_000
-"""How many partitions "auto" makes, and what one costs then at least and at most."""
+"""Number of partitions that "auto" makes, and the least and the most cost of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,9 +28,9 @@ class Placement:
     """Which groups make up which partition.
 
     Attributes:
-        partitions: int32 ``[num_groups]``, 0 .. partitions - 1 without a gap.
+        partitions: int32 ``[num_groups]``, the partition of each group, numbered from 0 without a gap.
         costs: int64 ``[num_partitions]``, predicted.
-        priorities: int64 ``[num_partitions]``, the highest in it; never rising.
+        priorities: int64 ``[num_partitions]``, the highest of each partition's groups; never rising.
     """
 
     partitions: npt.NDArray[np.int32]
@@ -38,14 +38,14 @@ class Placement:
     priorities: IndexArray
 
     def dispatch_order(self) -> list[int]:
-        """The order in which workers should take partitions so that all finish together: the largest first (LPT), but
-        none before one of a higher priority."""
+        """The order in which workers take partitions so that they finish together: highest priority first, then the
+        most expensive first (LPT)."""
         turns = np.cumsum(np.diff(self.priorities, prepend=self.priorities[:1]) != 0)
         return [int(partition) for partition in np.lexsort((-self.costs, turns))]
 
     def common_lens(self, common_lens: IndexArray) -> IndexArray:
-        """Tokens that each group has in common with the group before it in the order of partitions, given those that it
-        has in common with the one before it in prefix tree order: int64 ``[num_groups]``."""
+        """Leading tokens that each group has in common with the group before it in the order of partitions, from those
+        in prefix tree order: int64 ``[num_groups]``."""
         order = np.argsort(self.partitions, kind="stable")
         placed = np.empty_like(common_lens)
         placed[order] = common_lens_of(common_lens, order)
@@ -53,7 +53,7 @@ class Placement:
 
 
 def group_costs(plan: Plan, num_answer_tokens: int) -> IndexArray:
-    """Predicted cost of each group, int64 ``[num_groups]``, with so many answer tokens of each distinct prompt."""
+    """Predicted cost of each group, int64 ``[num_groups]``, at `num_answer_tokens` for each distinct prompt."""
     is_new, starts = plan.is_member_start, plan.group_starts
     group_of_row = np.cumsum(plan.is_group_start) - 1
     costs = (plan.num_prompt_tokens - plan.num_prefix_tokens + num_answer_tokens)[is_new]
@@ -62,7 +62,7 @@ def group_costs(plan: Plan, num_answer_tokens: int) -> IndexArray:
 
 
 def split_groups(plan: Plan, partition_tokens: PartitionTokens, num_answer_tokens: int) -> Plan:
-    """Splits the groups that cost more than a partition. Members of the highest priority are in the first pieces.
+    """Splits the groups that cost more than a partition. The first pieces have the members of the highest priority.
 
     Args:
         plan: of whole groups; those of the result count from 0.
@@ -81,10 +81,10 @@ def split_groups(plan: Plan, partition_tokens: PartitionTokens, num_answer_token
     costs = plan.num_prompt_tokens[is_new] - prefixes + num_answer_tokens
     pieces = _number_pieces(groups, costs, prefixes, partition_tokens)
     starts = np.flatnonzero(np.diff(pieces, prepend=-1))
-    # A piece begins as the piece before it: with the prefix.
+    # Consecutive pieces of one group have its whole prefix in common.
     is_first_piece = np.diff(groups, prepend=-1) != 0
     common = np.where(is_first_piece, plan.num_common_tokens[is_new], prefixes)[starts]
-    prefixes[np.bincount(pieces)[pieces] == 1] = 0  # split off alone, a prompt has nobody to share with
+    prefixes[np.bincount(pieces)[pieces] == 1] = 0  # a piece of one prompt shares no prefix
     return replace(
         plan,
         group_id=pieces[member_of_row],
@@ -95,7 +95,7 @@ def split_groups(plan: Plan, partition_tokens: PartitionTokens, num_answer_token
 
 
 def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: PartitionTokens) -> Placement:
-    """Partitions of near-equal cost, about `partition_tokens`: a group is where its middle lies.
+    """Partitions of near-equal cost, about `partition_tokens`; the middle of a group's cost decides its partition.
 
     Args:
         group_costs, group_priorities: int64 ``[num_groups]``, in prefix tree order; higher priorities come first.

@@ -1,7 +1,7 @@
 """Prompts to a plan (BatchLLM section 4.2): the whole batch at once, or range by range where it is larger than memory.
 
-Sorted prompts share beginnings with their neighbours only, so each range is planned as a batch of its own. What two
-ranges have in common is computed in both, so a cut is made where neighbours have the least in common.
+Sorted prompts share the longest prefixes with their neighbours, so each range is planned as a batch of its own. Tokens
+that two ranges have in common are computed in both, so ranges are cut where neighbours have the least in common.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,16 +20,16 @@ PlanMethod = Literal["exact", "paper", "none"]
 """Which nodes of a prefix tree become prefixes. A prompt shares at most one.
 
 exact: computes the fewest prompt tokens that any such grouping can, where groups share the full KV blocks that they
-begin with. A leaf uses the deepest chosen node above it, or is planned alone and shares nothing but such blocks.
+begin with. A leaf uses the deepest chosen node above it, or is planned alone and shares only such blocks.
 paper: Algorithm 1 of BatchLLM, which compares one level of the tree with the next, bottom up.
-none: only identical prompts are computed once. Encoders need it, in which every token sees the whole text.
+none: only identical prompts are computed once. For encoders, in which every token attends to the whole text.
 """
 
 RANGE_TOKENS = 32_000_000
 """Tokens of a range: 128 MB, held about four times while they are planned."""
 
 ROW_TOKENS = 64
-"""What a row counts for besides its tokens, so that short prompts do not make ranges of millions of rows."""
+"""Added to the size of each row, so that short prompts do not make ranges of millions of rows."""
 
 Row = tuple[int, int, TokenArray]
 """Row id, priority and prompt."""
@@ -43,12 +43,12 @@ def plan_prompts(
     row_id: IndexArray | None = None,
     priority: IndexArray | None = None,
 ) -> tuple[Plan, SharingStats]:
-    """A plan in columns, as `engine.planning.prefix_groups.plan_prefix_groups` says, and the tokens that it saves.
+    """A plan in columns, and its token counts. See `engine.planning.prefix_groups.plan_prefix_groups`.
 
     Args:
         prompts: contiguous int32 arrays ``[num_tokens]``, none of them empty; this is not checked.
         method: "exact", "paper" or "none".
-        block_size: tokens in the KV blocks that groups share; None: they share nothing.
+        block_size: tokens in the KV blocks that groups share; None: groups share no blocks.
         row_id: int64 ``[num_rows]``, ascending where prompts are equal; by default the positions.
         priority: int64 ``[num_rows]``; by default 0.
     Raises:
@@ -57,7 +57,7 @@ def plan_prompts(
     tree = build_prefix_tree(prompts)
     prefix_nodes = choose_prefixes(tree, method, block_size)
 
-    # Group order: by first leaf below the group's node, an ancestor before its descendants; a leaf alone where it is.
+    # Group order: by the first leaf below the group's node, an ancestor before its descendants.
     leaves = np.arange(tree.num_leaves)
     is_alone = prefix_nodes == 0
     group_keys = np.where(is_alone, tree.num_nodes + leaves, prefix_nodes)
@@ -104,9 +104,9 @@ def plan_ranges(
     Args:
         rows: in the byte order of the token ids (`PrefixTree`), of equal prompts by row id.
         method, block_size: see `plan_prompts`.
-        range_tokens: most in a range, `ROW_TOKENS` for each row included; a longer prompt is one alone.
+        range_tokens: most tokens in a range, with `ROW_TOKENS` for each row; a longer prompt is a range of its own.
     Returns:
-        the plan of each range and its tokens; of num_best_tokens, those that the ranges before do not have.
+        the plan of each range and its token counts; num_best_tokens omits those that the range before has counted.
     """
     before: tuple[Plan, TokenArray] | None = None
     for part in _cut_ranges(rows, range_tokens):
@@ -114,7 +114,7 @@ def plan_ranges(
         columns = {"row_id": np.array(row_ids, np.int64), "priority": np.array(priorities, np.int64)}
         plan, sharing = plan_prompts(prompts, method=method, block_size=block_size, **columns)
         if before is not None:
-            from engine.planning.range_cuts import join_ranges, num_shared_tokens  # most batches are one range
+            from engine.planning.range_cuts import join_ranges, num_shared_tokens  # imported only when needed
 
             plan = join_ranges(before[0], plan)
             num_repeated_tokens = 0 if method == "none" else num_shared_tokens(before[1], prompts[0])
@@ -159,7 +159,7 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod, block_size: int | None
 
     Args:
         tree, method: of the batch.
-        block_size: tokens in a KV block, for "exact"; None: groups share nothing, and prefixes may be of any length.
+        block_size: tokens in a KV block, for "exact"; None: groups share no blocks, and prefixes have any length.
     Raises:
         ConfigError: the method is unknown.
     """

@@ -1,4 +1,4 @@
-"""Prompts as lists of token ids to prefix groups, for who has no tables."""
+"""Lists of token ids to prefix groups, for callers without tables."""
 
 import struct
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ def plan_prefix_groups(
     Args:
         sequences: token ids; prefixes and suffixes are views of those that are int32 arrays.
         method: "exact" or "paper"; see `engine.planning.planner.PlanMethod`.
-        block_size: tokens in the KV blocks that groups share (`EngineConfig.shared_block_size`); None: they share
-            nothing.
+        block_size: tokens in the KV blocks that groups share (`EngineConfig.shared_block_size`); None: groups share no
+            blocks.
     Returns:
         groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
-        exactly one group. A prompt that shares nothing worth a prefix has a group of its own with an empty prefix.
+        exactly one group. A prompt for which no prefix pays off is a group of its own with an empty prefix.
     Raises:
         RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
         ConfigError: the method is unknown.
@@ -37,7 +37,7 @@ def plan_prefix_groups(
 
 
 def _token_array(sequence: Prompt, index: int) -> TokenArray:
-    """One prompt as contiguous int32; a view where it is that already."""
+    """One prompt as a contiguous int32 array; a view where it is one already."""
     try:
         if isinstance(sequence, np.ndarray):
             if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
@@ -46,7 +46,7 @@ def _token_array(sequence: Prompt, index: int) -> TokenArray:
             if sequence.dtype != np.int32 and not np.array_equal(tokens, sequence):
                 raise OverflowError(f"got values from {sequence.min()} to {sequence.max()}")
         else:
-            # struct refuses what is not an integer or does not fit, at half the cost of numpy's conversion.
+            # struct refuses values that are not int32, at half the cost of numpy's conversion.
             tokens = np.frombuffer(struct.pack(f"{len(sequence)}i", *sequence), dtype=np.int32)
     except (TypeError, ValueError, OverflowError, struct.error) as error:
         raise RequestError(f"sequence {index}: token ids must be integers that fit int32: {error}") from error

@@ -1,11 +1,12 @@
 """The compact prefix tree of a whole batch of prompts, as flat arrays (BatchLLM section 4.2).
 
-Prompts are sorted, neighbours compared, and the tree read off the lengths of their common prefixes in one stack pass.
-Cost: the sort (a memory comparison per pair), then linear in tokens; nothing in Python runs once per token.
+Prompts are sorted, neighbours are compared, and one stack pass over their common prefix lengths makes the tree.
+Cost: the sort, which compares bytes in memory, then linear in tokens; no Python code runs once per token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ class TreeNodes:
         leaf_nodes: int64 ``[L]``, the deepest node above each leaf.
         node_depths: int64 ``[N]``, tokens from the root; greater than the parent's.
         node_parents: int64 ``[N]``; -1 for the root.
-        node_leaf_starts, node_leaf_ends: int64 ``[N]``, first leaf below each node, and one past the last.
+        node_leaf_starts, node_leaf_ends: int64 ``[N]``, the first leaf below each node, and one past the last.
     """
 
     leaf_nodes: IndexArray
@@ -34,7 +35,7 @@ class TreeNodes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrefixTree(TreeNodes):
-    """Who shares which beginning. A node is a beginning that at least two different prompts have and then leave.
+    """The prefixes that prompts share. A node is a prefix after which at least two different prompts diverge.
 
     Leaves are the L distinct prompts in the order of their token bytes, so the leaves below a node are consecutive. The
     root is the empty prefix. The last token of a prompt is always computed, for its logits, and never part of a node: a
@@ -67,7 +68,7 @@ class PrefixTree(TreeNodes):
 
     @property
     def num_trie_tokens(self) -> int:
-        """The fewest tokens any sharing can reach: every beginning computed once, at every level."""
+        """The fewest tokens that any sharing computes: those of every node and every leaf once."""
         node_tokens = self.node_depths[1:] - self.node_depths[self.node_parents[1:]]
         return int(node_tokens.sum() + (self.leaf_lens - self.node_depths[self.leaf_nodes]).sum())
 
@@ -86,14 +87,15 @@ def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
     Memory: one copy of the tokens while they are sorted.
     """
     rows = sort_rows(prompts)
-    common_lens = _neighbour_common_lens(prompts, rows)
     lens = np.fromiter((len(prompts[row]) for row in rows), dtype=np.int64, count=len(rows))
+    neighbours = ((prompts[row], prompts[next_row]) for row, next_row in pairwise(rows))
+    common_lens = np.fromiter(starmap(common_prefix_len, neighbours), dtype=np.int64)
 
     is_repeat = (common_lens == lens[:-1]) & (common_lens == lens[1:])
     starts_leaf = np.concatenate([np.ones(min(len(rows), 1), dtype=bool), ~is_repeat])
     row_starts = np.append(np.flatnonzero(starts_leaf), len(rows))
     leaf_lens = lens[starts_leaf]
-    # Neighbouring leaves share no more than either may share at all: everything but its last token.
+    # A leaf's last token is never shared.
     leaf_common_lens = np.zeros(len(leaf_lens), dtype=np.int64)
     leaf_common_lens[:-1] = np.minimum(common_lens[~is_repeat], np.minimum(leaf_lens[:-1], leaf_lens[1:]) - 1)
     return PrefixTree(
@@ -109,14 +111,6 @@ def sort_rows(prompts: Sequence[TokenArray]) -> list[int]:
     """Rows in byte order of their tokens, which puts a prompt after its own prefixes; stable for identical prompts."""
     keys = [prompt.tobytes() for prompt in prompts]
     return sorted(range(len(prompts)), key=keys.__getitem__)
-
-
-def _neighbour_common_lens(prompts: Sequence[TokenArray], rows: Sequence[int]) -> IndexArray:
-    """Number of leading tokens that each sorted prompt has in common with the next one: int64 ``[num_rows - 1]``."""
-    common_lens = np.zeros(max(len(rows) - 1, 0), dtype=np.int64)
-    for i in range(len(common_lens)):
-        common_lens[i] = common_prefix_len(prompts[rows[i]], prompts[rows[i + 1]])
-    return common_lens
 
 
 def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:
@@ -149,7 +143,7 @@ def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:
             leaf_starts.append(leaf)
         path.append(node)
 
-    # Nodes were numbered as they were found; from here on in preorder: by first leaf, the shallower one first.
+    # Renumbers the nodes in preorder: by first leaf, the shallower one first.
     order = np.lexsort((depths, leaf_starts))
     new_index = np.empty_like(order)
     new_index[order] = np.arange(len(order))

@@ -1,4 +1,4 @@
-"""Where a batch larger than a range is cut, and what two ranges repeat."""
+"""Where a batch larger than a range is cut, and the tokens that two ranges have in common."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,16 +10,17 @@ from engine.planning.planner import Row, count_size
 from engine.planning.prefix_tree import TokenArray, common_prefix_len
 
 WINDOW_SHARE = 0.25
-"""Of a range, at its end: where its cut is looked for."""
+"""Share of a range, at its end, in which its cut is searched."""
 
 
 def find_cut(rows: Sequence[Row], following: Row, num_tokens: int) -> int:
-    """Rows of the range: up to the shortest common beginning of neighbours in the window; of equal ones the last.
+    """The number of rows in the range. The cut is in the window at its end, between the neighbours with the shortest
+    common prefix; of equally short ones the last.
 
     Args:
         rows: pending, in order.
         following: the row after them.
-        num_tokens: what the rows count for.
+        num_tokens: size of the rows, see `count_size`.
     """
     right, end, shortest = following, len(rows), len(following[-1]) + 1
     num_left = 0
@@ -42,8 +43,7 @@ def num_shared_tokens(left: TokenArray, right: TokenArray) -> int:
 
 
 def join_ranges(before: Plan, plan: Plan) -> Plan:
-    """The plan, with what its first group has in common with the last one of the range before, of which one row is
-    given."""
+    """The plan with num_common_tokens of its first group, given one row of the last group of the range before."""
     (one, num_one), (other, num_other) = _leading_tokens(before), _leading_tokens(plan)
     num_common_tokens = min(common_prefix_len(one, other), num_one, num_other)
     return replace(plan, num_common_tokens=np.where(plan.group_id == 0, num_common_tokens, plan.num_common_tokens))

@@ -9,11 +9,11 @@ from engine.model.loading.json_file import read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLabels:
-    """What the head of a `...ForSequenceClassification` checkpoint tells apart.
+    """The classes of a `...ForSequenceClassification` checkpoint.
 
     Attributes:
         names: of the classes, in the order of the head's outputs; a single one where the output is one score.
-        is_exclusive: a text is of one class, so the probabilities add up to 1; else each class is judged alone.
+        is_exclusive: whether a text has one class, so that the probabilities add up to 1; else classes are independent.
     """
 
     names: tuple[str, ...]

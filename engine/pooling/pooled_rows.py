@@ -1,4 +1,4 @@
-"""The rows of a step whose prompts are answered by their last hidden state, and the answers made of them."""
+"""The rows of a step whose hidden states are the answers of their prompts, and these answers."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Sequences
@@ -19,18 +19,18 @@ Vector = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """Rows of one step, each the last of a prompt.
+    """Rows of one step, each the last row of a prompt.
 
     Args:
         rows: (sequence, row) of each.
-        poolers: what makes a vector of a row, for each mode.
+        poolers: by mode; makes a vector of a row.
     """
 
     rows: Sequences[tuple[Sequence, int]]
     poolers: Mapping[Mode, Pooler]
 
     def score(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """Launches the pooling of the step's output rows; `book` is given the result once it is on the host."""
+        """Launches the pooling of the step's output rows; `book` takes the result once it is on the host."""
         vectors = []
         for mode, rows in self._by_mode():
             index = to_device(np.array([row for _, row in rows], dtype=np.int64), hidden.device)
@@ -39,7 +39,7 @@ class PooledRows:
         return vectors
 
     def book(self, vectors: Sequences[torch.Tensor]) -> None:
-        """Hands what `score` gave to the sequences."""
+        """Sets the vectors of the sequences."""
         for (_, rows), found in zip(self._by_mode(), vectors, strict=True):
             for (sequence, _), vector in zip(rows, found.numpy(), strict=True):
                 sequence.vector = vector
@@ -59,7 +59,7 @@ class PooledAnswer(TypedDict, total=False):
 
 
 def pooled_answer(request: Request, vector: Vector) -> PooledAnswer:
-    """The answer that a pooled vector is.
+    """The answer from a pooled vector.
 
     Args:
         request: embed or classify.

@@ -1,4 +1,4 @@
-"""Last hidden states of texts, one behind the other without padding, to a float32 row for each text."""
+"""Pooling: last hidden states of texts, packed without padding, to a vector for each text."""
 
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from engine.request import Mode
 
 
 class Pooler(Protocol):
-    """One vector for each text."""
+    """Makes one vector for each text."""
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Pools the tokens of each text.
@@ -23,12 +23,12 @@ class Pooler(Protocol):
             hidden: ``[T, hidden]``, last hidden states.
             lengths: int64 ``[n]``, tokens of each text; they add up to T.
         Returns:
-            float32 ``[n, k]``, embeddings before they are cut and normalised; or float64 ``[n, k]``, log-probabilities.
+            float32 ``[n, k]`` embeddings, not cut and not normalised; or float64 ``[n, k]`` log-probabilities.
         """
 
 
 class EmbeddingPooler:
-    """Embeddings, computed in float32 as the checkpoint's sentence-transformers files say; not cut, not normalised.
+    """Embeddings in float32 by the checkpoint's sentence-transformers files; not cut, not normalised.
 
     Args:
         files: poolings and layers.
@@ -54,7 +54,7 @@ class EmbeddingPooler:
 
 
 class LastToken:
-    """The last token's hidden state as it is."""
+    """The last token's hidden state."""
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return pool(hidden, lengths, "lasttoken")
@@ -86,15 +86,15 @@ class CausalClassPooler:
 
 
 def class_logprobs(logits: torch.Tensor, *, is_exclusive: bool) -> torch.Tensor:
-    """float64 log-probabilities of classes, of each row's one class or of each class alone: ``[n, k]``."""
+    """float64 log-probabilities of classes ``[n, k]``: over all classes of a row, or of each class independently."""
     return logits.double().log_softmax(dim=1) if is_exclusive else functional.logsigmoid(logits.double())
 
 
 def causal_pooler(folder: Path | None, mode: Mode, device: torch.device) -> Pooler:
-    """What a causal model's last hidden state becomes; only each prompt's last row is there to be pooled.
+    """The pooler of a causal model, which pools only each prompt's last row.
 
     Args:
-        folder: the checkpoint's; None where there is none: then the last token itself is the embedding.
+        folder: the checkpoint's; None where there is none: then the last hidden state is the embedding.
         mode: "embed" or "classify".
         device: of the hidden states.
     Raises:

@@ -1,4 +1,4 @@
-"""What a checkpoint's sentence-transformers files say: how tokens become one vector, and what texts begin with.
+"""A checkpoint's sentence-transformers files: how tokens are pooled to one vector, and the prompts before texts.
 
 The files: modules.json, which lists the modules; a folder with config.json for each; config_sentence_transformers.json
 for prompts; sentence_bert_config.json for the longest text. All may be missing.
@@ -14,7 +14,7 @@ from engine.errors import ModelError
 from engine.model.loading.json_file import read_json
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""Poolings in the order in which several are joined, as sentence-transformers names them."""
+"""Poolings by their sentence-transformers names, in the order in which several are concatenated."""
 
 _OLD_NAMES = {
     "pooling_mode_cls_token": "cls",
@@ -31,12 +31,12 @@ _ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseFiles:
-    """A linear layer behind the pooling.
+    """A linear layer after the pooling.
 
     Attributes:
-        weights: safetensors file with linear.weight ``[out, in]`` and, maybe, linear.bias.
+        weights: safetensors file with linear.weight ``[out, in]`` and optionally linear.bias.
         activation: class name in torch.nn.
-        num_outputs: length of what it makes.
+        num_outputs: length of its output.
     """
 
     weights: Path
@@ -49,14 +49,14 @@ class SentenceFiles:
     """Made by `read_sentence_files`.
 
     Attributes:
-        poolings: of `POOLINGS`; several are joined to one vector.
-        dense: layers behind the pooling, in order.
-        is_normalized: vectors are divided by their length in the end.
-        num_dimensions: length of an embedding, before any cut.
-        default_dimensions: length that embeddings are cut to unless a caller says otherwise; None for no cut.
-        prompts: name to the text that is put in front of a text.
-        default_prompt: name of the prompt where a caller names none; None for no prompt.
-        pools_prompt: the prompt's tokens are pooled, too.
+        poolings: of `POOLINGS`; several are concatenated to one vector.
+        dense: layers after the pooling, in order.
+        is_normalized: whether embeddings are divided by their Euclidean norm.
+        num_dimensions: length of an embedding before it is cut.
+        default_dimensions: length that embeddings are cut to by default; None: not cut.
+        prompts: name to the text that is put before each text.
+        default_prompt: name of the prompt that is used by default; None: no prompt.
+        pools_prompt: whether the prompt's tokens are pooled, too.
         max_tokens: longest text in tokens, special tokens included; None where the model's context is the limit.
     """
 
@@ -74,8 +74,8 @@ class SentenceFiles:
 def read_sentence_files(folder: Path) -> SentenceFiles:
     """How a checkpoint makes embeddings.
 
-    Without modules.json a text's embedding is what sentence-transformers takes then: the mean of the tokens of an
-    encoder, the last token of a causal model, not normalised.
+    Without modules.json the defaults of sentence-transformers apply: the mean of an encoder's tokens, the last token of
+    a causal model, not normalised.
 
     Args:
         folder: the checkpoint's.
@@ -114,7 +114,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
 
 
 def check_causal_pooling(files: SentenceFiles, folder: Path) -> None:
-    """Refuses a pooling that the tokens of a shared prefix would have a part in."""
+    """Refuses a pooling of other tokens than the last: those of a shared prefix are not available."""
     if files.poolings != ("lasttoken",):
         raise ModelError(
             f"{folder}: pooling {' and '.join(files.poolings)} of a causal model is not supported, only lasttoken"

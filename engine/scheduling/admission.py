@@ -1,11 +1,10 @@
-"""Which requests may be given KV memory, and how much of it is set aside for answers that are not written yet."""
+"""Which requests get KV memory, and how much of it is set aside for the tokens that they are expected to generate."""
 
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.kernels import cdiv
 from engine.kv.block_pool import BlockPool
 from engine.kv.lru_block_pool import LruBlockPool
 from engine.request import Request
@@ -20,17 +19,18 @@ _ANSWERS_FOR_AN_ESTIMATE = 16
 
 
 def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" = None) -> BlockPool:
-    """The block pool that a sharing policy needs, and layers that differ in what they keep. See `KVLayout`."""
+    """The block pool for a sharing policy and for the block tables of a model's layers. See `KVLayout`."""
     if layout is not None:
         from engine.scheduling.windowed_pool import WindowedPool
 
-        return WindowedPool(num_blocks, layout.windows, config.block_size)
-    return LruBlockPool(num_blocks) if config.sharing == "lru" else BlockPool(num_blocks)
+        return WindowedPool(num_blocks, config.block_size, layout.windows)
+    make = LruBlockPool if config.sharing == "lru" else BlockPool
+    return make(num_blocks, config.block_size)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Answers of this run beside what was expected of them (1 token each where there was no estimate)."""
+    """Finished answers of this run: their tokens, and the expected tokens (1 each where there was no estimate)."""
 
     num_answers: int = 0
     num_expected_tokens: int = 0
@@ -38,26 +38,23 @@ class _Tally:
 
 
 class OutputReserve:
-    """Expected answer lengths, refined by the answers of the run.
+    """Expected answer lengths, corrected by the answers of the run.
 
-    At first a request's own estimate is believed, or its max_new_tokens where it has none. After 16 answers, estimates
-    are scaled by how far off they have been so far, and requests without one expect the mean. Neither expects more than
-    max_new_tokens.
+    For the first 16 answers a request's own estimate is used, or its max_new_tokens where it has none. After that,
+    estimates are multiplied by the ratio of actual to estimated tokens so far, and requests without an estimate expect
+    the mean length. No request expects more than its max_new_tokens.
 
     Args:
-        share: of the expected length that is set aside; 0 admits by what is held now (Algorithm 2 of BatchLLM), 1
-            leaves preemption to answers longer than expected.
+        share: fraction of the expected length that is set aside; 0 admits by the blocks held now (Algorithm 2 of
+            BatchLLM), 1 preempts only where answers are longer than expected.
     """
-
-    __slots__ = ("_estimated", "_share", "_unestimated")
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._estimated = _Tally()
-        self._unestimated = _Tally()
+        self._estimated, self._unestimated = _Tally(), _Tally()
 
     def book(self, sequence: Sequence) -> None:
-        """Learns from a finished answer."""
+        """Counts a finished answer."""
         if sequence.request.mode == "generate":
             tally = self._tally(sequence.request)
             tally.num_answers += 1
@@ -65,7 +62,7 @@ class OutputReserve:
             tally.num_tokens += sequence.num_output_tokens
 
     def num_tokens(self, sequence: Sequence) -> int:
-        """Own tokens to have memory for: those known, and the share of those still expected."""
+        """Own tokens to reserve memory for: the known ones, and the share of those still expected."""
         most = most_extra_tokens(sequence.request)
         num_own_tokens = sequence.num_suffix + min(self._expected_tokens(sequence.request), most)
         return sequence.length + math.ceil(max(0, num_own_tokens - sequence.length) * self._share)
@@ -82,56 +79,54 @@ class OutputReserve:
 
 
 class Admission:
-    """Memory-centric admission (BatchLLM section 4.3.3): a request starts when its KV fits, with what it will need.
+    """Memory-centric admission (BatchLLM section 4.3.3): a request starts when its KV fits, expected tokens included.
 
     Args:
         pool: KV blocks. With an `LruBlockPool`, requests begin with the blocks that are found in it.
-        block_size: tokens in a block.
-        reserve: how many tokens a request will need.
-        swap: where preempted requests may have left their KV; None where nothing is swapped.
+        reserve: number of tokens that a request needs memory for.
+        swap: may hold KV of preempted requests; None where nothing is swapped.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, reserve: OutputReserve, swap: SwapSpace | None) -> None:
+    def __init__(self, pool: BlockPool, reserve: OutputReserve, swap: SwapSpace | None) -> None:
         self.pool = pool
-        self._block_size = block_size
         self._reserve = reserve
         self._swap = swap
-        self.cache = BlockCache(pool, block_size) if isinstance(pool, LruBlockPool) else None
+        self.cache = BlockCache(pool) if isinstance(pool, LruBlockPool) else None
         self._num_admitted = 0
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether a request's own KV, as far as it is expected, can be held now."""
+        """Whether a request's own KV fits now, with its expected tokens."""
         return self._num_missing_blocks(sequence) <= self.pool.num_free
 
     def fits_group(self, group: ScheduledGroup) -> bool:
-        """Whether a prefix can be held now with one request on it."""
+        """Whether a group's prefix fits now together with its first request."""
         num_missing = self._num_missing_blocks(group.sequences[0])
         if group.node is not None:
-            num_missing += group.node.num_missing_blocks(self._block_size) * self.pool.num_tables
+            num_missing += group.node.num_missing_blocks(self.pool)
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives a request its blocks. KV that was swapped out or is found in the cache is reused.
+        """Allocates a request's blocks. KV that was swapped out or is found in the cache is reused.
 
-        The request is charged with the tokens of its prefixes that no other request has been charged with.
+        Prefix tokens that no other request has been charged with are charged to this one.
         """
         swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
         if self.cache is not None and swap is None:
             self.cache.reuse(sequence)
-        sequence.reserve(self.pool, self._reserve.num_tokens(sequence), self._block_size)
+        sequence.reserve(self.pool, self._reserve.num_tokens(sequence))
         if swap is not None:
-            swap.restore(sequence, self._block_size)
+            swap.restore(sequence, self.pool.block_size)
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         if sequence.node is not None:
             sequence.num_charged += sequence.node.charge()
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether `num_tokens` own tokens can be held."""
-        return self.pool.num_missing(sequence, cdiv(num_tokens, self._block_size)) <= self.pool.num_free
+        """Whether the sequence can get blocks for `num_tokens` own tokens."""
+        return self.pool.num_missing(sequence, num_tokens) <= self.pool.num_free
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
-        num_blocks = self.pool.num_missing(sequence, cdiv(self._reserve.num_tokens(sequence), self._block_size))
+        num_blocks = self.pool.num_missing(sequence, self._reserve.num_tokens(sequence))
         if self.cache is not None and (self._swap is None or not self._swap.holds(sequence)):
             num_blocks -= self.cache.num_found_in_use(sequence)
         return num_blocks

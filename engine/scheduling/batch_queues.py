@@ -1,4 +1,4 @@
-"""The queues of a run whose steps hold either prompts or decode tokens: requests start as batches."""
+"""The queues of a run whose steps hold either prompts or decode tokens: requests start in batches."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from engine.scheduling.step import Step
 
 
 class BatchQueues(RequestQueues):
-    """As `RequestQueues`; what starts together is one batch, whose prompts may be computed whole."""
+    """As `RequestQueues`, but requests start as batches, and their prompts may be computed whole."""
 
     mixes_phases = False
 
@@ -19,7 +19,7 @@ class BatchQueues(RequestQueues):
         self._add_batch_prefills(step)
 
     def _start_batch(self) -> None:
-        """Gives memory to as many requests as may start together, whether their prefix is computed yet or not."""
+        """Admits as many requests as may start together, whether their prefix is computed yet or not."""
         most_tokens, is_idle = self._config.step_tokens, self.num_running == 0
         window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
         window = self._admit_window(window)
@@ -34,20 +34,20 @@ class BatchQueues(RequestQueues):
             window = self._admit_window(window)
 
     def _add_batch_prefills(self, step: Step) -> None:
-        """Prompts that have memory, in pieces or whole; requests before the prefixes that others wait for."""
+        """Adds admitted prompts, in chunks or whole; requests before the prefixes that others wait for."""
         if self._config.prefill == "chunked":
             for sequence in self._ready_prompts():
                 step.add(step.suffixes, sequence)
             for node in self.prefixes:
                 node.add_to(step)
         else:
-            from engine.scheduling.whole_prompts import add_packed  # most runs cut prompts
+            from engine.scheduling.whole_prompts import add_packed  # imported only when needed
 
             tops = dict.fromkeys(node.next_to_compute() for node in self.prefixes)
             add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
 
     def _admit_window(self, window: float) -> float:
-        """Starts waiting requests while the window has tokens left; returns the rest, 0 where memory ran out."""
+        """Admits ready requests while the window has tokens left; returns the rest, 0 where memory runs out."""
         while window > 0 and self.ready:
             if not self._can_admit(self.ready[0]):
                 return 0
@@ -60,7 +60,7 @@ class BatchQueues(RequestQueues):
         for sequence in self.prefilling:
             is_ready = sequence.node is None or sequence.node.is_complete
             if is_ready and sequence.num_uncomputed:
-                # The last token of a prompt is never reused, so a prompt is reused whole until some of it is computed.
+                # num_reused is num_suffix until a step computes the first part of the prompt.
                 if self._admission.cache is not None and sequence.num_reused >= sequence.num_suffix:
-                    self._admission.cache.reuse(sequence)  # blocks computed since it was admitted
+                    self._admission.cache.reuse(sequence)  # finds blocks that were computed since it was admitted
                 yield sequence

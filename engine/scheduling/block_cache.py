@@ -1,7 +1,7 @@
-"""Implicit prefix sharing: full KV blocks are found again by what they hold, as vLLM's prefix cache does it.
+"""Implicit prefix sharing: full KV blocks are found again by their tokens, as in vLLM's prefix cache.
 
-The baseline of BatchLLM's comparison (section 6.3.1). Later requests are not known, so blocks are kept until their
-memory is needed, and the block used longest ago is given away first.
+The baseline of BatchLLM's comparison (section 6.3.1). It knows no later requests, so blocks stay in the cache until
+their memory is needed, and the least recently used one is evicted first.
 """
 
 from hashlib import blake2b
@@ -16,24 +16,22 @@ from engine.scheduling.sequence import Sequence
 class BlockCache:
     """Finds and remembers the blocks of sequences that have no prefix node.
 
-    A block's key is a digest of its tokens and of the key before it, so that it names all tokens up to its end. Blocks
-    are remembered when the step that fills them is done: requests that start in one step do not find each other.
+    A block's key is a digest of its tokens and of the key before it, so it stands for all tokens up to the block's end.
+    Blocks are remembered after the step that fills them: requests that start in one step do not find each other's.
     """
 
-    __slots__ = ("_block_size", "_keys", "_pool")
-
-    def __init__(self, pool: LruBlockPool, block_size: int) -> None:
+    def __init__(self, pool: LruBlockPool) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._block_size = pool.block_size
         self._keys: dict[Sequence, list[bytes]] = {}
 
     def num_found_in_use(self, sequence: Sequence) -> int:
-        """Blocks that the sequence would find and that others hold: they take no memory."""
+        """Blocks that the sequence would find and that other sequences hold: sharing them takes no memory."""
         found = self._find(sequence)
         return len(found) - self._pool.count_idle(found)
 
     def reuse(self, sequence: Sequence) -> None:
-        """Lets a sequence begin with blocks that are there, in place of any it has been given and not written yet."""
+        """Puts cached blocks into a sequence's block table, in place of allocated blocks that are not written yet."""
         found, first = self._find(sequence), sequence.num_computed // self._block_size
         if len(found) == 0:
             return
@@ -44,7 +42,7 @@ class BlockCache:
         sequence.num_computed = last * self._block_size
 
     def remember(self, sequence: Sequence, num_earlier: int) -> None:
-        """Remembers blocks that have become full since `num_earlier` own tokens were computed."""
+        """Remembers blocks that have become full since the sequence had `num_earlier` computed tokens."""
         num_known = min(sequence.num_computed, _num_lasting_tokens(sequence))
         first, last = num_earlier // self._block_size, num_known // self._block_size
         if first < last:
@@ -53,11 +51,11 @@ class BlockCache:
                 self._pool.remember(int(sequence.block_ids[index]), keys[index])
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops the keys of a finished sequence; its blocks stay remembered."""
+        """Drops the keys of a finished sequence; its blocks stay in the cache."""
         self._keys.pop(sequence, None)
 
     def _find(self, sequence: Sequence) -> npt.NDArray[np.int32]:
-        """Blocks from num_computed on. The last known token is always computed, for its logits."""
+        """Cached blocks from num_computed on. The last known token is always computed, for its logits."""
         last = (_num_lasting_tokens(sequence) - 1) // self._block_size
         return self._pool.find(self._keys_of(sequence, last)[sequence.num_computed // self._block_size :])
 
@@ -70,5 +68,5 @@ class BlockCache:
 
 
 def _num_lasting_tokens(sequence: Sequence) -> int:
-    """Known own tokens that stay what they are: a label's tokens are replaced by those of the next."""
+    """Known own tokens that are final: a label's tokens are replaced by those of the next label."""
     return sequence.length if sequence.request.mode == "generate" else sequence.num_suffix

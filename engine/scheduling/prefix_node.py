@@ -1,4 +1,4 @@
-"""The KV of a shared beginning while somebody needs it: a chain of nodes from the prompt's first token on."""
+"""A shared prefix and its KV while requests need it: a chain of nodes from the prompt's first token on."""
 
 from typing import TYPE_CHECKING, Optional
 
@@ -6,24 +6,22 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import NO_BLOCKS, BlockPool
 
 if TYPE_CHECKING:
     from engine.scheduling.step import Step
 
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
-
 
 class PrefixNode:
-    """Prompt tokens [start, end) below `parent`; start is a multiple of the block size, so blocks are never split.
+    """Prompt tokens [start, end) below `parent`; start is a multiple of the block size, so nodes never share a block.
 
     A group's prefix is the chain from a root to its node. Lifetime is explicit (BatchLLM section 4.3.1): a node's
-    blocks are freed when its last user finishes, and taken early only where nothing runs on them.
+    blocks are freed when its last user finishes, and evicted earlier only where no request with KV uses them.
 
     Attributes:
         num_computed: tokens whose KV is written; 0 while no blocks are held.
         num_unfinished: child nodes and requests that still need this node, running or not.
-        num_resident: child nodes with blocks and requests with KV, which forbid an eviction.
+        num_resident: child nodes with blocks and requests with KV; the node is evicted only where there are none.
         is_charged: whether its tokens have been counted as computed for some request.
     """
 
@@ -37,8 +35,8 @@ class PrefixNode:
         self.token_ids = token_ids
         self.start = start
         self.end = start + len(token_ids)
-        self.block_ids = _NO_BLOCKS
-        self.chain_block_ids = _NO_BLOCKS
+        self.block_ids = NO_BLOCKS
+        self.chain_block_ids = NO_BLOCKS
         self.num_computed = 0
         self.num_unfinished = 0
         self.num_resident = 0
@@ -62,16 +60,17 @@ class PrefixNode:
             nodes.append(nodes[-1].parent)
         return nodes[::-1]
 
-    def num_missing_blocks(self, block_size: int) -> int:
-        """Blocks that acquire() would take in each block table."""
-        return sum(cdiv(len(node.token_ids), block_size) for node in self.chain() if not node.holds_blocks)
+    def num_missing_blocks(self, pool: BlockPool) -> int:
+        """Blocks that `acquire` would allocate in all block tables."""
+        missing = (cdiv(len(node.token_ids), pool.block_size) for node in self.chain() if not node.holds_blocks)
+        return sum(missing) * pool.num_tables
 
     def next_to_compute(self) -> "PrefixNode":
         """The first node of a chain that is not complete."""
         return next(node for node in self.chain() if node.num_computed < len(node.token_ids))
 
     def add_to(self, step: "Step") -> None:
-        """Continues the chain in a step, from the top; a node below another starts once that one is in it whole."""
+        """Adds the chain's next tokens to a step, from the top; a node starts after the whole node above it."""
         for node in self.chain():
             num_left = len(node.token_ids) - node.num_computed
             if num_left and node not in step.prefixes and step.room:
@@ -84,13 +83,13 @@ class PrefixNode:
         """Whether the whole chain is computed once the step is."""
         return all(node.num_computed + step.prefixes.get(node, 0) == len(node.token_ids) for node in self.chain())
 
-    def acquire(self, pool: BlockPool, block_size: int) -> int:
-        """Takes blocks for every node of the chain that has none; returns the tokens that these are to hold."""
+    def acquire(self, pool: BlockPool) -> int:
+        """Allocates blocks for every node of the chain that has none; returns the number of tokens they are for."""
         num_tokens = 0
         for node in self.chain():
             if not node.holds_blocks:
                 num_tokens += len(node.token_ids)
-                node.block_ids = node.chain_block_ids = pool.allocate_table(cdiv(len(node.token_ids), block_size))
+                node.block_ids = node.chain_block_ids = pool.allocate_table(cdiv(len(node.token_ids), pool.block_size))
                 pool.num_prefix_blocks += node.block_ids.size
                 if node.parent is not None:
                     node.chain_block_ids = np.concatenate([node.parent.chain_block_ids, node.block_ids])
@@ -104,13 +103,13 @@ class PrefixNode:
             return
         pool.free(self.block_ids)
         pool.num_prefix_blocks -= int(np.count_nonzero(self.block_ids >= 0))
-        self.block_ids = self.chain_block_ids = _NO_BLOCKS
+        self.block_ids = self.chain_block_ids = NO_BLOCKS
         self.num_computed = 0
         if self.parent is not None:
             self.parent.num_resident -= 1
 
     def finish_user(self, pool: BlockPool) -> None:
-        """One user is done for good; the last one frees the node, and so on upwards."""
+        """Counts one user as finished; the last one frees the node, and so on upwards."""
         self.num_unfinished -= 1
         if self.num_unfinished == 0:
             self.release(pool)
@@ -118,7 +117,7 @@ class PrefixNode:
                 self.parent.finish_user(pool)
 
     def charge(self) -> int:
-        """Tokens of the chain that no request has been charged with yet; they are charged now."""
+        """Marks the chain's tokens as charged; returns how many no request had been charged with."""
         uncharged = [node for node in self.chain() if not node.is_charged]
         for node in uncharged:
             node.is_charged = True

@@ -1,8 +1,8 @@
-"""Prompt lookup decoding: an answer's next tokens are guessed from what its prompt and itself have said before.
+"""Prompt lookup decoding: an answer's next tokens are guessed from its prompt and its earlier tokens.
 
-What followed the latest occurrence of the answer's last few tokens is computed as further rows of its chunk,
-and each row's token is chosen as it would have been without guessing. A guess that differs from the token chosen before
-it is dropped, with what follows it; so guesses change how many steps an answer takes, never the answer.
+The tokens that followed the latest occurrence of the answer's ending are computed as further rows of its chunk. Each
+row's token is chosen as without guessing. A guess that differs from the chosen token is dropped, with the guesses after
+it; so guesses change how many steps an answer takes, never the answer.
 
 Saxena, "Prompt Lookup Decoding" (2023); draft tokens are checked as in Leviathan et al., "Fast Inference from
 Transformers via Speculative Decoding" (2023), but by drawing the same random numbers as without them.
@@ -17,27 +17,26 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 
 MOST_MATCHED = 6
-"""Tokens of an ending that are compared."""
+"""Longest ending, in tokens, that is looked up."""
 
 MOST_GUESSES = 4
-"""Tokens guessed at once for one answer."""
+"""Most tokens that are guessed for one answer in one step."""
 
 _PRIOR_TRIES = 10
 
 
 class PromptLookup:
-    """Guesses for the decode rows of one run's steps, as many as are expected to make it faster.
+    """Guesses for the decode rows of one run's steps, as many as are expected to make the run faster.
 
-    A guess costs a row. One that is right saves a decode token of a later step: its row, the reading of its sequence's
+    A guess costs one row. A right guess saves a decode token of a later step: its row, the reading of its sequence's
     KV, and its share of the reading of the weights, which is large where few answers are left. So a guess is computed
-    while its chance of being right times this saving is more than a row. The chance is that of this run's guesses after
-    an ending that matched as many tokens; the guess after another one has an ending longer by one.
+    where its chance of being right times this saving exceeds one row. The chance is the share of right guesses of this
+    run after an ending that matched as many tokens; the guess after another one has an ending longer by one.
 
     Args:
         num_weight_rows: rows that a step computes in the time in which it reads the model's weights.
         num_weight_kv_tokens: tokens whose KV it reads in that time.
-        block_size: tokens in a KV block.
-        count_allowed: told a constrained answer and guesses, how many of these it may have, from the first on.
+        count_allowed: given a constrained answer and guesses, returns how many of the first guesses are allowed.
     """
 
     def __init__(
@@ -45,18 +44,16 @@ class PromptLookup:
         *,
         num_weight_rows: int,
         num_weight_kv_tokens: float,
-        block_size: int,
         count_allowed: Callable[[Sequence, npt.NDArray[np.int32]], int],
     ) -> None:
         self._num_weight_rows = num_weight_rows
         self._num_weight_kv_tokens = num_weight_kv_tokens
-        self._block_size = block_size
         self._count_allowed = count_allowed
         self._num_tried = [_PRIOR_TRIES] * (MOST_MATCHED + 1)
         self._num_right = [_PRIOR_TRIES * matched / (matched + 2) for matched in range(MOST_MATCHED + 1)]
 
     def add_guesses(self, step: Step) -> None:
-        """Lengthens decode chunks by guesses, the likeliest first. They take no room from other work, and no memory.
+        """Appends guesses to decode chunks, the likeliest first, into the room and the KV blocks that are left.
 
         Args:
             step: with all its other work.
@@ -72,7 +69,7 @@ class PromptLookup:
         for index, (sequence, count) in enumerate(step.decodes):
             if count == sequence.num_uncomputed:
                 chance = 1.0
-                for matched in self._look_up(sequence, step.room):
+                for matched in self._look_up(sequence, step):
                     chance *= chances[min(matched, MOST_MATCHED)]
                     guesses.append((chance, index))
         num_expected = float(num_tokens)
@@ -80,7 +77,7 @@ class PromptLookup:
             if chance * (row_rows + self._num_weight_rows / num_expected) <= 1:
                 break
             num_expected += chance
-            # The chunk holds all known tokens, and goes on with the next guess.
+            # The chunk holds all known tokens and earlier guesses; the next row is this guess.
             sequence, count = step.decodes[index]
             step.decodes[index] = sequence, count + 1
             sequence.num_guesses += 1
@@ -88,17 +85,18 @@ class PromptLookup:
             step.room -= 1
 
     def book(self, num_matched: int, *, is_right: bool) -> None:
-        """Learns whether a guess after an ending of `num_matched` tokens was right; all guesses before it were."""
+        """Counts a guess after an ending of `num_matched` tokens as right or wrong."""
         matched = min(num_matched, MOST_MATCHED)
         self._num_tried[matched] += 1
         self._num_right[matched] += is_right
 
-    def _look_up(self, sequence: Sequence, room: int) -> range:
-        """Has a sequence guess as much as it has KV memory for; returns the tokens matched before each guess."""
+    def _look_up(self, sequence: Sequence, step: Step) -> range:
+        """Writes guesses behind a sequence's tokens, as far as its KV blocks reach; returns the length of the ending
+        before each guess."""
         request, length = sequence.request, sequence.length
-        num_free_slots = len(sequence.block_ids) * self._block_size - length
+        num_free_slots = len(sequence.block_ids) * step.block_size - length
         num_left = sequence.num_suffix + request.max_new_tokens - 1 - length  # the last token of an answer needs no row
-        most = min(room, MOST_GUESSES, num_free_slots, num_left)
+        most = min(step.room, MOST_GUESSES, num_free_slots, num_left)
         if request.mode != "generate" or most <= 0 or sequence.num_known < length:
             return range(0)
         answer = sequence.own_token_ids[sequence.num_suffix : length]
@@ -111,21 +109,20 @@ class PromptLookup:
 
 
 def _mean_kv_tokens(step: Step) -> float:
-    """KV that a step reads for a decode token, on average; a shared prefix is read once."""
+    """KV tokens that a step reads for each decode token, on average; a shared prefix is read once."""
     nodes = {sequence.node for sequence, _ in step.decodes if sequence.node is not None}
     num_tokens = sum(sequence.num_computed for sequence, _ in step.decodes) + sum(node.end for node in nodes)
     return num_tokens / len(step.decodes)
 
 
 def find_continuation(token_ids: npt.NDArray[np.int32], most: int) -> tuple[int, npt.NDArray[np.int32]]:
-    """What came after the latest occurrence of the longest ending that occurs twice, again and again where it is short.
+    """The tokens after the latest earlier occurrence of the longest ending that has one, repeated up to `most` tokens.
 
     Args:
         token_ids: int32 ``[n]``.
         most: tokens to return.
     Returns:
-        how many tokens of the ending were found again, at most `MOST_MATCHED`, and the tokens after these; 0 and none
-        where the last token is new.
+        the length of that ending, at most `MOST_MATCHED`, and the tokens; 0 and none where the last token occurs once.
     """
     ends = np.flatnonzero(token_ids[:-1] == token_ids[-1])
     matched, start = 0, 0

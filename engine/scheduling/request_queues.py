@@ -1,4 +1,4 @@
-"""Who waits and who runs: groups not started, prefixes being computed, requests with and without KV memory."""
+"""Waiting and running requests: groups not started, prefixes being computed, requests with and without KV memory."""
 
 import math
 from collections import deque
@@ -13,34 +13,34 @@ from engine.scheduling.step import Step
 
 
 def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:
-    """Arranges groups in the order in which they start; what ties keeps its place.
+    """Sorts groups into the order in which they start; equal groups keep their order.
 
-    "ratio": the larger expected decode length for its prefill first (BatchLLM Eq. 4), so that long answers start early
-    and their decode tokens find prefill to share a step with. The others: see `order_by_request`.
+    "ratio": the largest ratio of expected decode tokens to prefill tokens first (BatchLLM Eq. 4), so that long answers
+    start early and their decode tokens share steps with prefill. The others: see `order_by_request`.
     """
     if order == "ratio":
         return sorted(groups, key=lambda group: -group.decode_to_prefill_ratio)
-    from engine.scheduling.policies.order import order_by_request  # few runs have another order
+    from engine.scheduling.policies.order import order_by_request  # imported only when needed
 
     return order_by_request(groups, order)
 
 
 class RequestQueues:
-    """The queues of one run, and how requests and prefixes move on from them as memory and the cap allow.
+    """The queues of one run. Requests move from one to the next as KV memory and the cap on requests allow.
 
-    A group waits until its prefix is given memory; its requests then wait for the prefix; once that is computed they
-    are ready, those that lost their memory first; with memory of their own they prefill, then decode.
+    A group waits until its prefix gets memory. Its requests then wait until the prefix is computed. From then on they
+    are ready, preempted ones first. With memory of their own they prefill, then decode.
 
     Args:
-        groups: what is to be answered, in any order.
+        groups: the requests, in any order.
         pool: KV blocks.
         config: the policies, and the limits of a step.
-        admission: which requests may be given memory.
+        admission: decides which requests get KV memory.
     Attributes:
         mixes_phases: whether a step may hold both prompts and decode tokens.
-        waiting_groups: not started, in the order in which they are to start.
-        prefixes: those that have memory and are being computed, with the requests that wait for them.
-        ready: requests whose prefix is computed, in the order in which they are to be given memory.
+        waiting_groups: groups not started, in the order in which they start.
+        prefixes: prefixes that have memory and are being computed, each with the requests that wait for it.
+        ready: requests whose prefix is computed, in the order in which they get memory.
         prefilling, decoding: requests that hold KV.
         num_unfinished: requests not answered yet, running or not.
     """
@@ -67,14 +67,14 @@ class RequestQueues:
 
     @property
     def has_free_place(self) -> bool:
-        """Whether the cap allows one request more."""
+        """Whether `max_running_requests` allows one request more."""
         return self.num_running < self._max_running
 
     def add_prompts(self, step: Step) -> None:
-        """Adds prompts to a step: continues those begun, then starts requests and prefixes while it has room."""
+        """Adds prompts to a step: goes on with those begun, then starts requests and prefixes while there is room."""
         for sequence in self.prefilling:
             step.add(step.suffixes, sequence)
-        # An incomplete prefix fills the step, so no other prefix takes the memory that its requests wait for.
+        # A prefix that is not complete fills the step, so no later prefix takes the memory that its requests need.
         while self._add_ready(step) and step.room and self.waiting_groups and self.has_free_place:
             if not self._admission.fits_group(self.waiting_groups[0]):
                 return
@@ -82,22 +82,22 @@ class RequestQueues:
             self._start_prefix(group.node, group.sequences)
 
     def release_computed_prefixes(self) -> None:
-        """Makes the requests of prefixes that are complete now ready."""
+        """Moves the requests of prefixes that are complete now to `ready`."""
         for node in [node for node in self.prefixes if node.is_complete]:
             self.ready.extend(self.prefixes.pop(node))
 
     def start_decoding(self, sequence: Sequence) -> None:
-        """Of a sequence whose prompt is computed; one that decodes goes on."""
+        """Moves a sequence whose prompt is computed to `decoding`."""
         self.prefilling.pop(sequence, None)
         self.decoding[sequence] = None
 
     def stop(self, sequence: Sequence) -> None:
-        """Takes out a sequence that holds no KV any more: it is answered, or has lost its memory."""
+        """Removes a sequence that is answered, or is to lose its KV."""
         self.prefilling.pop(sequence, None)
         self.decoding.pop(sequence, None)
 
     def _admit_ready(self, step: Step) -> bool:
-        """Starts ready requests while the step has room; False where memory or the cap forbids the next one."""
+        """Starts ready requests while the step has room; False where the next one lacks memory or exceeds the cap."""
         while step.room and self.ready:
             sequence = self.ready[0]
             if not self._can_admit(sequence):
@@ -107,12 +107,12 @@ class RequestQueues:
         return True
 
     def _add_ready(self, step: Step) -> bool:
-        """Starts requests whose prefix is complete, and continues the prefixes of others; returns as `_admit_ready`."""
+        """Starts ready requests, and goes on with the prefixes that others wait for; returns as `_admit_ready`."""
         if not self._admit_ready(step):
             return False
         for node in list(self.prefixes):
             node.add_to(step)
-            if node.is_complete_after(step):  # in each layer, a step's KV is written before anything attends
+            if node.is_complete_after(step):  # each layer writes the step's KV before any row attends
                 self.ready.extend(self.prefixes.pop(node))
                 if not self._admit_ready(step):
                     return False
@@ -123,12 +123,12 @@ class RequestQueues:
 
     def _admit(self, sequence: Sequence) -> None:
         self._admission.admit(sequence)
-        is_prefilled = sequence.num_computed >= sequence.num_suffix  # swapped in
+        is_prefilled = sequence.num_computed >= sequence.num_suffix  # where its KV was swapped in
         (self.decoding if is_prefilled else self.prefilling)[sequence] = None
 
     def _start_prefix(self, node: PrefixNode | None, waiting: Iterable[Sequence]) -> int:
-        """Gives a prefix memory, and queues its requests; returns the tokens that it took blocks for."""
-        num_tokens = 0 if node is None else node.acquire(self._pool, self._config.block_size)
+        """Allocates a prefix's blocks, and queues its requests; returns the tokens that the new blocks are for."""
+        num_tokens = 0 if node is None else node.acquire(self._pool)
         if node is None or node.is_complete:
             self.ready.extend(waiting)
         else:

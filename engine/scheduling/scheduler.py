@@ -1,7 +1,7 @@
-"""Which tokens each step computes, and what becomes of requests when a step is done (BatchLLM 4.3.1 to 4.3.3).
+"""Which tokens each step computes, and what its results do to the requests (BatchLLM 4.3.1 to 4.3.3).
 
-Decode tokens first, then suffixes of requests whose prefix is ready, then the prefixes of the next groups. When answers
-grow beyond the memory set aside for them, the request admitted last gives its KV up.
+Decode tokens come first, then suffixes of requests whose prefix is ready, then the prefixes of the next groups. When
+answers outgrow the memory set aside for them, the request that was admitted last is preempted.
 """
 
 from collections.abc import Iterable
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """State of one run. `schedule` takes work and memory, `commit` books what came of it.
+    """State of one run. `schedule` chooses a step's tokens and allocates their KV, `commit` applies its results.
 
-    A driver that looks ahead books parts of a step before `commit`: `mark_computed` once the step is launched,
-    `advance` so that the next step can be scheduled before the tokens of this one are known.
+    A driver that overlaps steps calls the first two parts of `commit` earlier: `mark_computed` once the step is
+    launched, `advance` so that the next step can be scheduled before the tokens of this one are known.
 
     Args:
-        groups: what is to be answered, in any order.
-        pool: as `make_pool` makes it; each request of the groups, with its prefix, fits into it alone.
+        groups: the requests, in any order.
+        pool: from `make_pool`; it can hold each request of the groups alone, with its prefix.
         config: the policies, and the limits of a step.
         swap: host memory for the KV of preempted requests; None where nothing is swapped.
         lookup: guesses tokens of answers; None where nothing is guessed.
     Attributes:
-        queues, admission: who waits and who runs; which of them may be given memory.
+        queues: of waiting and running requests.
+        admission: decides which requests get KV memory.
     """
 
     def __init__(
@@ -50,42 +51,37 @@ class Scheduler:
         self.swap = swap
         self._lookup = lookup
         self._reserve = OutputReserve(config.output_reserve)
-        self.admission = Admission(pool, config.block_size, self._reserve, swap)
+        self.admission = Admission(pool, self._reserve, swap)
         queues = RequestQueues
         if config.batching != "continuous" or config.prefill != "chunked":
-            from engine.scheduling.batch_queues import BatchQueues as queues  # most runs mix prompts and decode tokens
+            from engine.scheduling.batch_queues import BatchQueues as queues  # imported only when needed
         self.queues: RequestQueues = queues(groups, pool=pool, config=config, admission=self.admission)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests not answered yet, running or not."""
+        """Sequences not answered yet, running or not."""
         return self.queues.num_unfinished
 
-    @property
-    def num_running(self) -> int:
-        """Requests that hold KV."""
-        return self.queues.num_running
-
-    def schedule(self, *, is_settled: bool = True) -> Step:
-        """The next step, with memory for all that it computes. Empty when everything is finished.
+    def schedule(self, *, may_preempt: bool = True) -> Step:
+        """The next step, with KV memory for all that it computes. Empty when every request is answered.
 
         Args:
-            is_settled: False while a step is under way that is not committed. Then nobody loses memory: the step is
-                empty where somebody would have to, or where there is nothing to do before that commit.
+            may_preempt: False while an earlier step is not committed, whose KV is still being written. The step is then
+                empty where a request would have to be preempted, or where all work depends on that commit.
         """
         step = self.new_step()
         if self.num_unfinished:
-            self._add_work(step, may_preempt=is_settled)
+            self._add_work(step, may_preempt=may_preempt)
             if step.is_blocked:
                 step = self.new_step()
-            elif is_settled and step.is_empty:
+            elif may_preempt and step.is_empty:
                 evict_idle_prefixes(self)
                 self._add_work(step, may_preempt=True)
-            assert not (step.is_empty and is_settled), "requests are left, but none of them could be given memory"
+            assert not (step.is_empty and may_preempt), "requests are left, but none of them could be given memory"
         return self.finalize(step)
 
     def mark_computed(self, step: Step) -> None:
-        """Books the step's KV as written: what computes in turn may be sent the next step."""
+        """Counts the step's KV as written. True for later steps as soon as the step is launched: they run in order."""
         step.is_computed = True
         for node, count in step.prefixes.items():
             node.num_computed += count
@@ -101,10 +97,10 @@ class Scheduler:
         self.queues.release_computed_prefixes()
 
     def advance(self, step: Step) -> None:
-        """Lets each answer of the step go on before its token is known, and each scored label be followed by the next.
+        """Appends an unknown token to each answer of the step, and starts the next label of each scored request.
 
-        An unknown token is the negative id -1 - row (`TokenBatch`). An answer stops here only when it is as long as it
-        may be, or until it is known which guesses at its tokens are right.
+        An unknown token is the negative id -1 - row (`TokenBatch`). Answers that have reached their longest length get
+        none, and neither do answers with guessed tokens, until it is known which guesses are right.
         """
         if not step.is_computed:
             self.mark_computed(step)
@@ -114,7 +110,7 @@ class Scheduler:
             is_last = place + 1 == len(sequence.own_token_ids)
             if sequence.is_answered or is_last or sequence.num_guesses:
                 continue
-            if place == sequence.length:  # else the commit of the step before has found it to be forced
+            if place == sequence.length:  # else the step before was committed meanwhile and forced this token
                 sequence.own_token_ids[place] = -1 - row
                 sequence.length = place + 1
             if sequence not in decoding:
@@ -129,10 +125,10 @@ class Scheduler:
                     step.scored.append(sequence)
 
     def commit(self, step: Step, tokens: StepTokens) -> list[Answered]:
-        """Books what the model said in a step, and frees the memory of what is answered by it.
+        """Appends a step's tokens to their answers, and frees the memory of the answers that end.
 
         Args:
-            step: committed in the order in which steps were scheduled.
+            step: steps are committed in the order in which they were scheduled.
             tokens: of the step's sampled rows.
         Returns:
             the sequences that are answered now, then those that were killed when the step was scheduled.
@@ -142,15 +138,15 @@ class Scheduler:
         answered = []
         for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
             if sequence.is_answered or not sequence.num_known <= place <= sequence.num_computed:
-                continue  # the last: it follows a wrong guess
+                continue  # answered already, or the row follows a wrong guess
             followers, reason = tokens.follow(row) if row in tokens.watched_rows else ((), None)
             has_late_row, length = sequence.num_computed > place, place + 1 + len(followers)
             if sequence.num_guesses:
-                self._settle(step, sequence, place, token)
+                self._check_guess(step, sequence, place, token)
             else:
-                sequence.settle(place, token)
+                sequence.set_token(place, token)
             for follower in followers:
-                self._settle(step, sequence, sequence.length, follower)
+                self._check_guess(step, sequence, sequence.length, follower)
             if reason is None and length == len(sequence.own_token_ids):
                 reason = "length"
             if reason is not None:
@@ -165,9 +161,9 @@ class Scheduler:
         self.pool.free(step.left_block_ids)
         return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
 
-    def _settle(self, step: Step, sequence: Sequence, place: int, token_id: int) -> None:
-        """Books own token `place` of a sequence, and whether it was guessed right: then its KV is there."""
-        was_guessed, is_right = sequence.num_guesses > 0, sequence.settle(place, token_id)
+    def _check_guess(self, step: Step, sequence: Sequence, place: int, token_id: int) -> None:
+        """Sets own token `place`. Where it was guessed right, the step has written its KV already."""
+        was_guessed, is_right = sequence.num_guesses > 0, sequence.set_token(place, token_id)
         if was_guessed and self._lookup is not None:
             self._lookup.book(place - sequence.ending_start, is_right=is_right)
             step.num_right_tokens += is_right
@@ -178,10 +174,10 @@ class Scheduler:
 
     def new_step(self) -> Step:
         """An empty step."""
-        return Step(room=self.config.step_tokens)
+        return Step(block_size=self.config.block_size, room=self.config.step_tokens)
 
     def finalize(self, step: Step) -> Step:
-        """The step, ready to be computed: guesses are added, and its rows arranged."""
+        """Adds guessed tokens to the step and arranges its rows; returns the step."""
         if self._lookup is not None:
             self._lookup.add_guesses(step)
         step.finalize(self.pool)
@@ -198,7 +194,8 @@ class Scheduler:
                 self.add_decodes(step, may_preempt=may_preempt)
 
     def add_decodes(self, step: Step, *, may_preempt: bool) -> None:
-        """Adds decode tokens, oldest request first: whoever loses memory to an older one is not in the step yet.
+        """Adds decode tokens, of the request admitted first to the last: a request that is preempted for an earlier
+        one is not in the step yet.
 
         Without `may_preempt`, a request that lacks memory waits, and the step is marked as blocked.
         """
@@ -218,13 +215,13 @@ class Scheduler:
                         continue
                     if not make_room(self, sequence, needed, step):
                         break
-                sequence.reserve(self.pool, needed, block_size)
+                sequence.reserve(self.pool, needed)
             if num_tokens:
                 step.decodes.append((sequence, num_tokens))
                 step.room -= num_tokens
 
     def drop(self, sequence: Sequence) -> None:
-        """Ends a sequence: frees its KV, and its prefix with it where it was the last one to need it."""
+        """Ends a sequence: frees its KV, and the KV of prefixes that no other sequence needs."""
         self.queues.stop(sequence)
         self.queues.num_unfinished -= 1
         sequence.release(self.pool)

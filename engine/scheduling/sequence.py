@@ -1,93 +1,85 @@
-"""A prompt being answered: its tokens beyond the shared prefix, its KV blocks, how far it has come; groups of these."""
+"""A prompt being answered: its tokens beyond the shared prefix, its KV blocks, its progress; and groups of these."""
 
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Sequence:
     """Running state of one distinct prompt with one way of answering.
 
-    Own tokens are the prompt's suffix followed by what was generated (or, while a label of several tokens is scored,
-    by the label's tokens but the last). Own token i stands at prompt position prefix_length + i.
+    Its own tokens are the prompt's suffix, then the generated tokens (or, while a label of several tokens is scored,
+    the label's tokens but the last). Own token i has position prefix_length + i.
 
     Attributes:
-        request: stands for all its owners, the indices of the requests that get this answer.
-        node: of the shared prefix; None where nothing is shared.
+        request: the one that is computed, on behalf of all owners.
+        owners: indices of the requests that get this answer.
+        node: the last node of its shared prefix; None where nothing is shared.
         num_suffix: own tokens that belong to the prompt.
-        own_token_ids: int32, own tokens, room for all that there may be; beyond `length`, guesses or anything.
+        own_token_ids: int32, room for the longest answer; from `length` on there are guessed tokens or garbage.
         length, num_computed: own tokens so far; of these, those whose KV is written.
         num_known: of `length`, those that the host knows; the others are negative (`TokenBatch`).
-        block_ids: int32, block table of the own KV; may reach beyond `length`, for tokens still expected. A
-            `WindowedPool` makes a column of each of its tables.
-        admission: order in which it was given memory; the latest is the first to lose it.
-        num_guesses: tokens behind the known ones that the step under way computes, in case the answer goes on so.
-        ending_start: own place at which the ending begins that was found before these (`PromptLookup`).
-        num_charged: prefix tokens that were computed on account of this sequence.
-        compute_ms: its part of the time of the steps that are done.
+        block_ids: int32, block table of the own KV; may reserve blocks beyond `length` for expected tokens. With a
+            `WindowedPool`, one column for each of its tables.
+        admission: number of its admission to KV memory; the latest one is preempted first.
+        num_guesses: guessed tokens that follow the known ones in the step in flight.
+        ending_start: index of the own token at which the ending begins that the guesses follow (`PromptLookup`).
+        num_charged: prefix tokens whose computation is counted for this sequence.
+        compute_ms: its share of the time of the steps so far.
         num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
-        error: why its answer cannot go on; None where it can.
-        is_watched: any token may end its answer, or be followed by others for certain, so each is looked at.
-        is_answered: finished or killed; the results of its rows still under way are dropped.
+        error: why its answer cannot be completed; None where it can.
+        is_watched: each of its tokens may end the answer or force the tokens that follow, so each is examined.
+        is_answered: finished or killed; results of its rows still in flight are dropped.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
-        first_scores, tail_sums: of each label, the logit of its first token and the natural-log probability of the
-            others, as far as they are scored.
-        vector: what a pooled answer is made of; None until it is computed.
+        first_scores, tail_sums: of each label, the logit of its first token, and the sum of the natural-log
+            probabilities of its other tokens that are scored so far.
+        vector: the pooled hidden state of an embedding or a classification; None until it is computed.
     """
 
-    __slots__ = (
-        *(
-            "admission",
-            "block_ids",
-            "compute_ms",
-            "ending_start",
-            "error",
-            "first_scores",
-            "is_answered",
-            "is_watched",
-            "label",
-            "length",
-            "node",
-        ),
-        *("num_charged", "num_computed", "num_guesses", "num_known", "num_reused", "num_suffix", "own_token_ids"),
-        *("owners", "prefix_length", "request", "tail_sums", "vector"),
-    )
+    request: Request
+    owners: tuple[int, ...]
+    node: PrefixNode | None
+    prefix_length: int = field(init=False)
+    num_suffix: int = field(init=False)
+    own_token_ids: npt.NDArray[np.int32] = field(init=False)
+    length: int = field(init=False)
+    num_computed: int = 0
+    num_known: int = field(init=False)
+    block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
+    admission: int = -1
+    num_guesses: int = 0
+    ending_start: int = 0
+    num_charged: int = 0
+    compute_ms: float = 0.0
+    num_reused: int = field(init=False)
+    error: str | None = None
+    is_watched: bool = field(init=False)
+    is_answered: bool = False
+    label: int = -1
+    first_scores: npt.NDArray[np.float64] = field(init=False)
+    tail_sums: npt.NDArray[np.float64] = field(init=False)
+    vector: npt.NDArray[np.float32] | None = None
 
-    def __init__(self, *, request: Request, owners: tuple[int, ...], node: PrefixNode | None) -> None:
-        self.request = request
-        self.owners = owners
-        self.node = node
-        self.prefix_length = node.end if node is not None else 0
+    def __post_init__(self) -> None:
+        request = self.request
+        self.prefix_length = self.node.end if self.node is not None else 0
         suffix = request.token_ids[self.prefix_length :]
-        self.num_suffix = len(suffix)
-        self.length = self.num_suffix + len(request.opening)
-        self.num_known = self.length
+        self.num_suffix = self.num_reused = len(suffix)
+        self.length = self.num_known = self.num_suffix + len(request.opening)
         self.own_token_ids = np.empty(self.num_suffix + most_extra_tokens(request) + 1, dtype=np.int32)
         self.own_token_ids[: self.length] = [*suffix, *request.opening] if request.opening else suffix
-        self.num_computed = 0
-        self.block_ids: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
-        self.admission = -1
-        self.num_guesses = 0
-        self.ending_start = 0
-        self.num_charged = 0
-        self.compute_ms = 0.0
-        self.num_reused = self.num_suffix
         self.is_watched = bool(request.stop) or request.is_constrained
-        self.is_answered = False
-        self.error: str | None = None
-        self.label = -1
-        self.first_scores = np.zeros(len(request.labels))
-        self.tail_sums = np.zeros(len(request.labels))
-        self.vector: npt.NDArray[np.float32] | None = None
-        if node is not None:
-            node.num_unfinished += 1
+        self.first_scores, self.tail_sums = np.zeros((2, len(request.labels)))
+        if self.node is not None:
+            self.node.num_unfinished += 1
 
     @property
     def holds_kv(self) -> bool:
@@ -95,7 +87,7 @@ class Sequence:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that were not computed for it."""
+        """Prompt tokens that were not computed for this sequence."""
         return self.prefix_length - self.num_charged + self.num_reused
 
     @property
@@ -112,18 +104,18 @@ class Sequence:
 
     @property
     def next_label(self) -> int:
-        """The label of several tokens that follows the prompt or the label that is computed; -1 where none is left."""
+        """Index of the next label of several tokens to score; -1 where none is left."""
         labels = self.request.labels
         first = max(self.label, 0) if self.num_computed == self.num_suffix else self.label + 1
         return next((index for index in range(first, len(labels)) if len(labels[index]) > 1), -1)
 
-    def settle(self, place: int, token_id: int) -> bool:
-        """Sets own token `place`: one that was appended as unknown, or the next one.
+    def set_token(self, place: int, token_id: int) -> bool:
+        """Sets own token `place`, which is the next one or one that was appended as unknown.
 
         Returns:
-            whether the next one was guessed right; otherwise the guesses after it are dropped.
+            whether it was guessed right; otherwise the guesses after it are dropped.
         """
-        assert place <= self.length, "a token is sampled before those that it follows"
+        assert place <= self.length, "a token is set before the tokens that it follows"
         is_right = self.num_guesses > 0 and bool(self.own_token_ids[place] == token_id)
         self.num_guesses = self.num_guesses - 1 if is_right else 0
         self.own_token_ids[place] = token_id
@@ -133,7 +125,7 @@ class Sequence:
         return is_right
 
     def start_label(self, label: int) -> None:
-        """Puts a label's tokens but its last behind the prompt, over those of the label before it."""
+        """Appends a label's tokens but its last to the prompt; they replace those of the label before."""
         tail = self.request.labels[label][:-1]
         self.label = label
         self.tail_sums[label] = 0.0
@@ -141,27 +133,23 @@ class Sequence:
         self.length = self.num_known = self.num_suffix + len(tail)
         self.num_computed = min(self.num_computed, self.num_suffix)
 
-    def reserve(self, pool: BlockPool, num_tokens: int, block_size: int) -> None:
-        """Takes blocks until they hold `num_tokens` own tokens, known or expected.
-
-        Args:
-            pool, block_size: where blocks are taken from, and the tokens in each.
-        """
-        num_blocks = cdiv(num_tokens, block_size)
+    def reserve(self, pool: BlockPool, num_tokens: int) -> None:
+        """Allocates blocks until they hold `num_tokens` own tokens, known or expected."""
+        num_blocks = cdiv(num_tokens, pool.block_size)
         if num_blocks > len(self.block_ids):
             if not self.holds_kv and self.node is not None:
                 self.node.num_resident += 1
             pool.extend(self, num_blocks)
 
     def free_blocks(self, pool: BlockPool) -> None:
-        """Gives the blocks back. `num_computed` stays, for a copy of the KV in a `SwapSpace`."""
+        """Frees the blocks. `num_computed` stays as it is, for a copy of the KV in a `SwapSpace`."""
         if self.holds_kv and self.node is not None:
             self.node.num_resident -= 1
         pool.free(self.block_ids)
-        self.block_ids = np.empty(0, dtype=np.int32)
+        self.block_ids = NO_BLOCKS
 
     def release(self, pool: BlockPool) -> None:
-        """Drops the own KV. Generated tokens are kept and computed again; a label being scored starts again."""
+        """Drops the own KV. Generated tokens are kept, their KV is recomputed; a label being scored starts again."""
         self.free_blocks(pool)
         self.num_computed = 0
         if self.request.mode != "generate":
@@ -177,30 +165,30 @@ class ScheduledGroup:
 
     @property
     def decode_to_prefill_ratio(self) -> float:
-        """Eq. 3 over the group, as Eq. 4 has it: tokens it will probably decode for the tokens it must prefill."""
+        """Expected decode tokens of the group for each token of its prefill (BatchLLM Eq. 3, summed as in Eq. 4)."""
         num_prefill = sum(s.num_suffix for s in self.sequences) + (self.node.end if self.node is not None else 0)
         return sum(expected_extra_tokens(s.request) for s in self.sequences) / num_prefill
 
 
 def most_extra_tokens(request: Request) -> int:
-    """Own tokens after the prompt whose KV may be needed: all but the last of the answer, or of the longest label."""
+    """Own tokens after the prompt that may need KV: all of the answer, or of the longest label, but the last."""
     if request.mode != "generate":
         return max(map(len, request.labels), default=1) - 1
     return request.max_new_tokens - 1
 
 
 def most_tokens(request: Request) -> int:
-    """Tokens of a request's prompt with its answer, or with its longest label."""
+    """Tokens of a request's prompt with its longest answer, or with its longest label."""
     return len(request.token_ids) + most_extra_tokens(request) + (not request.is_pooled)
 
 
 def most_blocks(request: Request, block_size: int) -> int:
-    """KV blocks that a request needs alone: one more than for the whole, as prefix and suffix are rounded up apart."""
+    """KV blocks that a request needs alone: one more than its tokens fill: prefix and suffix round up separately."""
     return cdiv(most_tokens(request), block_size) + 1
 
 
 def expected_extra_tokens(request: Request) -> int:
-    """As `most_extra_tokens`, of an answer as long as the request's estimate of it."""
+    """As `most_extra_tokens`, for an answer of the request's expected length."""
     most = most_extra_tokens(request)
     if request.mode != "generate" or request.expected_output_tokens is None:
         return most

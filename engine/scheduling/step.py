@@ -1,4 +1,4 @@
-"""What one step computes, its layout as a token batch, and what the model says in it."""
+"""One step: the tokens that it computes, its layout as a token batch, and the tokens that the model answers."""
 
 from collections.abc import Callable, Container
 from collections.abc import Sequence as Sequences
@@ -8,24 +8,22 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.request import FinishReason
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
 
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
-    """What the model says in one step.
+    """The tokens sampled in one step.
 
     Attributes:
         token_ids: one for each row of `Step.sampled`.
-        watched_rows: indices of those that may end an answer, or that others may follow for certain.
-        follow: asked about a watched row, in order, once its token is one of the answer: tokens that follow for
-            certain, no more than the answer has room for; why the answer ends with these, length needs no mention.
+        watched_rows: indices of those that may end their answer, or force the tokens that follow.
+        follow: called in order, with each watched row whose token becomes part of its answer. Returns the forced tokens
+            that follow, as many as the answer has room for, and why the answer ends with them, unless by its length.
     """
 
     token_ids: Sequences[int]
@@ -38,7 +36,7 @@ class Answered:
     """A sequence that is answered, or ended with an error because its memory was taken.
 
     Attributes:
-        has_late_row: the step under way computes a row of it in vain.
+        has_late_row: the step in flight still computes a row of the sequence, whose result is dropped.
     """
 
     sequence: Sequence
@@ -51,26 +49,30 @@ class Step:
     """Work of one step. The scheduler adds work, then calls `finalize`; nothing is added after that.
 
     Attributes:
-        room: how many tokens may still be added; 0, too, where a whole prompt is longer than a step.
+        block_size: tokens in a KV block.
+        room: number of tokens that may still be added; 0 also where a single whole prompt exceeds the step.
         decodes, suffixes, prefixes: sequence or prefix node, and the number of its next tokens.
-        padded_length: prompts shorter than this are padded to it, and the padding is computed; 0 pads nothing.
-        num_padding_tokens: rows that are computed and thrown away.
-        pad_block_id: KV block that padding is written to; it belongs to nobody.
-        num_preempted, killed: requests that lost their KV when the step was scheduled; those that end with an error.
-        is_blocked: a decoding request waits for memory that it may not take before the steps under way are committed.
-        num_output_rows: rows that go on to the output layer, numbered from 0 in row order.
-        sampled: of these, the rows whose next token is sampled: (sequence, own token that the row predicts).
-        scored_rows: the others, of sequences that generate nothing: (sequence, first row, number of rows, own token
-            that the first of these rows predicts; the others predict the tokens after it).
-        num_guessed_tokens, num_right_tokens: guesses among the decode rows; of these, those that answers go on with.
-        scored: sequences that have all their labels scored by this step.
-        num_used_blocks: KV blocks held once the step has its memory; blocks for tokens still expected count.
+        padded_length: length that shorter prompts are padded to; 0 where none is padded.
+        num_padding_tokens: rows of padding, which are computed and thrown away.
+        pad_block_id: KV block that padding is written to; it belongs to no request.
+        num_preempted: requests that lost their KV when the step was scheduled.
+        killed: of these, the requests that end with an error.
+        is_blocked: a decoding request needs memory of another one, which may not be taken before the steps in flight
+            are committed.
+        num_output_rows: rows that go through the output layer, numbered from 0 in row order.
+        sampled: of these, the rows whose next token is sampled: (sequence, index of the own token that is predicted).
+        scored_rows: the others, of sequences that generate nothing: (sequence, first row, number of rows, index of the
+            own token that the first of these rows predicts; the others predict the tokens after it).
+        num_guessed_tokens, num_right_tokens: guesses among the decode rows; of these, those that were right.
+        scored: sequences whose labels are all scored after this step.
+        num_used_blocks: KV blocks in use once the step has its memory, those for tokens still expected included.
         num_prefix_blocks: of these, those of shared prefixes, idle ones included.
-        num_cached_blocks: KV blocks that nobody holds and the LRU cache still keeps.
-        is_computed, is_advanced: how far the scheduler has booked the step.
+        num_cached_blocks: KV blocks in the LRU cache that no sequence holds.
+        is_computed, is_advanced: whether `Scheduler.mark_computed` and `Scheduler.advance` were called with the step.
         left_block_ids: KV blocks that no row of a later step sees; freed when the step is committed.
     """
 
+    block_size: int
     room: int
     decodes: list[tuple[Sequence, int]] = field(default_factory=list)
     suffixes: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Step:
     num_cached_blocks: int = 0
     is_computed: bool = False
     is_advanced: bool = False
-    left_block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: _NO_BLOCKS)
+    left_block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
     _members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = field(default_factory=dict)
     _output_row_counts: list[int] = field(default_factory=list)
 
@@ -101,16 +103,16 @@ class Step:
         return not (self.decodes or self.suffixes or self.prefixes)
 
     def add(self, work: list[tuple[Sequence, int]], sequence: Sequence) -> None:
-        """Adds as many of a sequence's next tokens as there is room for to `work`: the step's decodes or suffixes."""
+        """Adds a sequence's next tokens to `work` (the step's decodes or suffixes), as many as there is room for."""
         num_tokens = min(sequence.length - sequence.num_computed, self.room)
         if num_tokens:
             work.append((sequence, num_tokens))
             self.room -= num_tokens
 
     def finalize(self, pool: BlockPool) -> None:
-        """Arranges the rows and notes the memory held.
+        """Fixes the order of rows, and records the KV blocks in use.
 
-        Rows are in this order: prefixes, each after those above it; sequences that share nothing; then group by group.
+        Rows come in this order: prefixes, each after those above it; sequences that share nothing; then group by group.
         """
         members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = {None: []}
         for work in (*self.decodes, *self.suffixes):
@@ -121,7 +123,7 @@ class Step:
                 members[node] = [work]
         row, counts, sampled = 0, list[int](), self.sampled
         for sequence, count in chain.from_iterable(members.values()):
-            # Outputs are the last known token's row, and those of guesses; each row of a label predicts its next token.
+            # Output rows: the last known token and the guesses after it; of a label's tokens, every row.
             place = sequence.num_computed + count
             num_rows = place + 1 - sequence.length
             if sequence.label >= 0 and sequence.num_computed >= sequence.num_suffix:
@@ -144,13 +146,13 @@ class Step:
         self.num_prefix_blocks = pool.num_prefix_blocks
         self.num_cached_blocks = pool.num_idle
 
-    def build_batch(self, block_size: int) -> TokenBatch:
+    def build_batch(self) -> TokenBatch:
         """The rows as arrays, in the order of `finalize`."""
         chunks = Chunks()
         for node, count in self.prefixes.items():
             tokens = node.token_ids[node.num_computed : node.num_computed + count]
             position = node.start + node.num_computed
-            # Rows of a prefix attend to the whole chain above them as their own KV.
+            # To a row of a prefix, the whole chain above it is own KV.
             chunks.add(tokens, position, num_earlier=position, block_table=node.chain_block_ids, num_output_rows=0)
         work = [*chain.from_iterable(self._members.values())]
         firsts = [sequence.num_computed for sequence, _ in work]
@@ -160,13 +162,13 @@ class Step:
         chunks.block_tables += [sequence.block_ids for sequence, _ in work]
         chunks.num_output_rows += self._output_row_counts
         groups = [
-            ChunkGroup(_NO_BLOCKS, 0, len(self.prefixes) + len(members))
+            ChunkGroup(NO_BLOCKS, 0, len(self.prefixes) + len(members))
             if node is None
             else ChunkGroup(node.chain_block_ids, node.end, len(members))
             for node, members in self._members.items()
         ]
         if self.padded_length:
-            from engine.scheduling.whole_prompts import pad_chunks  # few policies pad
+            from engine.scheduling.whole_prompts import pad_chunks  # imported only when needed
 
-            chunks, groups = pad_chunks(self, chunks, groups, block_size)
-        return build_token_batch(chunks, [group for group in groups if group.num_chunks], block_size)
+            chunks, groups = pad_chunks(self, chunks, groups)
+        return build_token_batch(chunks, [group for group in groups if group.num_chunks], self.block_size)

@@ -1,4 +1,4 @@
-"""One step's ragged work as arrays: what the model and its attention are given."""
+"""One step's ragged work as arrays: the input of the model and its attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(slots=True)
 class Chunks:
-    """Consecutive tokens of requests and prefixes that are computed in one step: columns, one entry for each chunk.
+    """The chunks of one step, as columns. A chunk is consecutive tokens of one request or prefix.
 
     Attributes:
         token_ids: int32 ``[n]``, n >= 1.
-        first_positions: of the first token in its prompt.
+        first_positions: position of the first token in its prompt.
         num_earlier: own KV tokens before the chunk (a prefix chunk's own KV begins at the prompt's first token).
-        block_tables: int32, of the own KV; holds at least num_earlier + n tokens.
-        num_output_rows: how many of the chunk's last rows go on to the output layer.
+        block_tables: int32, of the own KV; covers at least num_earlier + n tokens.
+        num_output_rows: number of the chunk's last rows that go through the output layer.
     """
 
     token_ids: list[Int32] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Chunks:
 
 
 class ChunkGroup(NamedTuple):
-    """Chunks that follow each other and attend to one prefix; an empty one where they share nothing."""
+    """Consecutive chunks that attend to one prefix, which is empty where they share nothing."""
 
     prefix_block_ids: Int32
     prefix_length: int
@@ -52,14 +52,14 @@ class ChunkGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """No padding: T rows, T the sum of the chunks' lengths (prepacking's independent masks and restarting positions).
+    """T rows without padding, T the sum of the chunks' lengths (prepacking's independent masks, restarting positions).
 
     Attributes:
-        input_ids: int64 ``[T]``. A negative one, -1 - row, is the token that the step before has sampled in that of its
-            sampled rows, where the host does not know it yet.
-        positions: int64 ``[T]``, each row's place in its own prompt.
-        output_rows: int64 ``[R]``, rows whose hidden state goes on, in the order of the chunks.
-        attention: who attends to what.
+        input_ids: int64 ``[T]``. A negative id, -1 - row, stands for a token that the host does not know yet: the one
+            that the step before samples in this row of `Step.sampled`.
+        positions: int64 ``[T]``, each row's position in its own prompt.
+        output_rows: int64 ``[R]``, rows that go through the output layer, in the order of the chunks.
+        attention: which rows attend to which KV.
         more_attention: the same with the block tables of other layers (`KVLayout`), in the order of the tables.
     """
 
@@ -71,7 +71,7 @@ class TokenBatch:
 
     @property
     def has_pending_tokens(self) -> bool:
-        """Whether there are tokens that only the device knows."""
+        """Whether some input tokens are known only to the device."""
         return bool((self.input_ids < 0).any())
 
 
@@ -80,7 +80,7 @@ def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: 
 
     Args:
         chunks: of all groups, group by group.
-        groups: none of them empty.
+        groups: each has at least one chunk.
         block_size: tokens in a KV block.
     """
     lengths = np.fromiter(map(len, chunks.token_ids), dtype=np.int64)
@@ -88,7 +88,7 @@ def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: 
     outputs = np.array(chunks.num_output_rows)
     suffix_lens = earlier + lengths
     cu_seqlens_q = _starts(lengths)
-    # A request's table may reserve blocks beyond its last token: those are not read.
+    # Blocks that a table reserves beyond the last token are left out.
     num_blocks = cdiv(suffix_lens, block_size)
     block_starts = _starts(num_blocks)
     table_starts = _starts(np.fromiter(map(len, chunks.block_tables), dtype=np.int64))
@@ -127,7 +127,7 @@ def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: 
 
 
 def _tables(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """``[n]`` or, of several tables, ``[n, tables]`` -> ``[tables, n]``; entries of blocks that are gone become any."""
+    """``[n]``, or ``[n, tables]`` of several tables, -> ``[tables, n]``; freed blocks (-1), never read, become 0."""
     return block_ids[None] if block_ids.ndim == 1 else np.maximum(block_ids, 0).T.copy()
 
 

@@ -1,4 +1,4 @@
-"""Steps of whole prompts: which prompts such a step takes, and how it pads them."""
+"""Steps of whole prompts: which prompts a step takes, and how they are padded."""
 
 from collections.abc import Sequence as Sequences
 
@@ -14,12 +14,12 @@ from engine.scheduling.token_batch import ChunkGroup, Chunks
 
 
 def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
-    """Adds whole prompts, as many as `packing` takes: all tokens left of a request's own part, or of a prefix.
+    """Adds the whole prompts that `packing` selects: all remaining tokens of a request's own part, or of a prefix.
 
     Args:
-        prompts: those that could be computed now, in the order in which they were given memory.
+        prompts: those that could be computed now, in the order of their admission.
         packing: the policy.
-        pad_block_id: where padding may be written to.
+        pad_block_id: KV block that padding is written to.
     """
     lengths = [
         prompt.num_uncomputed if isinstance(prompt, Sequence) else len(prompt.token_ids) - prompt.num_computed
@@ -39,17 +39,14 @@ def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: P
         step.pad_block_id = pad_block_id
 
 
-def pad_chunks(
-    step: Step, chunks: Chunks, groups: Sequences[ChunkGroup], block_size: int
-) -> tuple[Chunks, list[ChunkGroup]]:
-    """Puts a chunk of padding behind each chunk that is shorter than the step's padded length.
+def pad_chunks(step: Step, chunks: Chunks, groups: Sequences[ChunkGroup]) -> tuple[Chunks, list[ChunkGroup]]:
+    """Adds a chunk of padding after each chunk that is shorter than the step's padded length.
 
-    Nothing attends to it. Its KV goes into free slots of the prompt's last block, then into the pad block.
+    No row attends to padding. Its KV goes into free slots of the prompt's last block, then into the pad block.
 
     Args:
-        step: whose chunks these are.
-        chunks, groups: of prompts.
-        block_size: tokens in a KV block.
+        step: gives the padded length and the pad block.
+        chunks, groups: of the step's prompts.
     """
     padded, counts = Chunks(), [0] * len(groups)
     entries = zip(*(getattr(chunks, name) for name in Chunks.__slots__), strict=True)
@@ -60,8 +57,8 @@ def pad_chunks(
         counts[owner] += 1 + (num_rows > 0)
         if num_rows:
             end = num_earlier + len(token_ids)
-            num_own = cdiv(end, block_size)
-            pads = np.full(cdiv(end + num_rows, block_size) - num_own, step.pad_block_id, dtype=np.int32)
+            num_own = cdiv(end, step.block_size)
+            pads = np.full(cdiv(end + num_rows, step.block_size) - num_own, step.pad_block_id, dtype=np.int32)
             own_and_pads = np.concatenate([block_table[:num_own], pads])
             padded.add(np.zeros(num_rows, dtype=np.int32), 0, end, own_and_pads, 0)
     return padded, [group._replace(num_chunks=count) for group, count in zip(groups, counts, strict=True)]

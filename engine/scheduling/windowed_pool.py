@@ -1,10 +1,10 @@
-"""KV blocks of models in which some layers see a window alone: several block tables a request, and blocks given back.
+"""KV blocks of models with sliding-window layers: several block tables per request, and blocks that are freed early.
 
 A table is a column of `Sequence.block_ids`. A prompt being computed has blocks for all its tokens in each table. Blocks
-that have left the window of the next row are given back with the commit of the step that leaves them behind, so that no
-step under way, in whatever process, still reads or fills them. The last blocks of a window table go round: a later
-block of the answer takes the place of one that has left the window. A prefix keeps what the window of a row right
-behind it holds; prefixes above it keep theirs.
+that the next row's window no longer covers are freed at the commit of the step before it, so that no step in flight, in
+any process, still reads or writes them. The last blocks of a window's table are reused in turn: a later block of the
+answer is the same memory as one that has left the window. Each prefix keeps the blocks that the window of the row after
+its end covers.
 """
 
 import numpy as np
@@ -20,38 +20,35 @@ from engine.scheduling.step import Step
 Blocks = npt.NDArray[np.int32]
 
 _GONE = -1
-"""Entry of a block that has left the window."""
+"""Table entry of a block that has left the window and is freed."""
 
 _MOST_FREE_TOKENS = 8
-"""Tokens that a decode step computes at once for an answer that nothing constrains: one, and guesses."""
+"""Most tokens of one unconstrained answer in a decode step: one known token, and guesses."""
 
 
 class WindowedPool(BlockPool):
     """Blocks for the tables of `KVLayout`. Block tables are int32 ``[num_blocks, num_tables]``.
 
-    In a window's table blocks [first, end) are distinct, those before are gone, and block i from `end` on is the same
-    memory as block i - (end - first), which has left the window when i is written.
+    In a window's table, blocks before `first` are freed, blocks [first, end) are distinct, and block i from `end` on is
+    the same memory as block i - (end - first), which has left the window when i is written.
 
     Args:
         windows: of each table, the positions that a row sees, its own included; 0: all.
-        block_size: tokens in a block.
     """
 
-    __slots__ = ("_block_size", "_windows", "num_tables")
-
-    def __init__(self, num_blocks: int, windows: tuple[int, ...], block_size: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, block_size: int, windows: tuple[int, ...]) -> None:
+        super().__init__(num_blocks, block_size)
         self._windows = windows
-        self._block_size = block_size
         self.num_tables = len(windows)
 
     def allocate_table(self, num_blocks: int) -> Blocks:
-        """All blocks distinct: of a prefix, which grows no further."""
+        """Allocates the table of a prefix; all its blocks are distinct."""
         blocks = self.allocate(num_blocks * self.num_tables)
         return np.stack(np.split(blocks, self.num_tables), axis=1)
 
-    def num_missing(self, sequence: Sequence, num_blocks: int) -> int:
-        return sum(end - old_end for _, old_end, end in self._spans(sequence, num_blocks))
+    def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        spans = self._spans(sequence, cdiv(num_tokens, self.block_size))
+        return sum(end - old_end for _, old_end, end in spans)
 
     def extend(self, sequence: Sequence, num_blocks: int) -> None:
         spans = self._spans(sequence, num_blocks)
@@ -64,15 +61,15 @@ class WindowedPool(BlockPool):
         sequence.block_ids = table
 
     def free(self, block_ids: Blocks) -> None:
-        """Gives the blocks of a table back, or single ones."""
+        """Frees the blocks of a table, or single ones."""
         super().free(np.unique(block_ids[block_ids != _GONE]))
 
     def leave(self, step: Step) -> Blocks:
-        """Takes blocks out of the tables of the step's prompts that no later row sees, to be freed at its commit."""
+        """Removes blocks that no later row sees from the tables of the step's prompts; returns them, still in use."""
         left = [np.empty(0, dtype=np.int32)]
         for node in step.prefixes:
             for column, window in enumerate(self._windows):
-                gone = node.block_ids[: first_block(node.num_computed, window, self._block_size), column]
+                gone = node.block_ids[: first_block(node.num_computed, window, self.block_size), column]
                 left.append(gone[gone != _GONE])
                 self.num_prefix_blocks -= len(left[-1])
                 gone[:] = _GONE
@@ -84,7 +81,7 @@ class WindowedPool(BlockPool):
     def _leave(self, sequence: Sequence, column: int, window: int) -> Blocks:
         table = sequence.block_ids[:, column]
         first, end = _span(table)
-        new_first = first_block(sequence.num_computed, window, self._block_size)
+        new_first = first_block(sequence.num_computed, window, self.block_size)
         new_first = min(new_first, end - self._num_round(sequence.request, window))
         if not window or new_first <= first:
             return table[:0]
@@ -94,21 +91,21 @@ class WindowedPool(BlockPool):
         return left
 
     def _spans(self, sequence: Sequence, num_blocks: int) -> list[tuple[int, int, int]]:
-        """Of each table: its first block, and where its distinct blocks end now and with `num_blocks` blocks."""
+        """For each table: its first block, the end of its distinct blocks, and their end with `num_blocks` blocks."""
         spans = []
         for column, window in enumerate(self._windows):
             if len(sequence.block_ids):
                 first, old_end = _span(sequence.block_ids[:, column])
                 known = old_end
             else:
-                first = old_end = first_block(sequence.num_computed, window, self._block_size)
-                known = cdiv(sequence.length, self._block_size)
+                first = old_end = first_block(sequence.num_computed, window, self.block_size)
+                known = cdiv(sequence.length, self.block_size)
             most = num_blocks if not window else max(known, first + self._num_round(sequence.request, window))
             spans.append((first, old_end, max(old_end, min(num_blocks, most))))
         return spans
 
     def _num_round(self, request: Request, window: int) -> int:
-        """Blocks of which one has left the window whenever the next one is written by a step of an answer."""
+        """Distinct blocks that suffice for a window while an answer is decoded: the next block to write is free."""
         most = most_extra_tokens(request) + 1
         if request.mode == "generate":
             thinking = request.thinking
@@ -116,11 +113,11 @@ class WindowedPool(BlockPool):
                 most -= 0 if thinking is None else thinking.max_tokens - len(thinking.closing)
             else:
                 most = min(most, _MOST_FREE_TOKENS if thinking is None else 1 + len(thinking.closing))
-        return cdiv(window - 1 + most, self._block_size) + 1
+        return cdiv(window - 1 + most, self.block_size) + 1
 
 
 def written_blocks(sequence: Sequence, windows: tuple[int, ...], block_size: int) -> Blocks:
-    """The blocks that hold what rows to come see of a sequence's computed KV, table by table.
+    """The blocks with the part of a sequence's computed KV that later rows see, table by table.
 
     Args:
         windows: of each table, the positions that a row sees; 0: all.
@@ -136,6 +133,6 @@ def written_blocks(sequence: Sequence, windows: tuple[int, ...], block_size: int
 
 
 def _span(table: Blocks) -> tuple[int, int]:
-    """The first block that is not gone, and where the distinct ones end."""
+    """The first block that is not freed, and the end of the distinct ones."""
     first = int(np.argmax(table != _GONE))
     return first, first + len(np.unique(table[first:]))

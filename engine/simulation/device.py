@@ -1,8 +1,8 @@
-"""What a device can do at most, how much of it a step is assumed to reach, and what a step then costs (a roofline).
+"""A roofline: a device's peak rates, the share that a step is assumed to reach, and the resulting cost of a step.
 
-A step takes its operations (linear layers and attention) or its bytes (weights, KV read and written; a shared prefix is
-read once, as in RelayAttention section 3.4), whichever is longer, and the host's issuing of it. Sampling and scheduling
-are not counted.
+A step takes the time of its operations (linear layers and attention) or of its memory traffic (weights, KV read and
+written; a shared prefix is read once, as in RelayAttention section 3.4), whichever is longer, and the host's time to
+launch it. Sampling and scheduling are not counted.
 """
 
 import re
@@ -21,15 +21,15 @@ class Device:
     """Rates of one device, as one process sees it.
 
     Attributes:
-        name: what `--device` takes.
-        title: the product.
-        peak_flops: number format to operations a second, dense, a multiplication and an addition counted as two.
+        name: value of the option `--device`.
+        title: of the product.
+        peak_flops: number format to dense operations per second; a multiplication and an addition are two.
         peak_bytes_per_second: of reading memory.
         memory_bytes: of the device; weights and KV share it.
         compute_efficiency, memory_efficiency: fraction of the peaks that a step is assumed to reach, 0 to 1.
-        host_s_per_layer: seconds that the host takes to issue one layer's work in a step.
-        overlaps_host: whether the device computes meanwhile; a CPU is its own host.
-        source: where the figures come from.
+        host_s_per_layer: seconds that the host takes to launch one layer of a step.
+        overlaps_host: whether the device computes meanwhile; not so for a CPU, which is its own host.
+        source: of the figures.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Device:
     source: str
 
     def flops_per_second(self, dtype: str) -> float:
-        """Operations a second that a step is assumed to reach.
+        """Operations per second that a step is assumed to reach.
 
         Raises:
             ConfigError: the table has no rate for this number format.
@@ -56,18 +56,18 @@ class Device:
 
     @property
     def bytes_per_second(self) -> float:
-        """Of memory traffic that a step is assumed to reach."""
+        """Bytes of memory traffic per second that a step is assumed to reach."""
         return self.peak_bytes_per_second * self.memory_efficiency
 
 
 def _gpu(
     name: str, title: str, *, half: float, single: float, gbs: float, memory_gb: int, source: str, fp8: float = 0.0
 ) -> Device:
-    """A data sheet's row: dense TFLOPS in 16-bit formats, in float32 and in fp8 where it has that, GB/s, GB.
+    """A GPU from its data sheet: dense TFLOPS in 16-bit formats, in float32 and in fp8 if it has it, GB/s, GB.
 
-    The efficiencies are assumptions, the same for all: half of the dense peak is what well-tuned inference reaches in
-    large matrix products, three quarters of the bandwidth is what streaming kernels reach, and half a millisecond is
-    what PyTorch needs for the dozen launches of a layer that is not compiled or captured.
+    The efficiencies are assumptions, the same for all GPUs: well-tuned large matrix products reach half of the dense
+    peak, streaming kernels reach three quarters of the bandwidth, and PyTorch takes half a millisecond for the dozen
+    launches of a layer that is not compiled or captured.
     """
     return Device(
         name=name,
@@ -99,18 +99,18 @@ DEVICES: Mapping[str, Device] = {
              source="AMD Instinct MI300X data sheet"),
     )
 }  # fmt: skip
-"""By name. Any other device can be measured: `engine.simulation.device_probe`."""
+"""Devices by name. Others can be measured: `engine.simulation.device_probe`."""
 
 _SLOWER_FORMS = frozenset({"pcie", "nvl"})
-"""Of products whose fastest form is in the table."""
+"""Words in the names of slower variants of the products in the table."""
 
 
 def match_device(product: str, memory_bytes: int) -> Device | None:
-    """The table's device that is meant; None where its rates are not those of this one.
+    """The table's entry for a product; None where there is none with its rates.
 
     Args:
         product: its name as the driver reports it.
-        memory_bytes: of the device; what else has the name, such as an A100 of 40 GB, has other rates.
+        memory_bytes: of the device; a product with other memory, such as an A100 of 40 GB, has other rates.
     """
     words = set(re.findall(r"[a-z0-9]+", product.lower()))
     if words & _SLOWER_FORMS:
@@ -122,10 +122,10 @@ def match_device(product: str, memory_bytes: int) -> Device | None:
 def predicted_kv_bytes(
     memory_bytes: int, weight_bytes: int, *, memory_fraction: float, most_bytes: int | None = None
 ) -> int:
-    """KV memory that a budget of "auto" gives: a share of what the weights leave, 0 where they do not fit.
+    """KV memory for a budget of "auto": a share of the memory without the weights, 0 where these do not fit.
 
     Args:
-        most_bytes: an upper bound, as the engine keeps on a host; None for none.
+        most_bytes: an upper bound, which the engine has on a CPU; None for none.
     """
     budget_bytes = max(0, int(memory_fraction * (memory_bytes - weight_bytes)))
     return budget_bytes if most_bytes is None else min(budget_bytes, most_bytes)
@@ -138,8 +138,8 @@ class StepWork:
     Attributes:
         num_rows: tokens that go through the layers; as many KV tokens are written.
         num_output_rows: of these, rows that go through the whole output layer.
-        num_attention_pairs: (query token, key token) pairs, causal; where layers differ in what they see, the mean.
-        num_kv_tokens_read: KV tokens that attention reads from memory; the mean, likewise.
+        num_attention_pairs: causal (query token, key token) pairs; where windows differ, the mean over the layers.
+        num_kv_tokens_read: KV tokens that attention reads from memory; likewise the mean over the layers.
     """
 
     num_rows: int
@@ -150,10 +150,10 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Seconds that one step takes the arithmetic units, the memory, and the host that issues its work.
+    """Seconds of one step for computation, for memory traffic, and for the host's launches.
 
     Attributes:
-        overlaps_host: the host works while the device does; else before.
+        overlaps_host: whether host and device work at the same time; else one after the other.
     """
 
     compute_s: float
@@ -171,8 +171,6 @@ class StepCost:
 class Roofline:
     """The cost of steps of one model in one number format on one device."""
 
-    __slots__ = ("_bytes_per_second", "_flops_per_second", "_host_s", "_overlaps_host", "_shape")
-
     def __init__(self, shape: ModelShape, device: Device, dtype: str) -> None:
         """Raises `ConfigError` where the device has no rate for `dtype`."""
         self._shape = shape
@@ -183,7 +181,7 @@ class Roofline:
 
     @property
     def window_shares(self) -> list[tuple[int, float]]:
-        """Positions that a row sees, 0 for all, and the share of the layers that see so many."""
+        """Number of positions that a row sees, 0 for all, and the share of the layers with this window."""
         return [(window, count / self._shape.num_layers) for window, count in self._shape.layers_by_window.items()]
 
     def count_flops(self, work: StepWork) -> float:

@@ -1,4 +1,4 @@
-"""The rates of the device at hand, measured in a second: a matrix product of the model's size, and reading memory."""
+"""The rates of this machine's device, measured in a second: a matrix product of the model's size, reading memory."""
 
 import time
 from collections.abc import Callable
@@ -17,10 +17,10 @@ _MEASURE_SECONDS = 0.3
 
 
 def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
-    """A row of the table where one describes this GPU, else measured for a model's sizes.
+    """The table's entry for this GPU, if there is one; else the device measured for a model's sizes.
 
     Args:
-        shape: sizes of the products that are measured.
+        shape: gives the sizes of the measured products.
         dtype: name of the number format, as in torch.
     """
     if device.type == "cuda":
@@ -32,14 +32,14 @@ def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
 
 
 def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
-    """Measures a device in one number format. What a layer makes of these rates is assumed.
+    """Measures a device in one number format; the efficiencies are assumptions.
 
-    On a CPU three quarters of a product's rate and 0.4 ms a layer are what steps of SmolLM2-135M were fitted with:
-    prompts and answers, two and 32 at a time, in float32, bfloat16 and with quantized weights, on a Xeon with AMX.
-    memory_bytes of a CPU is what is free now within the cgroup's limit.
+    Those of a CPU, three quarters of a product's rate and 0.4 ms per layer, fit steps of SmolLM2-135M: prompts and
+    answers, two and 32 at a time, in float32, bfloat16 and with quantized weights, on a Xeon with AMX. memory_bytes of
+    a CPU is the memory that is free now within the cgroup's limit.
 
     Args:
-        shape: sizes of the products that are measured.
+        shape: gives the sizes of the measured products.
         dtype: name of the number format, as in torch.
     """
     is_cpu = device.type == "cpu"
@@ -61,7 +61,7 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
 
 
 def _measure_flops(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> float:
-    """Of a feed-forward layer's first product, rows times weights as they are stored."""
+    """The rate of a feed-forward layer's first product, rows times weights as they are stored."""
     rows = torch.ones(_NUM_ROWS, shape.hidden_size, device=device).to(dtype)
     weights = torch.ones(shape.intermediate_size, shape.hidden_size, device=device).to(dtype)
     num_flops = 2 * _NUM_ROWS * shape.hidden_size * shape.intermediate_size
@@ -78,7 +78,7 @@ def _measure_bandwidth(device: torch.device) -> float:
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The shortest of several runs: what the device can do, not what else was going on."""
+    """The shortest of several runs, which other programs disturb the least."""
     best, ends = float("inf"), time.perf_counter() + _MEASURE_SECONDS
     work()  # first use allocates and chooses kernels
     while True:

@@ -1,7 +1,7 @@
-"""A plan run without a model: the real scheduler and block pool, answers of an expected length, a step's cost computed.
+"""A run of a plan without a model: the real scheduler and block pool, expected answer lengths, predicted step times.
 
-Which tokens a step computes does not depend on what the model says, apart from where an answer ends. So a simulation
-with the lengths of a real run has the same steps, token counts, preemptions and KV blocks; only the time is predicted.
+Which tokens a step computes depends on the model only through the lengths of answers. So a simulation with the lengths
+of a real run has the same steps, token counts, preemptions and KV blocks; only the time is predicted.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,11 +36,11 @@ class SimulatedStep:
     """One step.
 
     Attributes:
-        record: as a real run has it; duration_ms is predicted.
-        cost: what the prediction is made of.
+        record: as in a real run, with a predicted duration_ms.
+        cost: the parts of the prediction.
         is_held_back: requests were waiting and the step had room for their tokens, but there was no KV memory for them.
         is_busy: the step is full (its tokens, padding included, reach max_num_batched_tokens) or leaves requests
-            waiting. The cool-down of a plan is what follows its last busy step, as in
+            waiting. The steps after a plan's last busy one are its cool-down, as in
             ``sql/report/steps/timeline.sql``; TECD leaves it out (BatchLLM section 6.3.2).
     """
 
@@ -51,10 +51,10 @@ class SimulatedStep:
 
     @property
     def resource(self) -> Resource:
-        """What more of would have made the run shorter here.
+        """The resource that limits this step.
 
-        A step that is bound by anything but compute takes hardly longer with more tokens in it, so where requests were
-        held back, memory for their KV is what lacked.
+        A step that is not bound by compute takes hardly longer with more tokens, so where requests were held back, it
+        is limited by KV capacity.
         """
         cost = self.cost
         longest = max(cost.compute_s, cost.memory_s, cost.host_s)
@@ -75,22 +75,22 @@ def simulate_plan(
     roofline: Roofline,
     layout: "KVLayout | None" = None,
 ) -> Iterator[SimulatedStep]:
-    """Runs a plan as `Engine.run_plan` does; requests that the memory cannot hold even alone are left out.
+    """Runs a plan as `Engine.run_plan` does; requests that the KV memory cannot hold even alone are left out.
 
     Args:
-        requests: both modes may be mixed.
+        requests: modes may be mixed.
         groups: their members' request_indices point into `requests`.
-        num_answer_tokens: at which every answer ends, or at its request's max_new_tokens where that is less; >= 1.
+        num_answer_tokens: length of every answer, at most its request's max_new_tokens; >= 1.
         num_kv_blocks: size of the block pool.
-        config: the policies, and the limits of a step. Host memory for swapped KV is taken to be ample, and the time of
-            its copies is not counted.
-        roofline: what a step costs.
+        config: the policies, and the limits of a step. Host memory for swapped KV is assumed to suffice, and the time
+            of its copies is not counted.
+        roofline: predicts the cost of a step.
         layout: the block tables of the model's layers; None where they share one.
     """
     pool = make_pool(config, num_kv_blocks, layout)
     oversized = find_oversized(requests, config.block_size, num_kv_blocks // pool.num_tables)
     scheduler = Scheduler(
-        schedule_groups(requests, groups, oversized, config.block_size, config.sharing),
+        schedule_groups(requests, groups, oversized, config),
         pool=pool,
         config=config,
         swap=SwapSpace(_NoMemory(), num_kv_blocks, () if layout is None else layout.windows)
@@ -100,8 +100,8 @@ def simulate_plan(
     number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:
         step = scheduler.schedule()
-        # With room left, only a lack of memory keeps a request waiting, unless it waits for a prefix of this very step.
-        num_waiting = scheduler.num_unfinished - scheduler.num_running
+        # With room left in a step without prefixes, requests wait only for lack of memory.
+        num_waiting = scheduler.num_unfinished - scheduler.queues.num_running
         can_start = config.batching == "continuous" and scheduler.queues.has_free_place
         is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and can_start
         cost = roofline.cost(measure_work(step, window_shares))
@@ -115,7 +115,7 @@ def simulate_plan(
 
 
 class _NoMemory:
-    """KV memory of a simulation: blocks have numbers, but hold nothing."""
+    """KV memory of a simulation, without contents."""
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> None:
         pass
@@ -135,10 +135,10 @@ def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks:
 
 
 def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1),)) -> StepWork:
-    """Counts what the step's rows attend to. Called before the step is completed.
+    """Counts the rows of a step and the tokens that they attend to. Called before the step is committed.
 
     Args:
-        window_shares: positions that a row sees, 0 for all, and the share of the layers that see so many.
+        window_shares: number of positions that a row sees, 0 for all, and the share of the layers with this window.
     """
     num_rows = num_output_rows = 0
     num_pairs = num_read = 0.0
@@ -153,7 +153,7 @@ def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1
         if sequence.request.mode == "generate":
             num_output_rows += count == sequence.length - earlier
         elif sequence.label >= 0 and earlier >= sequence.num_suffix:
-            num_output_rows += count  # a label's rows are normalised over the vocabulary; its first token's need not be
+            num_output_rows += count  # normalised over the vocabulary, unlike a label's first token
     for node, count in step.prefixes.items():
         rows = max(count, step.padded_length)
         num_rows += rows
@@ -174,18 +174,18 @@ def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1
 
 
 def _num_pairs(rows: int, earlier: int, window: int) -> int:
-    """(row, token that it sees) of consecutive rows that follow `earlier` tokens."""
+    """Number of pairs (row, token that it sees) of consecutive rows after `earlier` tokens."""
     growing = rows if not window else max(0, min(rows, window - earlier))
     return growing * earlier + growing * (growing + 1) // 2 + (rows - growing) * window
 
 
 def _num_seen(earlier: int, window: int) -> int:
-    """Of the tokens before a row, those that it sees."""
+    """Number of earlier tokens that a row sees."""
     return earlier if not window else min(earlier, window - 1)
 
 
 def _make_tokens(step: Step, num_answer_tokens: int) -> StepTokens:
-    """Any tokens, which end each answer at `num_answer_tokens`."""
+    """Tokens for a step's rows; each answer ends at `num_answer_tokens`."""
     ends = {
         row
         for row, (sequence, place) in enumerate(step.sampled)
@@ -196,15 +196,15 @@ def _make_tokens(step: Step, num_answer_tokens: int) -> StepTokens:
 
 @dataclass(slots=True, kw_only=True)
 class SimulationSummary:
-    """Sums over the steps of a simulated plan; the sum of two summaries is that of the plans one after the other.
+    """Sums over the steps of a simulated plan. Two summaries add up to that of both plans, one after the other.
 
     Attributes:
-        num_prompt_tokens: prefixes and suffixes computed; recomputed ones after a preemption count again.
-        num_decode_tokens: rows that continued an answer.
-        peak_kv_blocks: the most that one step holds.
-        peak_running_requests: the most that hold KV at the end of a step.
+        num_prompt_tokens: of prefixes and suffixes; tokens that are recomputed after a preemption count again.
+        num_decode_tokens: rows that continue an answer.
+        peak_kv_blocks: the most KV blocks in use in a step.
+        peak_running_requests: the most requests that hold KV at the end of a step.
         seconds: predicted.
-        seconds_by_resource: the same, by what bounds each step.
+        seconds_by_resource: the same, by the resource that limits each step.
         num_cool_down_steps, cool_down_seconds: of the steps after each plan's last busy one, see `SimulatedStep`.
     """
 
@@ -227,7 +227,7 @@ class SimulationSummary:
 
     @property
     def bound(self) -> Resource:
-        """The resource that bounds the longest part of the time."""
+        """The resource that limits the longest part of the time."""
         return max(self.seconds_by_resource, key=self.seconds_by_resource.__getitem__)
 
     def __add__(self, other: "SimulationSummary") -> "SimulationSummary":
@@ -248,7 +248,7 @@ class SimulationSummary:
 
 
 def summarize_steps(steps: Iterable[SimulatedStep]) -> SimulationSummary:
-    """Reads the steps of one plan once; they are not kept."""
+    """Sums up the steps of one plan while they are iterated; they are not kept."""
     summary = SimulationSummary()
     for step in steps:
         record, seconds = step.record, step.cost.seconds

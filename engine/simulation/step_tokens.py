@@ -1,4 +1,4 @@
-"""How many tokens a step takes where max_num_batched_tokens is "auto": many times the knee of the roofline."""
+"""The number of tokens in a step where max_num_batched_tokens is "auto": a multiple of the roofline's knee."""
 
 import logging
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("batchloom.engine")
 
 LEAST_GPU_TOKENS = 8192
-"""Steps of a GPU, where its memory allows."""
+"""Fewest tokens of a GPU's step, where its memory allows."""
 
 KNEES = 32
-"""At the knee a step computes as long as it reads its weights. So many times that, reading them is 3 % of its work."""
+"""At the knee, computing a step takes as long as reading the weights. At 32 times that, reading them is 3 % of it."""
 
 STEP_SHARE = 1 / 16
-"""Of the memory that weights leave free: what a step may take for itself. The rest is for KV."""
+"""Share of the memory beside the weights that a step may take for activations. The rest is for KV."""
 
 
 def fill_in(
@@ -36,21 +36,21 @@ def fill_in(
     dtype: "torch.dtype",
     shard: "Shard | None" = None,
 ) -> EngineConfig:
-    """As `resolve_step_tokens`, for the GPU at hand with the weights loaded.
+    """As `resolve_step_tokens`, for this machine's GPU after the weights are loaded.
 
     Args:
-        config: as the user gave it.
-        settings: of the model, as config.json has them.
+        config: of the user.
+        settings: of the model's config.json.
         device: the GPU.
         dtype: of the weights.
-        shard: the rank whose weights these are; all take as many tokens.
+        shard: the rank of a sharded model; all ranks agree on one number of tokens.
     """
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     try:
         shape = ModelShape.from_config(settings, dtype=dtype_name(dtype))
-    except ModelError:  # a family whose sizes have other names
+    except ModelError:  # an architecture whose sizes have other names
         shape = None
     rates = match_device(properties.name, properties.total_memory)
     config = resolve_step_tokens(config, rates, shape, free_memory_bytes(device))
@@ -63,13 +63,13 @@ def fill_in(
 def resolve_step_tokens(
     config: EngineConfig, device: Device | None, shape: ModelShape | None, free_bytes: int
 ) -> EngineConfig:
-    """The settings with a number in the place of "auto", for an engine on a GPU.
+    """The settings with a number in place of "auto", for an engine on a GPU.
 
     Args:
-        config: as the user gave it; a number stays.
-        device: its rates; None where no table tells them.
+        config: of the user; a number stays as it is.
+        device: its rates; None where they are not known.
         shape: of the model; None where its sizes are not known.
-        free_bytes: of the GPU, beside the weights.
+        free_bytes: free memory of the GPU after the weights are loaded.
     """
     if config.max_num_batched_tokens != "auto":
         return config
@@ -89,7 +89,7 @@ def knee_tokens(device: Device, shape: ModelShape) -> float:
 
 
 def row_bytes(shape: ModelShape) -> int:
-    """Of a row while a layer is computed: its activations, and two float32 partial results of attention."""
+    """Bytes of one row while a layer is computed: its activations, and two float32 partial results of attention."""
     heads = shape.head_dim * (2 * shape.num_q_heads + 2 * shape.num_kv_heads)
     activations = 4 * shape.hidden_size + heads + 3 * shape.intermediate_size * shape.num_active_experts
     return activations * max(2, shape.value_bytes) + 2 * shape.num_q_heads * (shape.head_dim + 1) * 4

@@ -1,1 +1,1 @@
-"""One model over several devices: the first rank schedules and samples, each computes a share of every layer."""
+"""One model on several devices: each rank computes a share of every layer; the first also schedules and samples."""

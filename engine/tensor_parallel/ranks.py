@@ -1,4 +1,4 @@
-"""The first rank of a sharded model: it starts the others, sends them each step, and ends when one of them does."""
+"""The first rank of a sharded model: it starts the other ranks, sends them each step, and fails when one fails."""
 
 import contextlib
 import tempfile
@@ -22,15 +22,14 @@ from engine.several_processes import check_gpus
 
 Made = TypeVar("Made")
 
-LAST_WORDS_SECONDS = 3.0
-"""How long a rank's own account of its end is waited for, once a sum with it has failed."""
+LAST_MESSAGE_SECONDS = 3.0
+"""Time to wait for a rank's error message after a collective operation with it has failed."""
 
 
 class RankFailure(RuntimeError):
     """A rank has failed or is gone.
 
-    What it computed may be the reason, so rows are tried again as after any failure of the model; that is why this is
-    no `BatchloomError`.
+    Not a `BatchloomError`: the step's rows may be the cause, so they are retried as after any failure of the model.
     """
 
 
@@ -39,16 +38,16 @@ class RankMemoryFailure(RankFailure, MemoryError):
 
 
 class Ranks(Shard):
-    """Rank 0 and its line to each of the other ranks, which are processes. They end when the line does."""
+    """Rank 0 and its connections to the other ranks, which are processes that end when their connection is closed."""
 
     def __init__(self, model: str, config: EngineConfig) -> None:
-        """Starts the other ranks, and waits until all are there.
+        """Starts the other ranks, and waits until all are ready.
 
         Args:
             model: checkpoint that each rank reads its share of.
             config: of the engine; rank r computes on the r-th GPU from its device on.
         Raises:
-            ConfigError: there are not so many GPUs.
+            ConfigError: there are too few GPUs.
             RankFailure: a rank ended before it was ready.
         """
         check_gpus(config)
@@ -82,14 +81,14 @@ class Ranks(Shard):
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Ends all ranks where this one fails within the block; raises what the failure comes from."""
+        """Ends all ranks where the block raises; raises the error of the rank that failed first."""
         try:
             yield
             self._check()
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._has_failed.wait(LAST_WORDS_SECONDS)
+            self._has_failed.wait(LAST_MESSAGE_SECONDS)
             reason = self._failure
             self.close()
             if reason is None or reason is error or not isinstance(error, Exception):
@@ -97,14 +96,14 @@ class Ranks(Shard):
             raise reason from error
 
     def watch(self, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """The steps of a run, none of which a failed rank had a part in."""
+        """The steps of a run; raises in place of a step that a failed rank took part in."""
         with self.watched(), contextlib.closing(steps):
             for done in steps:
                 self._check()
                 yield done
 
     def close(self) -> None:
-        """Ends the other ranks, whatever they are doing."""
+        """Kills the other ranks."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -130,7 +129,7 @@ class Ranks(Shard):
             raise self._explain(rank, message)
 
     def _read(self, rank: int, line: WorkerLine) -> None:
-        """Waits for what a rank says at its end. A GPU that waits for that rank's part of a sum is set free."""
+        """Waits for a rank's last message. A GPU that waits in a collective operation with that rank is released."""
         try:
             message = line.receive()[0]
         except Exception:
@@ -142,7 +141,7 @@ class Ranks(Shard):
                 self.leave()
 
     def _explain(self, rank: int, message: Any) -> Exception:
-        """The error that stands for a rank's last message; None where it had no last word."""
+        """The error for a rank's last message; `message` is None where the rank ended without one."""
         name = f"rank {rank} of {self.size}"
         if message is None:
             status = self._workers[rank - 1][1].wait()
@@ -155,15 +154,15 @@ class Ranks(Shard):
 
 
 def rank_devices(device: torch.device, size: int) -> list[str]:
-    """The device of each rank: the GPUs from `device` on, or the CPU, which they share."""
+    """The device of each rank: consecutive GPUs from `device` on, or the CPU, which all share."""
     return ["cpu" if device.type == "cpu" else f"cuda:{(device.index or 0) + rank}" for rank in range(size)]
 
 
 def lead(load: Callable[..., Made], model: str, config: EngineConfig) -> Made:
-    """An engine whose model is spread over ranks, of which this process is the first.
+    """Loads an engine with a sharded model, whose first rank is this process.
 
     Args:
-        load: loads the engine of a rank, given `shard`.
+        load: loads the engine of a rank; called with `shard`.
         model: checkpoint.
         config: of the engine.
     """

@@ -88,9 +88,7 @@ class EagerLookup(PromptLookup):
     """Guesses whatever may be right, however unlikely: weights that take for ever to read make each row worth it."""
 
     def __init__(self, sampler: TokenSampler) -> None:
-        super().__init__(
-            num_weight_rows=10**9, num_weight_kv_tokens=1, block_size=BLOCK_SIZE, count_allowed=sampler.count_allowed
-        )
+        super().__init__(num_weight_rows=10**9, num_weight_kv_tokens=1, count_allowed=sampler.count_allowed)
 
 
 def kept_layout(windows: tuple[int, ...], config: EngineConfig) -> KVLayout | None:

@@ -187,9 +187,9 @@ def test_a_broken_compiler_costs_no_answer(tiny_llama: Path, engine: Engine, cap
         ({"max_running_requests": 0}, "max_running_requests must be 'memory' or a positive whole number, got 0"),
         ({"swap_memory_bytes": -1}, "swap_memory_bytes"),
         ({"disaggregation": "threads"}, "disaggregation must be one of 'none', 'processes', got"),
-        ({"disaggregation": "processes", "sharing": "lru"}, "sharing 'lru' finds KV that only .* decodes has"),
+        ({"disaggregation": "processes", "sharing": "lru"}, "sharing 'lru' needs the KV of the process that decodes"),
         ({"disaggregation": "processes", "preemption": "swap"}, "preemption 'swap' .* to recompute or kill"),
-        ({"packing": "prepacked"}, "packing 'prepacked' lays out whole prompts, and prefill is 'chunked'"),
+        ({"packing": "prepacked"}, "packing 'prepacked' needs whole prompts, and prefill 'chunked' cuts them"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings: dict[str, object], reason: str) -> None:

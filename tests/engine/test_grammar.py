@@ -82,7 +82,7 @@ def run(
 ) -> tuple[dict[str, Completion], list[StepRecord]]:
     steps: list[StepRecord] = []
     engine = Engine.load(checkpoint, config)
-    engine._runs_ahead = overlaps_steps  # which only a GPU's engine does by itself
+    engine._overlaps_steps = overlaps_steps  # which only a GPU's engine does by itself
     groups = plan_prefix_groups([request.token_ids for request in requests])
     answers = {c.request_id: c for c in engine.run_plan(requests, groups, on_step=steps.append)}
     assert len(answers) == len(requests)

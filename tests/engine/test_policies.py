@@ -100,7 +100,7 @@ def run(
     steps: list[StepRecord] = []
     groups = plan_prefix_groups([request.token_ids for request in requests])
     engine = Engine.load(checkpoint, config)
-    engine._runs_ahead = overlaps_steps  # which only a GPU's engine does by itself
+    engine._overlaps_steps = overlaps_steps  # which only a GPU's engine does by itself
     answers = {c.request_id: c for c in engine.run_plan(requests, groups, decode=spell, on_step=steps.append)}
     assert len(answers) == len(requests)
     return answers, steps

@@ -6,18 +6,18 @@ from engine.config import Batching
 
 
 def admission_window_tokens(batching: Batching, *, is_idle: bool, max_num_batched_tokens: int) -> float:
-    """Prompt tokens that may start together now, memory and the cap on requests permitting; 0 where none may start.
+    """Prompt tokens that may start together now, as far as memory and `max_running_requests` allow; 0 for none.
 
     "continuous"
-        any number at any step: whoever finishes makes room at once.
+        any number at any step: a request that finishes makes room at once.
     "static"
-        any number, once the whole batch before is finished. As many as memory or the cap allows make a batch.
+        any number, once the whole batch before is finished. A batch is as many as memory or the cap allows.
     "dynamic"
-        as "static", but a window closes the batch, too, whichever comes first. A server's window is a time in which
-        requests arrive; offline all of them have arrived, so the window is the prompt tokens of one step.
+        as "static", but a batch is limited by a window, too. A server's window is a time in which requests arrive;
+        offline all of them have arrived, so the window is the prompt tokens of one step.
 
     Args:
-        is_idle: nothing runs.
+        is_idle: whether no request runs.
         max_num_batched_tokens: most tokens in a step.
     """
     if batching == "continuous":

@@ -8,16 +8,14 @@ from engine.scheduling.sequence import ScheduledGroup, Sequence, expected_extra_
 
 
 def order_by_request(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:
-    """Arranges groups by what their requests say; what ties keeps its place.
+    """Sorts groups, and the requests within each group; equal ones keep their order.
 
     "fcfs"
         first come, first served: by the position of a group's first request among the requests given.
     "sjf"
         shortest job first: by expected answer length, a group by the mean of its requests.
     "priority"
-        larger `Request.priority` first, a group by its most urgent request; then first come, first served.
-
-    Requests of a group follow the same rule among themselves.
+        larger `Request.priority` first, a group by its largest; then first come, first served.
     """
     by = _REQUEST_KEYS[order]
     arranged = [replace(group, sequences=sorted(group.sequences, key=by)) for group in groups]

@@ -1,11 +1,11 @@
 """Which whole prompts make up a step, and whether they are padded to one length.
 
-A step of whole prompts is a bin of `budget` tokens (Prepacking section 3.1). Each function is given the lengths of the
-prompts that could be computed now, in the order in which they were admitted, and returns the indices of those that make
-the step: at least one, and more than the budget only where one prompt alone is longer.
+A step of whole prompts is a bin of `budget` tokens (Prepacking section 3.1). Each function takes the lengths of the
+prompts that could be computed now, in the order of their admission, and returns the indices of the prompts of the step:
+at least one, and more tokens than the budget only where a single prompt is longer.
 
-"prepacked" uses the bin-packing library that the paper's authors used: the longest prompts first, each into a bin that
-has room. One bin is computed when its step comes; the rest is packed again, with whatever has memory by then.
+"prepacked" uses the bin-packing library of the paper's authors: the longest prompts first, each into a bin that has
+room. Only the first bin is computed; the other prompts are packed again for the next step, with newly admitted ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from engine.config import Packing
 
 
 def pack_in_turn(lengths: Sequence[int], budget: int) -> list[int]:
-    """Prompts in turn, until one does not fit."""
+    """Prompts in order, up to the first that does not fit."""
     taken: list[int] = []
     for index, length in enumerate(lengths):
         if taken and length > budget:
@@ -25,14 +25,14 @@ def pack_in_turn(lengths: Sequence[int], budget: int) -> list[int]:
 
 
 def pack_decreasing(lengths: Sequence[int], budget: int) -> list[int]:
-    """The longest prompt and what is packed with it."""
-    from binpacking.to_constant_volume import to_constant_volume  # only this policy needs the library
+    """The longest prompt and the prompts packed with it."""
+    from binpacking.to_constant_volume import to_constant_volume  # imported only when needed
 
     return [*to_constant_volume(dict(enumerate(lengths)), budget)[0]]
 
 
 def pack_padded(lengths: Sequence[int], budget: int) -> list[int]:
-    """Prompts in turn, while all of them, padded to the longest, fit."""
+    """Prompts in order, as many as fit when all are padded to the longest of them."""
     longest = 0
     for count, length in enumerate(lengths):
         longest = max(longest, length)
@@ -42,7 +42,7 @@ def pack_padded(lengths: Sequence[int], budget: int) -> list[int]:
 
 
 def pack_length_ordered(lengths: Sequence[int], budget: int) -> list[int]:
-    """As `pack_padded`, the longest prompts first, so that neighbours need little padding."""
+    """As `pack_padded`, the longest prompts first, so that little padding is needed."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     return [order[place] for place in pack_padded([lengths[index] for index in order], budget)]
 
@@ -55,4 +55,4 @@ PACKINGS: dict[Packing, Callable[[Sequence[int], int], list[int]]] = {
 }
 
 PADDED_PACKINGS: frozenset[Packing] = frozenset(["length_ordered", "padded"])
-"""In these, the prompts of a step are padded to the longest of them, and the padding is computed."""
+"""Policies that pad the prompts of a step to the longest of them; the padding is computed."""

@@ -1,13 +1,13 @@
-"""Who loses KV memory when it runs out, what becomes of such a request, and the host memory that may keep its KV.
+"""Preemption: which request loses its KV memory when it runs out, and the host memory that may keep its KV.
 
-Idle prefixes go first; then the request that was admitted last, of those that run.
+The running request that was admitted last is preempted. Idle prefixes are evicted where no request runs.
 
 "recompute"
-    its KV is dropped; the prompt and what was generated are computed again later.
+    its KV is dropped; the KV of the prompt and of the generated tokens is computed again later.
 "swap"
-    its KV is copied to host memory and back, while a budget of host blocks lasts; beyond it, recompute.
+    its KV is copied to host memory and back, within a budget of host blocks; beyond the budget it is recomputed.
 "kill"
-    it ends with an error. The last request that runs is never killed: alone it fits once idle prefixes are gone.
+    it ends with an error. The only running request is never killed: alone it fits once idle prefixes are evicted.
 """
 
 from collections import defaultdict, deque
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def make_room(scheduler: "Scheduler", sequence: Sequence, num_tokens: int, step: "Step") -> bool:
-    """Takes KV from running requests, the latest first, until a sequence can grow; False if it loses its own.
+    """Preempts running requests, the latest first, until a sequence can grow; False if it is itself preempted.
 
     Args:
         scheduler: of the run.
-        sequence: which decodes.
-        num_tokens: own tokens that it is to hold.
-        step: counts those who lose their memory.
+        sequence: one that decodes.
+        num_tokens: own tokens that it needs memory for.
+        step: the one being scheduled, which counts the preemptions.
     """
     latest: Sequence | None = None
     while latest is not sequence and not scheduler.admission.can_grow(sequence, num_tokens):
@@ -44,7 +44,7 @@ def make_room(scheduler: "Scheduler", sequence: Sequence, num_tokens: int, step:
 
 
 def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
-    """Takes a request's KV, and queues it first, or kills it where another one still runs."""
+    """Frees a request's KV and puts it first in the queue; under "kill", ends it where others run."""
     queues = scheduler.queues
     step.num_preempted += 1
     if scheduler.config.preemption == "kill" and queues.num_running > 1:
@@ -61,7 +61,7 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
 
 
 def evict_idle_prefixes(scheduler: "Scheduler") -> None:
-    """Frees every prefix that the next request does not need. Called when nothing runs, so none is in use."""
+    """Frees every prefix that the next request does not need. Called when no request runs, so none is in use."""
     queues = scheduler.queues
     queued: defaultdict[PrefixNode | None, list[Sequence]] = defaultdict(list)
     for sequence in queues.ready:
@@ -78,7 +78,7 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
 
 
 class BlockStore(Protocol):
-    """KV memory whose blocks can be taken out and put back, here or by another process."""
+    """KV memory whose blocks can be copied to host memory and back."""
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Any:
         """A copy of the blocks' KV in host memory."""
@@ -88,15 +88,13 @@ class BlockStore(Protocol):
 
 
 class SwapSpace:
-    """Own KV of preempted requests, in host memory. With no blocks it keeps nothing, and all is recomputed.
+    """Own KV of preempted requests, in host memory. With 0 blocks it keeps nothing, and all KV is recomputed.
 
     Args:
         store: the KV memory that blocks are copied from and to.
         num_blocks: most blocks that are kept at once.
         windows: of each block table, where there are several (`KVLayout`).
     """
-
-    __slots__ = ("_kept", "_store", "_windows", "num_blocks", "num_used")
 
     def __init__(self, store: BlockStore, num_blocks: int, windows: tuple[int, ...] = ()) -> None:
         self._store = store
@@ -109,7 +107,7 @@ class SwapSpace:
         return sequence in self._kept
 
     def save(self, sequence: Sequence, block_size: int) -> bool:
-        """Copies what is computed of the own KV, if the copy fits; whether it did."""
+        """Copies a sequence's computed own KV, if the copy fits; returns whether it did."""
         block_ids = self._written_blocks(sequence, block_size)
         if not 0 < len(block_ids) <= self.num_blocks - self.num_used:
             return False
@@ -118,7 +116,7 @@ class SwapSpace:
         return True
 
     def restore(self, sequence: Sequence, block_size: int) -> None:
-        """Writes a sequence's KV into its blocks, and gives up the copy."""
+        """Writes a sequence's KV into its blocks, and drops the copy."""
         block_ids = self._written_blocks(sequence, block_size)
         self._store.write_blocks(block_ids, self._kept.pop(sequence))
         self.num_used -= len(block_ids)

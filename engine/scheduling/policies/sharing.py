@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
 
-from engine.config import Sharing
+from engine.config import EngineConfig
 from engine.planning.plan import CommonPrefix, PrefixGroup
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
@@ -16,31 +16,28 @@ def schedule_groups(
     requests: Sequences[Request],
     groups: Sequences[PrefixGroup],
     skipped: Collection[int],
-    block_size: int,
-    sharing: Sharing = "path",
+    config: EngineConfig,
     make_node: Callable[..., PrefixNode] = PrefixNode,
-    shares_whole_blocks: bool = False,
 ) -> list[ScheduledGroup]:
-    """Turns a plan into groups to run.
+    """Turns a plan into the groups of a run.
 
     "path"
         explicit: a group's prefix is computed once, and so are the full blocks that several groups begin with, as nodes
-        above it. Requests that share prompt and way of answering become one sequence.
+        above it. Requests with the same prompt and `Request.answer_key` become one sequence.
     "group"
-        explicit, single level: as "path", without what several groups have in common (BatchLLM section 4.2).
+        explicit, single level: as "path", without the beginnings that several groups share (BatchLLM section 4.2).
     "lru", "none"
-        the plan is not used: each request is a group of its own, in the order of the requests, as a stream would bring
-        them. Under "lru" the scheduler finds shared blocks in a `BlockCache`.
+        the plan is not used: each request is a group of its own, in the order of the requests, as if they arrived in a
+        stream. Under "lru" the scheduler finds shared blocks in a `BlockCache`.
 
     Args:
         requests: of all groups.
         groups: their members' request_indices point into `requests`.
-        skipped: indices of requests that are not to be run; they have been answered already.
-        block_size: tokens in a KV block.
-        sharing: the policy.
+        skipped: indices of requests that are answered already and not run.
+        config: its `sharing`; with `deterministic`, a prefix has full blocks only, and each suffix has the rest.
         make_node: makes the nodes of prefixes.
-        shares_whole_blocks: whether what a prefix has beyond its full blocks is computed with each suffix.
     """
+    block_size, sharing = config.block_size, config.sharing
     if sharing in ("lru", "none"):
         indices = sorted(index for group in groups for member in group.members for index in member.request_indices)
         return [
@@ -58,8 +55,8 @@ def schedule_groups(
             continue
         base = _common_node(group, block_size, nodes, make_node) if sharing == "path" else None
         node, num_covered = base, base.end if base is not None else 0
-        # A prefix shorter than a block is computed with each suffix: a part of attention of its own would cost more.
-        end = len(group.prefix) // block_size * block_size if shares_whole_blocks else len(group.prefix)
+        # A prefix shorter than a block is computed with each suffix: separate attention over it would cost more.
+        end = len(group.prefix) // block_size * block_size if config.deterministic else len(group.prefix)
         if end > num_covered and end >= block_size:
             node = make_node(parent=base, token_ids=group.prefix[num_covered:end], start=num_covered)
         sequences = [Sequence(request=_most_urgent(requests, owners), owners=owners, node=node) for owners in answers]
@@ -70,7 +67,7 @@ def schedule_groups(
 def _common_node(
     group: PrefixGroup, block_size: int, nodes: _Nodes, make_node: Callable[..., PrefixNode]
 ) -> PrefixNode | None:
-    """The deepest node of full blocks that the group has in common with others; nodes that are new are added."""
+    """The deepest node of full blocks that the group shares with others; nodes that do not exist yet are made."""
     new: list[CommonPrefix] = []
     common = group.common
     while common is not None and common not in nodes:
@@ -88,7 +85,7 @@ def _common_node(
 def owners_by_answer(
     requests: Sequences[Request], indices: Sequences[int], skipped: Collection[int] = ()
 ) -> list[tuple[int, ...]]:
-    """Requests with one prompt, grouped by the way of answering it. See `schedule_groups`."""
+    """Indices of requests with one prompt, grouped by `Request.answer_key`. See `schedule_groups`."""
     owners: dict[object, list[int]] = {}
     for index in indices:
         if index not in skipped:
@@ -97,5 +94,5 @@ def owners_by_answer(
 
 
 def _most_urgent(requests: Sequences[Request], owners: tuple[int, ...]) -> Request:
-    """The request that stands for all that have its answer."""
+    """The request that is computed for its owners: the one of the highest priority."""
     return max((requests[owner] for owner in owners), key=lambda request: request.priority)

@@ -121,7 +121,7 @@ def test_each_token_is_computed_from_kv_that_is_there(
     cache, there = Cache(num_blocks, windows), Cache(num_blocks, windows)
     pool, worker = make_pool(config, num_blocks, layout), LateWorker(there, rng)
     poison_freed_blocks(pool, cache, there)
-    groups = schedule_groups(requests, plan_prefix_groups(prompts), (), BLOCK_SIZE, config.sharing)
+    groups = schedule_groups(requests, plan_prefix_groups(prompts), (), config)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
     sampler = TokenSampler(HashHead(), None)  # type: ignore[arg-type]
     steps = run_disaggregated(scheduler, cache.forward, sampler, worker, cache, is_compiled=False)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def graphed(
     model: str, attention: str, overlaps: bool, kind: type[RecordedGraph] = RecordedGraph
 ) -> tuple[Engine, list[RecordedGraph]]:
     engine = Engine.load(model, replace(CONFIG, attention=attention))
-    engine._runs_ahead = overlaps
+    engine._overlaps_steps = overlaps
     runner, graphs = engine._runner, []
 
     def make_graph() -> RecordedGraph:

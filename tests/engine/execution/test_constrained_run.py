@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine import Engine, EngineConfig, Grammar, Request, StepRecord, Vocabulary, plan_prefix_groups
 from engine.device.transfers import fill_in
 from engine.execution.constrained_sampler import ConstrainedSampler
+from engine.execution.overlapped_steps import run_overlapped
 from engine.execution.step_runner import run_steps
 from engine.kernels.output_layer import mask_logits
 from engine.scheduling.admission import make_pool
@@ -139,17 +140,15 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     num_blocks *= 1 if layout is None else layout.num_tables
     pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, windows)
     poison_freed_blocks(pool, model)
-    groups = schedule_groups(
-        requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
-    )
+    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
     tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
-    runs_ahead = overlaps and config.sharing != "lru"
+    run = run_overlapped if overlaps and config.sharing != "lru" else run_steps
     ended: list[int] = []
-    for step, answered in run_steps(scheduler, model.forward, sampler, BLOCK_SIZE, runs_ahead=runs_ahead):
+    for step, answered in run(scheduler, model.forward, sampler):
         assert pool.num_used <= pool.num_blocks
         if config.prefill == "chunked":
             num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())

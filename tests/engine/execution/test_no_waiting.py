@@ -56,7 +56,7 @@ def test_a_launch_waits_for_nothing(
         dtype="float32", device="cpu", attention="torch", kv_memory_bytes=1 << 22, max_num_batched_tokens=40
     )
     engine = Engine.load(tiny_checkpoint(family), config)
-    engine._runs_ahead = True
+    engine._overlaps_steps = True
     watch = Watch()
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.device.transfers import fill_in
 from engine.execution.output import TokenSampler
-from engine.execution.step_runner import can_run_ahead, run_steps
+from engine.execution.overlapped_steps import run_overlapped
+from engine.execution.step_runner import can_overlap, run_steps
 from engine.kernels.draw import draw_tokens
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
@@ -153,16 +154,15 @@ def run(
     num_blocks *= 1 if layout is None else layout.num_tables
     pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, num_words, windows)
     poison_freed_blocks(pool, model)
-    groups = schedule_groups(
-        requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE, config.sharing
-    )
+    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
     tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
     found = Run(answers={}, killed=set(), most_under_way=0, num_late_tokens=0)
-    steps = run_steps(scheduler, model.forward, sampler, BLOCK_SIZE, runs_ahead=overlaps)
+    run = run_overlapped if overlaps else run_steps
+    steps = run(scheduler, model.forward, sampler)
     ended: set[Any] = set()
     for num_committed, (step, ends) in enumerate(steps):
         found.most_under_way = max(found.most_under_way, model.num_steps - num_committed)
@@ -264,8 +264,8 @@ def test_a_step_is_launched_before_the_one_before_is_booked() -> None:
 
 def test_who_must_know_every_token_at_once_does_not_overlap() -> None:
     gpu = torch.device("cuda")
-    assert can_run_ahead(EngineConfig(), gpu)
-    assert not can_run_ahead(EngineConfig(), torch.device("cpu"))
-    assert not can_run_ahead(EngineConfig(sharing="lru"), gpu)
-    assert not can_run_ahead(EngineConfig(prompt_lookup="always"), gpu)
-    assert not can_run_ahead(EngineConfig(disaggregation="processes"), gpu)
+    assert can_overlap(EngineConfig(), gpu)
+    assert not can_overlap(EngineConfig(), torch.device("cpu"))
+    assert not can_overlap(EngineConfig(sharing="lru"), gpu)
+    assert not can_overlap(EngineConfig(prompt_lookup="always"), gpu)
+    assert not can_overlap(EngineConfig(disaggregation="processes"), gpu)

@@ -91,6 +91,6 @@ def test_a_prefix_computed_again_is_paid_by_a_request_that_goes_on_decoding() ->
     node = PrefixNode(parent=None, token_ids=np.array([5, 6, 7, 8], dtype=np.int32), start=0)
     sequence = Sequence(request=request, owners=(0,), node=node)
     unpaid_ms: dict[PrefixNode, float] = {}
-    share_time(Step(room=0, prefixes={node: 4}), 8.0, unpaid_ms)
-    share_time(Step(room=0, decodes=[(sequence, 1)]), 1.0, unpaid_ms)
+    share_time(Step(block_size=1, room=0, prefixes={node: 4}), 8.0, unpaid_ms)
+    share_time(Step(block_size=1, room=0, decodes=[(sequence, 1)]), 1.0, unpaid_ms)
     assert sequence.compute_ms == 9.0

@@ -154,5 +154,5 @@ def test_what_costs_more_to_read_is_not_kept(
 
 @pytest.mark.parametrize("changes", [{"sharing": "lru"}, {"sharing": "none"}, {"disaggregation": "processes"}])
 def test_what_shares_nothing_keeps_nothing(changes: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="keep_prefixes keeps what"):
+    with pytest.raises(ConfigError, match="keep_prefixes needs sharing path or group, and disaggregation none"):
         replace(CONFIG, keep_prefixes_bytes=1, **changes)

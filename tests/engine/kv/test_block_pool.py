@@ -10,7 +10,7 @@ from engine.kv.block_pool import BlockPool
 
 
 def test_contiguous_blocks_come_from_the_tightest_gap() -> None:
-    pool = BlockPool(20)
+    pool = BlockPool(20, 1)
     first, second, third = pool.allocate(4), pool.allocate(3), pool.allocate(5)
     pool.free(first)
     pool.free(third[:2])
@@ -20,14 +20,14 @@ def test_contiguous_blocks_come_from_the_tightest_gap() -> None:
 
 
 def test_blocks_come_from_several_gaps_when_none_is_wide_enough() -> None:
-    pool = BlockPool(6)
+    pool = BlockPool(6, 1)
     taken = pool.allocate(6)
     pool.free(taken[::2])
     assert sorted(pool.allocate(3).tolist()) == [0, 2, 4]
 
 
 def test_a_refusal_takes_nothing() -> None:
-    pool = BlockPool(3)
+    pool = BlockPool(3, 1)
     pool.allocate(2)
     with pytest.raises(CapacityError, match="2 KV blocks needed, 1 of 3 free"):
         pool.allocate(2)
@@ -35,7 +35,7 @@ def test_a_refusal_takes_nothing() -> None:
 
 
 def test_freeing_twice_is_an_error() -> None:
-    pool = BlockPool(8)
+    pool = BlockPool(8, 1)
     taken = pool.allocate(4)
     pool.free(taken[1:2])
     with pytest.raises(AssertionError, match="freed twice"):
@@ -44,7 +44,7 @@ def test_freeing_twice_is_an_error() -> None:
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60))
 def test_every_block_has_at_most_one_owner(num_blocks: int, actions: list[tuple[bool, int]]) -> None:
-    pool = BlockPool(num_blocks)
+    pool = BlockPool(num_blocks, 1)
     held: list[np.ndarray] = []
     for is_allocation, size in actions:
         if is_allocation and size <= pool.num_free:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.config import EngineConfig
 from engine.planning.plan import PrefixGroup
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_groups import plan_prefix_groups
@@ -136,7 +137,8 @@ def num_scheduled_tokens(sequences: Sequence[Prompt], block_size: int | None) ->
     """Tokens of the prefix nodes and the sequences that the schedule makes of an exact plan."""
     groups = plan_prefix_groups(sequences, block_size=block_size)
     requests = [Request(request_id=str(number), token_ids=prompt) for number, prompt in enumerate(sequences)]
-    scheduled = schedule_groups(requests, groups, (), block_size or 1, "path" if block_size else "group")
+    config = EngineConfig(block_size=block_size or 1, sharing="path" if block_size else "group")
+    scheduled = schedule_groups(requests, groups, (), config)
     nodes = {node for group in scheduled if group.node is not None for node in group.node.chain()}
     suffixes = [sequence.num_suffix for group in scheduled for sequence in group.sequences]
     return sum(len(node.token_ids) for node in nodes) + sum(suffixes)

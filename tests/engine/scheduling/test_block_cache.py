@@ -23,15 +23,15 @@ def compute(sequence: Sequence, pool: LruBlockPool, cache: BlockCache) -> int:
     """Computes what is known of a sequence; returns how many tokens were found instead."""
     cache.reuse(sequence)
     num_found = sequence.num_computed
-    sequence.reserve(pool, sequence.length, BLOCK_SIZE)
+    sequence.reserve(pool, sequence.length)
     sequence.num_computed = sequence.length
     cache.remember(sequence, num_found)
     return num_found
 
 
 def test_full_blocks_of_equal_beginnings_are_found() -> None:
-    pool = LruBlockPool(40)
-    cache = BlockCache(pool, BLOCK_SIZE)
+    pool = LruBlockPool(40, BLOCK_SIZE)
+    cache = BlockCache(pool)
     first = sequence_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
     assert compute(first, pool, cache) == 0
     same = sequence_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
@@ -46,8 +46,8 @@ def test_full_blocks_of_equal_beginnings_are_found() -> None:
 
 
 def test_blocks_outlive_their_owners_until_memory_is_needed() -> None:
-    pool = LruBlockPool(6)
-    cache = BlockCache(pool, BLOCK_SIZE)
+    pool = LruBlockPool(6, BLOCK_SIZE)
+    cache = BlockCache(pool)
     old, new = sequence_of([1] * 9), sequence_of([2] * 9)
     for sequence in (old, new):
         compute(sequence, pool, cache)
@@ -61,13 +61,13 @@ def test_blocks_outlive_their_owners_until_memory_is_needed() -> None:
 
 
 def test_generated_tokens_are_remembered_and_labels_are_not() -> None:
-    pool = LruBlockPool(20)
-    cache = BlockCache(pool, BLOCK_SIZE)
+    pool = LruBlockPool(20, BLOCK_SIZE)
+    cache = BlockCache(pool)
     sequence = sequence_of([1, 2, 3])
     compute(sequence, pool, cache)
     for token in (4, 5):
-        sequence.settle(sequence.length, token)
-    sequence.reserve(pool, 5, BLOCK_SIZE)
+        sequence.set_token(sequence.length, token)
+    sequence.reserve(pool, 5)
     sequence.num_computed = 5
     cache.remember(sequence, 3)
     assert compute(sequence_of([1, 2, 3, 4, 9]), pool, cache) == 4
@@ -75,7 +75,7 @@ def test_generated_tokens_are_remembered_and_labels_are_not() -> None:
     scoring = Sequence(request=scored, owners=(0,), node=None)
     compute(scoring, pool, cache)
     scoring.start_label(0)
-    scoring.reserve(pool, 4, BLOCK_SIZE)
+    scoring.reserve(pool, 4)
     scoring.num_computed = 4
     cache.remember(scoring, 3)
     assert compute(sequence_of([7, 7, 7, 8, 1]), pool, cache) == 0
@@ -83,7 +83,7 @@ def test_generated_tokens_are_remembered_and_labels_are_not() -> None:
 
 @given(st.integers(4, 14), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=80))
 def test_every_block_is_owned_idle_or_free(num_blocks: int, actions: list[tuple[int, int]]) -> None:
-    pool = LruBlockPool(num_blocks)
+    pool = LruBlockPool(num_blocks, BLOCK_SIZE)
     names = [bytes([name]) for name in range(6)]
     held: list[np.ndarray] = []
     for action, value in actions:

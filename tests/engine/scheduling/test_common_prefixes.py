@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import PrefixGroup, Request, plan_prefix_groups
+from engine import EngineConfig, PrefixGroup, Request, plan_prefix_groups
 from engine.planning.plan import Member
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
@@ -27,7 +27,7 @@ def requests_of(prompts: list[Prompt]) -> list[Request]:
 
 
 def chains_of(prompts: list[Prompt], groups: list[PrefixGroup], block_size: int) -> list[list[PrefixNode]]:
-    scheduled = schedule_groups(requests_of(prompts), groups, (), block_size)
+    scheduled = schedule_groups(requests_of(prompts), groups, (), EngineConfig(block_size=block_size))
     return [group.node.chain() if group.node is not None else [] for group in scheduled]
 
 
@@ -114,7 +114,9 @@ def test_a_group_that_is_skipped_leaves_no_node() -> None:
     """Every node is freed after its last user, so each must have one."""
     prompts = [[*range(10), *[document] * 20, tail] for document in (20, 30, 40) for tail in (1, 2)]
     for skipped in ({0, 1}, {0, 1, 2, 3}, {2, 3}):
-        scheduled = schedule_groups(requests_of(prompts), plan_prefix_groups(prompts), skipped, 4)
+        scheduled = schedule_groups(
+            requests_of(prompts), plan_prefix_groups(prompts), skipped, EngineConfig(block_size=4)
+        )
         users = Counter(id(group.node) for group in scheduled for _ in group.sequences)
         nodes = {id(node): node for group in scheduled if group.node is not None for node in group.node.chain()}
         users.update(id(node.parent) for node in nodes.values() if node.parent is not None)

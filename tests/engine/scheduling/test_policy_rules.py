@@ -1,10 +1,11 @@
 """The arithmetic of the policies: who comes first, what a step is packed with, what an answer is expected to need."""
 
 import random
+from typing import Any
 
 import pytest
 
-from engine import PrefixGroup, Request, plan_prefix_groups
+from engine import EngineConfig, PrefixGroup, Request, plan_prefix_groups
 from engine.scheduling.admission import OutputReserve
 from engine.scheduling.policies.batching import admission_window_tokens
 from engine.scheduling.policies.packing import pack_decreasing, pack_in_turn, pack_length_ordered, pack_padded
@@ -62,6 +63,10 @@ def three_groups() -> tuple[list[Request], list[PrefixGroup]]:
     return requests, plan_prefix_groups(prompts)
 
 
+def config_of(sharing: Any) -> EngineConfig:
+    return EngineConfig(block_size=4, sharing=sharing)
+
+
 @pytest.mark.parametrize(
     ("order", "by_group", "one_by_one"),
     [
@@ -75,18 +80,18 @@ def three_groups() -> tuple[list[Request], list[PrefixGroup]]:
 )
 def test_groups_start_in_order(order: str, by_group: list[tuple[int, ...]], one_by_one: list[int]) -> None:
     requests, groups = three_groups()
-    grouped = order_groups(schedule_groups(requests, groups, (), 4), order)  # type: ignore[arg-type]
+    grouped = order_groups(schedule_groups(requests, groups, (), config_of("path")), order)  # type: ignore[arg-type]
     assert [tuple(s.owners[0] for s in group.sequences) for group in grouped] == by_group
     assert {s.owners for group in grouped for s in group.sequences} == {(0,), (1, 5), (2,), (3,), (4,)}
     for sharing in ("none", "lru"):
-        alone = order_groups(schedule_groups(requests, groups, (), 4, sharing), order)  # type: ignore[arg-type]
+        alone = order_groups(schedule_groups(requests, groups, (), config_of(sharing)), order)  # type: ignore[arg-type]
         assert [s.owners[0] for group in alone for s in group.sequences] == one_by_one
 
 
 def test_what_is_skipped_is_in_no_group() -> None:
     requests, groups = three_groups()
     for sharing in ("path", "group", "lru", "none"):
-        scheduled = schedule_groups(requests, groups, {0, 5}, 4, sharing)  # type: ignore[arg-type]
+        scheduled = schedule_groups(requests, groups, {0, 5}, config_of(sharing))
         assert sorted(s.owners for group in scheduled for s in group.sequences) == [(1,), (2,), (3,), (4,)]
 
 
@@ -95,7 +100,7 @@ def test_a_single_level_shares_no_runs_above_groups() -> None:
     requests = [Request(request_id=str(i), token_ids=p) for i, p in enumerate(prompts)]
     groups = plan_prefix_groups(prompts)
     for sharing, lengths in (("path", [12, 8]), ("group", [20])):
-        for group in schedule_groups(requests, groups, (), 4, sharing):  # type: ignore[arg-type]
+        for group in schedule_groups(requests, groups, (), config_of(sharing)):
             assert group.node is not None
             assert [len(node.token_ids) for node in group.node.chain()] == lengths
 
@@ -106,7 +111,7 @@ def answer(estimate: int | None, num_output_tokens: int = 0, max_new_tokens: int
     )
     sequence = Sequence(request=request, owners=(0,), node=None)
     for _ in range(num_output_tokens):
-        sequence.settle(sequence.length, 7)
+        sequence.set_token(sequence.length, 7)
     return sequence
 
 

@@ -33,9 +33,9 @@ def decoding(prompt: list[int], *, max_new_tokens: int = 40, num_blocks: int = 4
     """A request that has said its first token, the one after the prompt's first, with room for 4 blocks of 4 tokens."""
     request = Request(request_id="a", token_ids=prompt, max_new_tokens=max_new_tokens, **settings)
     sequence = Sequence(request=request, owners=(0,), node=None)
-    sequence.reserve(BlockPool(num_blocks), 4 * num_blocks, 4)
+    sequence.reserve(BlockPool(num_blocks, 4), 4 * num_blocks)
     sequence.num_computed = len(prompt)
-    sequence.settle(sequence.length, prompt[0])
+    sequence.set_token(sequence.length, prompt[0])
     return sequence
 
 
@@ -44,13 +44,12 @@ def make_lookup(num_weight_rows: int, num_weight_kv_tokens: float) -> PromptLook
     return PromptLookup(
         num_weight_rows=num_weight_rows,
         num_weight_kv_tokens=num_weight_kv_tokens,
-        block_size=4,
         count_allowed=lambda sequence, token_ids: int(np.cumprod(token_ids <= 7).sum()),
     )
 
 
 def guess(lookup: PromptLookup, *sequences: Sequence, room: int = 100) -> list[npt.NDArray[np.int32]]:
-    step = Step(room=room)
+    step = Step(block_size=4, room=room)
     for sequence in sequences:
         step.add(step.decodes, sequence)
     lookup.add_guesses(step)
@@ -90,7 +89,7 @@ def test_a_step_full_of_prompts_computes_no_guess_that_an_emptier_one_does() -> 
     lookup = make_lookup(64, 10**6)
     prompt = [5, 6, 7, 8, 9, 5, 6]
     crowd = Sequence(request=Request(request_id="b", token_ids=[1] * 1000), owners=(1,), node=None)
-    full = Step(room=2000)
+    full = Step(block_size=4, room=2000)
     full.add(full.decodes, decoding(prompt))
     full.add(full.suffixes, crowd)
     lookup.add_guesses(full)

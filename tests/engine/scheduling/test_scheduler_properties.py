@@ -74,7 +74,7 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
     pool = make_pool(config, max(alone) + num_spare_blocks)
     swap = SwapSpace(CountedStore(), num_swap_blocks if config.preemption == "swap" else 0)
     groups = plan_prefix_groups([r.token_ids for r in requests], method=method)
-    scheduled = schedule_groups(requests, groups, (), BLOCK_SIZE, config.sharing)
+    scheduled = schedule_groups(requests, groups, (), config)
     sequences = [sequence for group in scheduled for sequence in group.sequences]
     lengths = {s: rng.randint(1, s.request.max_new_tokens) for s in sequences}
     scheduler = Scheduler(scheduled, pool=pool, config=config, swap=swap)
@@ -88,7 +88,7 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
         batches.check(step)
         assert swap.num_used <= swap.num_blocks
         assert step.num_prefix_blocks <= step.num_used_blocks == pool.num_used <= pool.num_blocks
-        batch = step.build_batch(BLOCK_SIZE)
+        batch = step.build_batch()
         counts = [count for _, count in (*step.decodes, *step.suffixes)] + list(step.prefixes.values())
         assert batch.attention.num_rows == sum(counts) + step.num_padding_tokens
         for found in scheduler.commit(step, say(step, lengths)):
@@ -181,7 +181,7 @@ def check_memory(step: Step, pool: BlockPool) -> None:
 @given(workloads(), engine_configs())
 def test_every_token_is_computed_once_when_memory_is_ample(requests: list[Request], config: EngineConfig) -> None:
     groups = plan_prefix_groups([r.token_ids for r in requests])
-    scheduled = schedule_groups(requests, groups, (), BLOCK_SIZE, config.sharing)
+    scheduled = schedule_groups(requests, groups, (), config)
     sequences = [sequence for group in scheduled for sequence in group.sequences]
     nodes = {n for g in scheduled if g.node is not None for n in g.node.chain()}
     num_planned = sum(len(n.token_ids) for n in nodes) + sum(s.num_suffix for s in sequences)

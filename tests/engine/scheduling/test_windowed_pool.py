@@ -49,19 +49,19 @@ def make_sequence(rng: random.Random, kind: str) -> tuple[Sequence, int]:
 )
 def test_what_a_row_sees_is_not_overwritten(rng: random.Random, kind: str, windows: list[int]) -> None:
     """A prompt in chunks of any size, then an answer in chunks as long as they may be, in tables that grow late."""
-    pool = WindowedPool(400, tuple(windows), BLOCK_SIZE)
+    pool = WindowedPool(400, BLOCK_SIZE, tuple(windows))
     sequence, most_chunk = make_sequence(rng, kind)
     most = len(sequence.own_token_ids) - 1
     held = np.full((400, BLOCK_SIZE), -1)
-    sequence.reserve(pool, rng.randint(sequence.length, most), BLOCK_SIZE)
+    sequence.reserve(pool, rng.randint(sequence.length, most))
     start = 0
     while start < most:
         is_prompt = start < sequence.num_suffix
         last = sequence.num_suffix if is_prompt else most
         end = start + rng.randint(1, min(last - start, 30 if is_prompt else most_chunk))
-        missing = pool.num_missing(sequence, cdiv(end, BLOCK_SIZE))
+        missing = pool.num_missing(sequence, end)
         num_free = pool.num_free
-        sequence.reserve(pool, end, BLOCK_SIZE)
+        sequence.reserve(pool, end)
         assert num_free - pool.num_free == max(0, missing)
         places = np.arange(end)
         for column, window in enumerate(windows):
@@ -75,7 +75,7 @@ def test_what_a_row_sees_is_not_overwritten(rng: random.Random, kind: str, windo
             )
         sequence.num_computed = start = end
         if is_prompt:
-            step = Step(room=0)
+            step = Step(block_size=BLOCK_SIZE, room=0)
             step.suffixes.append((sequence, 0))
             left = pool.leave(step)
             held[left] = -1
@@ -91,7 +91,7 @@ def run_alone(prompts: list[list[int]], windows: tuple[int, ...], num_new_tokens
         Request(request_id=str(i), token_ids=prompt, max_new_tokens=num_new_tokens, ignore_eos=True)
         for i, prompt in enumerate(prompts)
     ]
-    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), BLOCK_SIZE)
+    groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
     pool = make_pool(config, 4000, kept_layout(windows, config))
     scheduler = Scheduler(groups, pool=pool, config=config, swap=None)
     held = []

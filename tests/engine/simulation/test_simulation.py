@@ -143,6 +143,16 @@ def test_policies_are_simulated_as_they_run(tiny_llama: Path, policies: dict[str
     assert any(answer.error is not None for answer in answers) == (config.preemption == "kill")
 
 
+def test_a_deterministic_run_is_simulated_with_its_shorter_prefixes(tiny_llama: Path) -> None:
+    config = EngineConfig(dtype="float32", device="cpu", deterministic=True, block_size=32, kv_memory_bytes=1 << 22)
+    engine = Engine.load(tiny_llama, config)
+    prompts = [[*range(3, 43), 50 + index] for index in range(3)]
+    _, real, steps = run_both(engine, [Request(request_id=str(i), token_ids=p) for i, p in enumerate(prompts)])
+    assert real[0].num_prefix_tokens == 32
+    assert [step.record.num_prefix_tokens for step in steps][:1] == [32]
+    assert [step.record.num_suffix_tokens for step in steps][:1] == [real[0].num_suffix_tokens]
+
+
 def test_padding_is_work() -> None:
     """Three prompts of a step, padded to the longest, cost what three of that length cost."""
     config = EngineConfig(prefill="whole", packing="padded")

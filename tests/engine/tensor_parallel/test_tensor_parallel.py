@@ -60,15 +60,15 @@ def run(engine: Engine, steps: list[StepRecord] | None = None) -> dict[str, Comp
     return {answer.request_id: answer for answer in found}
 
 
-@pytest.mark.parametrize(("family", "runs_ahead"), [("llama", False), ("qwen2", True), ("qwen3", False)])
+@pytest.mark.parametrize(("family", "overlaps_steps"), [("llama", False), ("qwen2", True), ("qwen3", False)])
 def test_two_ranks_give_the_answers_of_one(
-    tiny_checkpoint: Callable[[str], Path], family: str, runs_ahead: bool
+    tiny_checkpoint: Callable[[str], Path], family: str, overlaps_steps: bool
 ) -> None:
     """Running ahead, the second rank is told by the first one which tokens only that rank's device knows."""
     folder = tiny_checkpoint(family)
     expected = run(Engine.load(folder, WHOLE))
     with two_ranks(folder, SPREAD) as (engine, meeting):
-        engine._runs_ahead = runs_ahead
+        engine._overlaps_steps = overlaps_steps
         assert_alike(run(engine), expected)
         assert engine.num_kv_blocks == 2 * Engine.load(folder, WHOLE).num_kv_blocks, "each has half of the KV heads"
     assert meeting.num_sums[0] == meeting.num_sums[1] > 0
