@@ -16,6 +16,7 @@ from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
@@ -39,9 +40,12 @@ def quiet_prefect() -> Iterator[None]:
     """A Prefect server that answers, for the length of the block: the configured one, else one of our own.
 
     Raises:
-        ConfigError: no Prefect server answers.
+        ConfigError: no Prefect server answers, or Prefect's folder cannot be written.
     """
     with temporary_server():
+        if not PREFECT_API_URL.value() and not _can_keep_a_database():
+            place = f"{PREFECT_HOME.value()}, which cannot be written"
+            raise ConfigError(f"Prefect's server keeps its database in {place}; name another folder in PREFECT_HOME")
         name = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name
         patience = {PREFECT_API_REQUEST_TIMEOUT: float(os.environ.get(name, STARTUP_SECONDS))}
         try:
@@ -56,10 +60,12 @@ def quiet_prefect() -> Iterator[None]:
 def temporary_server() -> Iterator[None]:
     """Where no server is configured, start one on loopback, without waiting for it; it ends with this process.
 
+    None is started where its folder cannot be written: `quiet_prefect` says so.
+
     Prefect's own way to do so imports the whole server into this process first, and leaves it running when this
     process is killed.
     """
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value() or not _can_keep_a_database():
         yield
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -78,6 +84,10 @@ def temporary_server() -> Iterator[None]:
     # Nothing here reads heartbeats, and the end of a run waits up to a second for the thread that sends them.
     with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
+
+
+def _can_keep_a_database() -> bool:
+    return os.access(PREFECT_HOME.value(), os.W_OK)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

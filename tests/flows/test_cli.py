@@ -213,6 +213,20 @@ def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start)
     assert f"is locked by process {holder.pid}" in command.errors
 
 
+def test_a_home_that_cannot_be_written_is_named_before_a_server_is_started(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", "/proc/none")
+    command = start(own_server=True)
+    assert command.wait() == 1
+    *prefects_own, last = command.errors.splitlines()
+    assert not [line for line in prefects_own if "Traceback" in line]
+    assert last == (
+        "nightly: Prefect's server keeps its database in /proc/none, which cannot be written; "
+        "name another folder in PREFECT_HOME"
+    )
+
+
 @pytest.mark.slow
 def test_a_whole_night_and_one_with_nothing_new(nights: Any, start: Start) -> None:
     command = start(own_server=True)
