@@ -98,10 +98,9 @@ def read_requests(
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
-        rows = _drop_done(_select_rows(connection, workload, model_digest, full, choice), counts)
-        texts = [f"text_field_{name}" for name in workload.columns if name in workload.prompt.fields]
-        hash_columns = {name: f"hash_{name}" for name in texts}
-        unsorted = _list_columns(rows, requests_schema(workload))
+        rows = _select_rows(connection, workload, model_digest, full, choice)
+        hash_columns = {name: f"hash_{name}" for name in _text_columns(rows)}
+        unsorted = _list_columns(_drop_done(rows, counts), requests_schema(workload))
         ordered = sort_batches(unsorted, "sort_key", run_folder, hash_columns=hash_columns)
         path = Path(run_folder) / "requests.parquet"
         requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload))
@@ -183,8 +182,9 @@ def _list_columns(rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
         yield pa.RecordBatch.from_pydict(columns)
 
 
-def _text_columns(batch: pa.RecordBatch) -> list[str]:
-    return [name for name in batch.schema.names if name.startswith("text_")]
+def _text_columns(rows: pa.RecordBatch | pa.RecordBatchReader) -> list[str]:
+    """One for each field of the prompt, in its order, with the capitals that the query gives the column's name."""
+    return [name for name in rows.schema.names if name.startswith("text_")]
 
 
 def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,7 @@
 """Every row of the workload's query comes out once: with its text, or with the reason why it has none."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tasks.answers.text import Decoding
 from tasks.database.connection import connect
 from tasks.read import requests_schema
 from tasks.storage.artifact import open_parquet
+from tasks.workloads.workload import load_workload
 
 BAD = b"bad \xff byte"
 
@@ -147,6 +149,15 @@ def test_ids_of_another_type_read_as_text(night: Any) -> None:
     assert night.prepare().read.num_already_done == 1
 
 
+def test_a_template_may_spell_columns_with_other_capitals(night: Any) -> None:
+    workload = load_workload("snippets")
+    prompt = replace(workload.prompt, template="{Title}: {BODY} {query_text}", may_be_empty=("Title",))
+    texts = [
+        (row["Title"], row["BODY"]) for row in night.prepare(replace(workload, prompt=prompt), lambda row: None).rows()
+    ]
+    assert texts == [("One", "body 1"), ("One", "body 1"), ("", "body 2")]
+
+
 def test_only_what_changed_is_read_again(night: Any) -> None:
     night.run()
     again = night.prepare()
@@ -162,8 +173,6 @@ def test_only_what_changed_is_read_again(night: Any) -> None:
 
 
 def test_another_model_workload_or_full_reads_everything(night: Any) -> None:
-    from dataclasses import replace
-
     run = night.run()
     assert night.prepare(model_digest="model-2").read.num_selected == 3
     assert night.prepare(full=True).read.num_selected == 3
