@@ -281,6 +281,21 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
 
 
 @pytest.mark.slow
+def test_a_night_whose_server_ends_has_its_answers_and_one_line(
+    nights: Any, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
+    command = start("--workload", "snippets", own_server=True)
+    wait_for(lambda: "rows to answer" in command.output, command)
+    for server in find_temporary_servers(command.process.pid):
+        os.kill(int(server.name), signal.SIGKILL)
+    message = "nightly: the Prefect server does not answer any more: "
+    wait_for(lambda: message in command.errors, command)  # then Prefect tries for minutes to send its events
+    assert "Traceback" not in command.errors
+    assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
     many_documents(nights, 120)  # enough for a night that goes on while its processes are looked for
