@@ -70,11 +70,12 @@ def why_impossible(
     if not model.has_output_layer and not request.is_pooled:
         return "the checkpoint has no output layer, which generating and scoring take"
     num_prompt_tokens = len(request.token_ids)
-    largest = max(int(request.token_ids.max()), *(max(label) for label in request.labels), 0)
+    others = (*request.labels, request.thinking.closing) if request.thinking else request.labels
+    largest = max(int(request.token_ids.max()), *map(max, others), 0)
     if largest >= model.vocab_size:
         return f"token id {largest} is not below the vocabulary size {model.vocab_size}"
-    if any(token < 0 for label in request.labels for token in label):
-        return f"label token ids must not be negative, got {request.labels}"
+    if (smallest := min(map(min, others), default=0)) < 0:
+        return f"token ids must not be negative, got {smallest}"
     num_tokens = most_tokens(request)
     if num_tokens > max_model_len:
         return (

@@ -99,6 +99,9 @@ class Request:
         object.__setattr__(self, "token_ids", token_ids)
         object.__setattr__(self, "labels", tuple(tuple(int(t) for t in label) for label in self.labels))
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        for name in ("max_new_tokens", "top_k", "seed", "priority"):
+            if not isinstance(getattr(self, name), Integral):
+                refuse(f"{name} must be a whole number, got {getattr(self, name)!r}")
         if self.mode not in get_args(Mode):
             refuse(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, got {self.mode!r}")
         if self.mode != "score" and self.labels:
@@ -123,8 +126,6 @@ class Request:
             refuse(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.seed < 2**64:
             refuse(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
-        if not isinstance(self.priority, Integral):
-            refuse(f"priority must be a whole number, got {self.priority!r}")
         expected = self.expected_output_tokens
         if expected is not None and not (isinstance(expected, Integral) and expected >= 1):
             refuse(f"expected_output_tokens must be None or a whole number from 1 on, got {expected!r}")

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
+from httpx import HTTPError
 from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
@@ -89,6 +90,8 @@ def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
             result = flow(**options)
     except (BatchloomError, OSError) as error:
         return _fail(name, " ".join(str(error).split()), EXIT_FAILED)
+    except HTTPError as error:
+        return _fail(name, f"the Prefect server does not answer any more: {error}", EXIT_FAILED)
     except KeyboardInterrupt:
         rest = "; what is answered is kept, and the next run does the rest" if name == "nightly" else ""
         return _fail(name, f"stopped{rest}", EXIT_INTERRUPTED)

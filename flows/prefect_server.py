@@ -16,6 +16,7 @@ from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
@@ -39,9 +40,12 @@ def reachable_server() -> Iterator[None]:
     """A Prefect server that answers: the configured one, else a temporary one.
 
     Raises:
-        ConfigError: no Prefect server answers.
+        ConfigError: no Prefect server answers, or Prefect's folder cannot be written.
     """
     with temporary_server():
+        if not PREFECT_API_URL.value() and not _can_keep_a_database():
+            place = f"{PREFECT_HOME.value()}, which cannot be written"
+            raise ConfigError(f"Prefect's server keeps its database in {place}; name another folder in PREFECT_HOME")
         name = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name
         timeout = {PREFECT_API_REQUEST_TIMEOUT: float(os.environ.get(name, STARTUP_SECONDS))}
         try:
@@ -56,9 +60,11 @@ def reachable_server() -> Iterator[None]:
 def temporary_server() -> Iterator[None]:
     """If no server is configured, start one on loopback that ends with this process; do not wait for it.
 
+    None is started if its folder cannot be written: `reachable_server` raises then.
+
     Prefect's own ephemeral server is imported into this process first, and goes on if this process is killed.
     """
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value() or not _can_keep_a_database():
         yield
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -77,6 +83,10 @@ def temporary_server() -> Iterator[None]:
     # No heartbeats: a temporary server does not use them, and their thread delays the end of a run by up to a second.
     with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
+
+
+def _can_keep_a_database() -> bool:
+    return os.access(PREFECT_HOME.value(), os.W_OK)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

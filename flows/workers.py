@@ -82,7 +82,7 @@ class Workers:
         if not self.are_loaded and self._make_room is not None:
             self._make_room()
         self.are_loaded = True
-        show = _start_bar(job.title, work.num_rows)
+        show = start_bar(job.title, work.num_rows)
         exchange = None
         if job.exchange is not None:
             from tasks.runs.run_exchange import RunExchange
@@ -200,8 +200,11 @@ def measure_all(runs: Iterable[Run], stage: str) -> ExitStack:
     return stack
 
 
-def _start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
-    """Create a progress bar at 0%; returns a function that shows a number of rows. Its errors are only logged."""
+def start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
+    """Create a progress bar at 0%; returns a function that shows a number of rows. Its errors are only logged.
+
+    After a failed update the bar stays as it is: Prefect retries each update for a minute, and the run would wait.
+    """
     key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} prompts to answer"
     try:
         artifact: Any = create_progress_artifact(0.0, key=key, description=description)
@@ -210,9 +213,13 @@ def _start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
         return lambda num_done: None
 
     def show(num_done: int) -> None:
+        nonlocal artifact
+        if artifact is None:
+            return
         try:
             update_progress_artifact(artifact, progress=100.0 * min(1.0, num_done / max(1, num_rows)))
         except Exception as error:
-            LOGGER.warning("%s: the progress bar is not updated: %s", workload, error)
+            artifact = None
+            LOGGER.warning("%s: the progress bar is not updated any more: %s", workload, error)
 
     return show

@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
 from sql import statement
-from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql
+from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql, transaction
 from tasks.database.schema import create_schema
 from tasks.partitions.part import part_schema
 from tasks.runs.run import Run
@@ -56,15 +56,10 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
             from tasks.database.attach import reads_attachments
 
             is_foreign = reads_attachments(connection, workload)
-        connection.begin()
-        try:
+        with transaction(connection):
             create_schema(connection, workload, is_foreign=is_foreign)
             _replace_answers(connection, workload, record, requests, tokens, parts)
             counts = _replace_run(connection, workload, record, requests, steps, started)
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
     return RunSummary(
         run_id=record.run_id,
         workload=record.workload,

@@ -1,7 +1,7 @@
 """Requests of one mode, planned and answered in one call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
@@ -30,15 +30,15 @@ class BatchCalls(ABC):
     def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:
         """Why a request cannot be answered even alone; None where it can."""
 
-    def generate(self, requests: Sequence[Request], *, decode: Decoder | None = None) -> list[Completion]:
+    def generate(self, requests: Iterable[Request], *, decode: Decoder | None = None) -> list[Completion]:
         """Answers requests of mode "generate"; `decode` is needed where one has stop strings."""
         return self._answer_all(requests, "generate", decode)
 
-    def score(self, requests: Sequence[Request]) -> list[Completion]:
+    def score(self, requests: Iterable[Request]) -> list[Completion]:
         """Answers requests of mode "score"."""
         return self._answer_all(requests, "score")
 
-    def pool(self, requests: Sequence[Request], mode: Mode = "embed") -> list[Completion]:
+    def pool(self, requests: Iterable[Request], mode: Mode = "embed") -> list[Completion]:
         """Answers requests of mode "embed", or all of mode "classify".
 
         Raises:
@@ -46,7 +46,8 @@ class BatchCalls(ABC):
         """
         return self._answer_all(requests, mode)
 
-    def _answer_all(self, requests: Sequence[Request], mode: Mode, decode: Decoder | None = None) -> list[Completion]:
+    def _answer_all(self, requests: Iterable[Request], mode: Mode, decode: Decoder | None = None) -> list[Completion]:
+        requests = list(requests)  # which may come from a generator
         seen = set[str]()
         for request in requests:
             if request.request_id in seen:

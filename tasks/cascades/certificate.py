@@ -13,7 +13,7 @@ from sql import statement
 from tasks.cascades.bound import choose_threshold
 from tasks.cascades.cascade import Cascade, find_answer_columns
 from tasks.cascades.row_choice import RowChoice, take_answers
-from tasks.database.connection import connect, fill_identifiers, restrict_sql
+from tasks.database.connection import connect, fill_identifiers, restrict_sql, transaction
 from tasks.storage.artifact import runs_folder
 from tasks.workloads.workload import Workload
 
@@ -106,16 +106,11 @@ def certify(
         }
         content = json.dumps([facts, sample], sort_keys=True).encode()
         certificate = Certificate(certificate_id=hashlib.sha256(content).hexdigest(), **facts)
-        connection.begin()
-        try:
+        with transaction(connection):
             connection.execute(statement("cascade/create_certificates"))
             connection.execute(
                 statement("cascade/insert_certificate"), asdict(certificate) | {"created_at": datetime.now(UTC)}
             )
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
     return certificate
 
 

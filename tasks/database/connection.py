@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -79,6 +79,19 @@ def connect(
         raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
     finally:
         connection.close()
+
+
+@contextmanager
+def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """What the block writes is committed when it ends, and rolled back where it or the commit fails."""
+    connection.begin()
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(duckdb.TransactionException):  # a commit that fails has rolled back
+            connection.rollback()
+        raise
 
 
 def restrict_sql(

@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ConfigError, DatabaseError
-from tasks.database.connection import connect
+from tasks.database.connection import connect, transaction
 from tasks.evaluation.compared_column import ComparedColumn
 from tasks.evaluation.evaluation import Comparison
 from tasks.workloads.workload import Workload
@@ -76,27 +76,21 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
             and model answered, or has the same value in all; or larger probabilities are not right more often.
         ConfigError: scikit-learn is not installed.
     """
-    with connect(database) as connection:
-        connection.begin()
-        try:
-            comparison = Comparison(connection, workload, "")
-            comparison.take_answers("answers", None)
-            columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
-            if not columns:
-                raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
-            digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
-            found = [each for column in columns for each in _fit_column(comparison, column, digests, gold, method)]
-            comparison.execute("calibrate/create_calibrations")
-            comparison.execute("calibrate/macro_calibrated_probability_of")
-            comparison.execute("calibrate/delete_calibrations", digests)
-            row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
-            for each in found:
-                comparison.execute("calibrate/insert_calibration", row | asdict(each))
-            _create_views(comparison, workload, columns)
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
+    with connect(database) as connection, transaction(connection):
+        comparison = Comparison(connection, workload, "")
+        comparison.take_answers("answers", None)
+        columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
+        if not columns:
+            raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
+        digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
+        found = [each for column in columns for each in _fit_column(comparison, column, digests, gold, method)]
+        comparison.execute("calibrate/create_calibrations")
+        comparison.execute("calibrate/macro_calibrated_probability_of")
+        comparison.execute("calibrate/delete_calibrations", digests)
+        row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
+        for each in found:
+            comparison.execute("calibrate/insert_calibration", row | asdict(each))
+        _create_views(comparison, workload, columns)
     return found
 
 

@@ -11,7 +11,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.connection import connect, fill_identifiers
+from tasks.database.connection import connect, fill_identifiers, transaction
 from tasks.evaluation.compared_column import ComparedColumn, list_columns, match_columns
 from tasks.workloads.workload import Workload
 
@@ -100,24 +100,18 @@ def evaluate_answers(
         answers=run_id or "newest",
         against=against or "",
     )
-    with connect(database) as connection:
-        connection.begin()
-        try:
-            comparison = Comparison(connection, workload, evaluation.evaluation_id)
-            comparison.create_tables()
-            comparison.take_answers("answers", run_id)
-            if gold is not None:
-                comparison.compare_with_gold(gold, k)
-            counts: Mapping[str, Any] = {} if gold is None else comparison.note(evaluation)
-            if against is not None:
-                comparison.compare_with_run(against)
-            if gold is None:
-                counts = comparison.note(evaluation)
-            metrics = comparison.measure()
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
+    with connect(database) as connection, transaction(connection):
+        comparison = Comparison(connection, workload, evaluation.evaluation_id)
+        comparison.create_tables()
+        comparison.take_answers("answers", run_id)
+        if gold is not None:
+            comparison.compare_with_gold(gold, k)
+        counts: Mapping[str, Any] = {} if gold is None else comparison.note(evaluation)
+        if against is not None:
+            comparison.compare_with_run(against)
+        if gold is None:
+            counts = comparison.note(evaluation)
+        metrics = comparison.measure()
     return Evaluation(
         **{name: getattr(evaluation, name) for name in ("evaluation_id", "workload", "gold", "answers", "against")},
         **counts,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, transaction
 from tasks.database.schema import list_relations
 from tasks.layouts.parts import Order, arrange_workload, name_order, split_prompt
 from tasks.workloads.row_layouts import RowLayouts
@@ -99,29 +99,23 @@ def keep_choices(database: str | Path, choices: Sequence[Choice]) -> None:
     Raises:
         DatabaseError: the database is locked or cannot be written.
     """
-    with connect(database) as connection:
-        connection.begin()
-        try:
-            connection.execute(statement("layouts/create_layouts"))
-            connection.execute(statement("layouts/create_row_layouts"))
-            for choice in choices:
-                key = {"workload": choice.workload.name, "template_digest": _digest(choice.workload)}
-                connection.execute(statement("layouts/delete_layout"), {"workload": choice.workload.name})
-                row = {
-                    "part_order": list(choice.order),
-                    "template": arrange_workload(choice.workload, choice.order).prompt.template,
-                    "num_computed_tokens": choice.num_tokens,
-                    "num_written_tokens": choice.num_written_tokens,
-                }
-                connection.execute(statement("layouts/insert_layout"), key | row)
-                connection.register("chosen_rows", choice.rows)
-                connection.execute(statement("layouts/delete_row_layouts"), key)
-                connection.execute(statement("layouts/insert_row_layouts"), key)
-                connection.unregister("chosen_rows")
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
+    with connect(database) as connection, transaction(connection):
+        connection.execute(statement("layouts/create_layouts"))
+        connection.execute(statement("layouts/create_row_layouts"))
+        for choice in choices:
+            key = {"workload": choice.workload.name, "template_digest": _digest(choice.workload)}
+            connection.execute(statement("layouts/delete_layout"), {"workload": choice.workload.name})
+            row = {
+                "part_order": list(choice.order),
+                "template": arrange_workload(choice.workload, choice.order).prompt.template,
+                "num_computed_tokens": choice.num_tokens,
+                "num_written_tokens": choice.num_written_tokens,
+            }
+            connection.execute(statement("layouts/insert_layout"), key | row)
+            connection.register("chosen_rows", choice.rows)
+            connection.execute(statement("layouts/delete_row_layouts"), key)
+            connection.execute(statement("layouts/insert_row_layouts"), key)
+            connection.unregister("chosen_rows")
 
 
 def _digest(workload: Workload) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from engine.errors import ArtifactError, DatabaseError
+from tasks.database.messages import describe_write_error
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
 
@@ -51,6 +52,7 @@ def hold_database(database: str | Path) -> Iterator[None]:
 
     Raises:
         DatabaseError: another run holds the lock; the message names its process id.
+        ArtifactError: the lock cannot be written.
     """
     path = make_runs_folder(database) / "lock"
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
@@ -59,9 +61,11 @@ def hold_database(database: str | Path) -> Iterator[None]:
         except BlockingIOError as error:
             holder = file.read().strip() or "unknown"
             raise DatabaseError(f"another run works on {database} (process id {holder}); one at a time") from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        try:
+            file.truncate(0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise ArtifactError(describe_write_error(path, error)) from error
         yield
 
 

@@ -92,6 +92,8 @@ class Prompt:
         for _, field, spec, conversion in parsed:
             is_column = field is None or (field.isidentifier() and not spec and not conversion)
             refuse_if(not is_column, f"template has a field {{{field}}} that is not a plain column name")
+        spellings = {field.lower() for field in self.fields}
+        refuse_if(len(spellings) < len(self.fields), "template names a column twice, with other capitals")
         refuse_if(not self.fields, "template must hold at least one {field}, else all prompts are the same")
         for field in self.may_be_empty:
             refuse_if(field not in self.fields, f"may_be_empty names {field!r}, which the template does not use")

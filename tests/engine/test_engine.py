@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from engine import Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
+from engine import Engine, EngineConfig, Request, StepRecord, Thinking, plan_prefix_groups
 from engine.errors import CapacityError, ConfigError, ModelError, RequestError
 
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 24)
@@ -64,6 +64,8 @@ def test_identical_prompts_are_computed_once_and_answered_each(engine: Engine) -
     prompt = prompts(1)[0]
     answers = engine.generate([Request(request_id=str(i), token_ids=prompt, max_new_tokens=6) for i in range(4)])
     assert len({answer.token_ids for answer in answers}) == 1
+    copies = (Request(request_id=str(i), token_ids=prompt, max_new_tokens=6) for i in range(4))
+    assert [answer.token_ids for answer in engine.generate(copies)] == [answer.token_ids for answer in answers]
     assert sorted(answer.num_prompt_tokens - answer.num_cached_tokens for answer in answers) == [0, 0, 0, len(prompt)]
 
 
@@ -113,6 +115,10 @@ def test_a_refusal_names_the_request_before_any_work(engine: Engine) -> None:
     refused("'stops': stop strings need the caller's decoder", Request(request_id="stops", token_ids=[1], stop="x"))
     scored = Request(request_id="s", token_ids=[1], mode="score", labels=((1,), (2,)))
     refused("'s': mode is 'score', expected 'generate'", scored)
+    thinking = Thinking(end_token_id=600, closing=(600,), max_tokens=4)
+    refused("'t': token id 600", Request(request_id="t", token_ids=[1], max_new_tokens=9, thinking=thinking))
+    with pytest.raises(RequestError, match="'l': token ids must not be negative, got -1"):
+        engine.score([Request(request_id="l", token_ids=[1], mode="score", labels=((1,), (-1,)))])
     with pytest.raises(RequestError, match="'l': token id 600"):
         engine.score([Request(request_id="l", token_ids=[1], mode="score", labels=((1,), (600,)))])
 

@@ -213,6 +213,20 @@ def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start)
     assert f"is locked by process {holder.pid}" in command.errors
 
 
+def test_a_home_that_cannot_be_written_is_named_before_a_server_is_started(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", "/proc/none")
+    command = start(own_server=True)
+    assert command.wait() == 1
+    *prefects_own, last = command.errors.splitlines()
+    assert not [line for line in prefects_own if "Traceback" in line]
+    assert last == (
+        "nightly: Prefect's server keeps its database in /proc/none, which cannot be written; "
+        "name another folder in PREFECT_HOME"
+    )
+
+
 @pytest.mark.slow
 def test_a_whole_night_and_one_with_nothing_new(nights: Any, start: Start) -> None:
     command = start(own_server=True)
@@ -264,6 +278,21 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
         ("snippets", "completed"),
         ("ranking", "completed"),
     ]
+
+
+@pytest.mark.slow
+def test_a_night_whose_server_ends_has_its_answers_and_one_line(
+    nights: Any, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
+    command = start("--workload", "snippets", own_server=True)
+    wait_for(lambda: "rows to answer" in command.output, command)
+    for server in find_temporary_servers(command.process.pid):
+        os.kill(int(server.name), signal.SIGKILL)
+    message = "nightly: the Prefect server does not answer any more: "
+    wait_for(lambda: message in command.errors, command)  # then Prefect tries for minutes to send its events
+    assert "Traceback" not in command.errors
+    assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
 
 
 @pytest.mark.slow

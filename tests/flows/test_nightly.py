@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import transformers
+from prefect import flow
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     temporary_settings,
 )
@@ -20,6 +22,7 @@ from engine import Engine, EngineConfig, Request
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError, WorkloadError
 from flows.prefect_server import temporary_server
 from flows.settings import EngineSettings
+from flows.workers import start_bar
 from tasks.runs.run import hold_database
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.worker_watch import lose_step_records, meanwhile
@@ -234,6 +237,15 @@ def refused(nights: Any, error: type[BatchloomError], message: str, **parameters
         nights.run(**parameters)
     assert nights.sql("select table_name, estimated_size from duckdb_tables() order by all") == tables
     assert not list(nights.runs.glob("*/manifest.json"))
+
+
+def test_a_server_that_is_gone_is_asked_once_to_move_the_bar(caplog: pytest.LogCaptureFixture) -> None:
+    show = flow(start_bar, name="bar")("snippets", 2)
+    gone = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
+    with temporary_settings(gone), caplog.at_level(logging.WARNING, "batchloom"):
+        show(1)
+        show(2)
+    assert caplog.text.count("snippets: the progress bar is not updated any more: ") == 1
 
 
 def test_what_cannot_work_is_refused_before_the_work(nights: Any, tmp_path: Path) -> None:

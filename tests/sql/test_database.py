@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import DatabaseError
-from tasks.database.connection import connect, fill_identifiers, quote_identifier
+from tasks.database.connection import connect, fill_identifiers, quote_identifier, transaction
 
 
 @pytest.fixture
@@ -112,6 +112,21 @@ def test_an_error_inside_is_told_in_one_line(database: Path, query: str, message
 def test_reading_only_cannot_write(database: Path) -> None:
     with pytest.raises(DatabaseError, match="read-only"), connect(database, read_only=True) as connection:
         connection.execute("insert into numbers values (3)")
+
+
+def test_a_commit_that_fails_says_why(database: Path) -> None:
+    log = Path(f"{database}.wal")
+
+    def write() -> None:
+        with connect(database) as connection, transaction(connection):
+            connection.execute("create table other (x integer)")
+            log.mkdir()  # DuckDB opens its log at the first commit
+
+    with pytest.raises(DatabaseError, match=r"Failed to commit: .*\.wal"):
+        write()
+    log.rmdir()
+    with connect(database) as connection:
+        assert connection.sql("select 1 from duckdb_tables() where table_name = 'other'").fetchall() == []
 
 
 def test_timestamps_and_memory(database: Path) -> None:

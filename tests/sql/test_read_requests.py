@@ -161,6 +161,15 @@ def test_ids_of_another_type_read_as_text(night: Any) -> None:
     assert night.prepare().read.num_already_done == 1
 
 
+def test_a_template_may_spell_columns_with_other_capitals(night: Any) -> None:
+    workload = load_workload("snippets")
+    prompt = replace(workload.prompt, template="{Title}: {BODY} {query_text}", may_be_empty=("Title",))
+    texts = [
+        (row["Title"], row["BODY"]) for row in night.prepare(replace(workload, prompt=prompt), lambda row: None).rows()
+    ]
+    assert texts == [("One", "body 1"), ("One", "body 1"), ("", "body 2")]
+
+
 def test_only_what_changed_is_read_again(night: Any) -> None:
     night.run()
     again = night.prepare()
@@ -176,8 +185,6 @@ def test_only_what_changed_is_read_again(night: Any) -> None:
 
 
 def test_another_model_workload_or_full_reads_everything(night: Any) -> None:
-    from dataclasses import replace
-
     run = night.run()
     assert night.prepare(model_digest="model-2").read.num_selected == 3
     assert night.prepare(full=True).read.num_selected == 3

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -213,3 +214,14 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(database: Path) -> None:
         child.wait(timeout=30)
         with hold_database(database):
             assert (runs_folder(database) / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_full_disk_is_named_where_the_lock_cannot_be_written(database: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        message = r"lock cannot be written: File too large; [\d,]+ bytes free in "
+        with pytest.raises(ArtifactError, match=message), hold_database(database):
+            pytest.fail("held without a lock")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -147,6 +147,7 @@ GENERATE_FAULTS = [
     ("{extra}", "{extra[0]}", "template has a field {extra[0]} that is not a plain"),
     ("{extra}", "{extra:>9}", "that is not a plain column name"),
     ("{extra}", "{extra!r}", "that is not a plain column name"),
+    ("{extra}", "{extra} {Extra}", "template names a column twice, with other capitals"),
     ("{extra}", "{}", "template has a field {} that is not a plain"),
     ("{extra}", "{extra", "[prompt]: template cannot be read"),
     ("{extra}", "{extra}{error}", "prompt.template may not use the column name 'error'"),
