@@ -1,0 +1,33 @@
+"""The benchmark of number formats measures every format and every work, or refuses to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import formats
+from benchmarks.measuring.wrong_answer import WrongAnswerError
+from engine.config import EngineConfig
+from engine.engine import Engine
+
+
+def test_every_format_is_timed_on_every_work(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "formats.json"
+    options = ["--formats", "float32", "bfloat16", "--rows", "1", "3", "--prompts", "3", "--new-tokens", "4"]
+    assert formats.main(["--model", str(tiny_llama), *options, "--rounds", "2", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["works"].keys() == {"prompts", "decode 1", "decode 3"}
+    for by_format in found["works"].values():
+        assert by_format.keys() == {"float32", "bfloat16"}
+        assert by_format["float32"]["all_speedups"] == [1.0, 1.0]
+        assert all(figures["ms"] > 0 and len(figures["all_speedups"]) == 2 for figures in by_format.values())
+    assert 0 < found["largest_differences"]["bfloat16"] < formats.LARGEST_DIFFERENCE
+
+
+def test_another_model_gives_no_figures(tiny_checkpoint: Any) -> None:
+    config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20)
+    engines = {name: Engine.load(tiny_checkpoint(name), config) for name in ("llama", "qwen3")}
+    bench = formats.Bench(engines, num_prompts=8, num_new_tokens=2)
+    with pytest.raises(WrongAnswerError, match="a probability in qwen3 differs by"):
+        bench.check()
