@@ -1,4 +1,4 @@
-"""One step's attention cut into pieces of work for the CPU kernels."""
+"""One step's attention, split into work items for the CPU kernels."""
 
 from dataclasses import dataclass, field, replace
 
@@ -12,26 +12,26 @@ from engine.kernels.attention_batch import AttentionBatch
 Ints = npt.NDArray[np.int64]
 
 SUB_BLOCK_TOKENS = 32
-"""KV tokens that lie together; a block size is a multiple of it."""
+"""Tokens of a sub-block, the unit of the KV layout in cpp/attention.h; block sizes are multiples of it."""
 
 TILE_ROWS = 32
-"""Query rows, a token's query heads of one KV head each, that one piece of work takes."""
+"""Query rows of one work item, where a token has a row for each query head of the KV head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeWork:
-    """One step's attention, prepared once and used by every layer. Items are what one thread does for one KV head.
+    """One step's attention, prepared once and used by every layer. A thread computes an item for one KV head at a time.
 
     Attributes:
         slots: int64 ``[T]``, where each row's key and value are written.
-        shared: int64 ``[n, 4]``: first row, number of rows, start in prefix_blocks, prefix tokens; rows of several
-            sequences of a group against their prefix, which is read once for all of them.
-        own: int64 ``[m, 7]``: first row, number of rows, start in own_blocks, own tokens that the first row sees,
-            start in prefix_blocks, prefix tokens, tokens that `shared` has attended to: of the prefix, with a
-            `shared_unit` own ones as well, up to the end of the unit in which they begin.
+        shared: int64 ``[n, 4]``, items of rows of several sequences of a group against their prefix, which is read
+            once for all of them: first row, number of rows, start in prefix_blocks, prefix tokens.
+        own: int64 ``[m, 7]``, items of rows of one sequence: first row, number of rows, start in own_blocks, own tokens
+            that the first row sees, start in prefix_blocks, prefix tokens, tokens that shared items have covered. With
+            a `shared_unit` these include the own tokens in the prefix's last, partial unit.
         prefix_blocks, own_blocks: int32 block tables.
-        own_seen: int32 ``[T]``, own tokens that each row sees; where a window begins follows from it.
-        state: float32 scratch of the backend, what `shared` hands to `own`.
+        own_seen: int32 ``[T]``, own tokens that each row sees; a window's start is computed from it.
+        state: float32 scratch memory, in which shared items leave their partial results for own items.
     """
 
     slots: Ints
@@ -44,13 +44,13 @@ class NativeWork:
 
 
 class AttentionShape:
-    """The shape of attention that kernels are made for.
+    """The attention shape of one model.
 
     Args:
         block_size: tokens in a KV block, a multiple of 32.
         shared_unit: see `cut_rows`.
     Raises:
-        ValueError: the shape is not covered.
+        ValueError: the shape is not supported.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AttentionShape:
         self._state = torch.empty(0)
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
-        """Cuts a step's rows into items. Called once a step."""
+        """Splits a step's rows into items. Called once per step."""
         work = cut_rows(batch, self._tile_tokens, self._shared_unit)
         size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(work.shared) else 0
         if self._state.numel() < size:
@@ -78,22 +78,22 @@ class AttentionShape:
 
 
 def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> NativeWork:
-    """Cuts a step's rows into items of at most tile_tokens rows.
+    """Splits a step's rows into items of at most tile_tokens rows.
 
-    Rows of short sequences of one group meet in tiles for their prefix; a sequence with enough rows to fill tiles
-    attends to prefix and own KV in one go.
+    Sequences of a group with few rows share items for their prefix. A sequence with enough rows to fill an item attends
+    to its prefix and its own KV in the same item.
 
     Args:
         tile_tokens: most rows of an item.
-        shared_unit: tokens; rows meet for whole units of a prefix, and for the next one, in which own tokens begin.
+        shared_unit: tokens: shared items cover whole units, up to the one in which own tokens begin, included.
     """
     num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
     group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
     prefix_len = batch.prefix_lens[group_of].astype(np.int64)
     shared_lens = batch.prefix_lens.astype(np.int64) // shared_unit * shared_unit
-    met_lens = shared_lens if shared_unit == 1 else shared_lens + shared_unit
+    covered_lens = shared_lens if shared_unit == 1 else shared_lens + shared_unit
     is_short = (num_rows < tile_tokens) & (prefix_len > 0)
-    # Alone with its prefix, a short sequence shares it with nobody.
+    # A group's only short sequence needs no shared item.
     num_short = np.bincount(group_of, weights=is_short, minlength=batch.num_groups)
     is_short &= num_short[group_of] > 1
     own_sequence, own_offset, own_count = _cut(num_rows, tile_tokens)
@@ -107,7 +107,7 @@ def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> N
             first_visible[own_sequence] + own_offset,
             batch.prefix_block_starts[group_of[own_sequence]],
             prefix_len[own_sequence],
-            np.where(is_short, met_lens[group_of], 0)[own_sequence],
+            np.where(is_short, covered_lens[group_of], 0)[own_sequence],
         ],
         axis=1,
         dtype=np.int64,
@@ -115,7 +115,7 @@ def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> N
     cost = own[:, 1] * (own[:, 3] + own[:, 5] - own[:, 6])
     return NativeWork(
         slots=np.ascontiguousarray(batch.slot_mapping),
-        shared=_shared_items(batch, is_short, shared_lens, tile_tokens),
+        shared=_shared_items(batch, group_of, is_short, shared_lens, tile_tokens),
         own=np.ascontiguousarray(own[np.argsort(-cost, kind="stable")]),
         prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
         own_blocks=np.ascontiguousarray(batch.suffix_block_table),
@@ -123,9 +123,10 @@ def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> N
     )
 
 
-def _shared_items(batch: AttentionBatch, is_short: npt.NDArray[np.bool_], shared_lens: Ints, tile_tokens: int) -> Ints:
-    """Runs of neighbouring short sequences of a group, cut into tiles."""
-    group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
+def _shared_items(
+    batch: AttentionBatch, group_of: Ints, is_short: npt.NDArray[np.bool_], shared_lens: Ints, tile_tokens: int
+) -> Ints:
+    """Items of the rows of consecutive short sequences of a group."""
     is_next_same = is_short[1:] & is_short[:-1] & (group_of[1:] == group_of[:-1])
     starts = is_short & ~np.concatenate([[False], is_next_same])
     ends = is_short & ~np.concatenate([is_next_same, [False]])
@@ -139,8 +140,8 @@ def _shared_items(batch: AttentionBatch, is_short: npt.NDArray[np.bool_], shared
 
 
 def _cut(lengths: Ints, most: int) -> tuple[Ints, Ints, Ints]:
-    """Ranges cut into pieces of at most `most`: each piece's range, offset in it, and length."""
+    """Splits ranges into pieces of at most `most`. Of each piece: the index of its range, its offset, its length."""
     num_pieces = cdiv(lengths, most)
-    owner = np.repeat(np.arange(len(lengths)), num_pieces)
-    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * most
-    return owner, offset, np.minimum(lengths[owner] - offset, most)
+    index = np.repeat(np.arange(len(lengths)), num_pieces)
+    offset = (np.arange(len(index)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * most
+    return index, offset, np.minimum(lengths[index] - offset, most)

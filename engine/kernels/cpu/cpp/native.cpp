@@ -57,8 +57,8 @@ struct PanelFormat {
   }
 };
 
-// Whether bf16 is multiplied here; float32 is on every processor.
-extern "C" bool has_products() { return units_here() != Units::plain; }
+// Whether the kernels multiply bf16 on this processor; they multiply float32 on every processor.
+extern "C" int has_products() { return units_here() != Units::plain; }
 
 // x: [num_rows, depth] in memory for rows rounded up to 32; packed as pair_product.h says; columns and depth are
 // multiples of 32.
