@@ -1,15 +1,12 @@
 """The interfaces between the model and its attention backend."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
-
-if TYPE_CHECKING:  # Triton may not be installed
-    from engine.kernels.triton.triton_attention import TritonAttention
 
 
 class OutputLayer(Protocol):
@@ -34,22 +31,28 @@ class OutputLayer(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Attention over paged KV for one model on one device: `prepare` once per step, then write and attend per layer."""
+    """Attention over paged KV for one model on one device: `prepare` once per step, then write and attend per layer.
+
+    Backends on a CPU inherit the properties and `scratch_bytes`.
+    """
 
     @property
     def name(self) -> str:
         """The value of `EngineConfig.attention` that selects it."""
 
     @property
-    def graphable(self) -> "TritonAttention | None":
-        """The backend itself if CUDA graphs can capture its launches, else None."""
+    def graphable(self) -> Any:
+        """The backend itself, a `TritonAttention`, if CUDA graphs can capture its launches, else None."""
+        return None
 
     @property
     def has_final_norm(self) -> bool:
         """Whether its layers also compute the model's final norm (`LayerWeights.final_norm`)."""
+        return False
 
     def scratch_bytes(self, num_rows: int) -> int:
         """Upper bound of the GPU scratch memory of a step of num_rows tokens."""
+        return 0
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """The backend's decoder layers; None, without reading any weights, if it computes only attention."""

@@ -12,6 +12,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.int8_weights import (
     ALIGNED_DEPTH,
     PANEL,
@@ -59,8 +60,8 @@ class _Int8Layer(PackedLayer):
     _fields_ = (*((name, POINTER) for name in NORMS), *((name, Int8Weight) for name in PRODUCTS), *LAYER_SIZES)
 
 
-class Int8Backend(AttentionShape):
-    """Decoder layers, attention and output layer in int8, as an `engine.kernels.attention_backend.AttentionBackend`.
+class Int8Backend(AttentionShape, AttentionBackend):
+    """Decoder layers, attention and output layer in int8.
 
     Hidden states, queries and attention outputs are bfloat16.
 
@@ -73,8 +74,6 @@ class Int8Backend(AttentionShape):
     """
 
     name = "native"
-    graphable = None
-    has_final_norm = False
 
     def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, folder: Path) -> None:
         super().__init__(
@@ -85,10 +84,6 @@ class Int8Backend(AttentionShape):
             shared_unit=CHUNK_TOKENS,
         )
         self.library = load_int8_library(folder)
-
-    def scratch_bytes(self, num_rows: int) -> int:
-        """No GPU memory."""
-        return 0
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers in one C++ call.

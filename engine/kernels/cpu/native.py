@@ -73,11 +73,9 @@ class NativeKernels(AttentionShape):
         found: Callable[..., None] = getattr(self.library, f"{name}_{ELEMENT_TYPES[self.dtype]}")
         return found
 
-    def copy_rows(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Copies of the rows int64 ``[R]`` of ``[T, n]``, or of all, in memory as `project` needs it: ``[R, n]``."""
-        if rows is None:
-            return self._rows(*x.shape).copy_(x)
-        return torch.index_select(x, 0, rows, out=self._rows(len(rows), x.shape[1]))
+    def copy_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of ``[T, n]`` in memory as `project` needs it."""
+        return self._rows(*x.shape).copy_(x)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight | None:
         """Packs ``[n, depth]`` weights for `project`; None where the kernels do not support the size or processor."""

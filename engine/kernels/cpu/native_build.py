@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ def declare(library: ctypes.CDLL, signatures: Mapping[str, list[Any]]) -> None:
 
 def _compiled(compiler: str, folder: Path, source: str) -> Path:
     """The shared library for this source, compiler and processor; compiled unless `folder` has it already."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
+    version = run([compiler, "--version"]).stdout
     flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]
     flags += shlex.split(os.environ.get("CXXFLAGS", ""))
     identity = hashlib.sha256("\0".join([compiler, version, *flags, _processor()]).encode())
@@ -97,12 +98,7 @@ def _compiled(compiler: str, folder: Path, source: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
-            built = subprocess.run(
-                [compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            built = run([compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)])
             if built.returncode != 0:
                 raise NativeBuildError(f"{compiler} cannot compile {source}.cpp: {built.stderr.strip()[:2000]}")
             made.replace(path)

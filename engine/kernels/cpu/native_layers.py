@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.kernels import cdiv
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native import NativeKernels, PackedWeight, in_one_allocation
 from engine.kernels.cpu.native_build import FLOAT, I64, POINTER
 from engine.kernels.cpu.native_operations import NativeOperations
@@ -16,8 +17,8 @@ from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerWeig
 from engine.kernels.output_layer import columns_in_float64
 
 
-class NativeBackend(NativeOperations):
-    """The C++ kernels as an `engine.kernels.attention_backend.AttentionBackend`.
+class NativeBackend(NativeOperations, AttentionBackend):
+    """The C++ kernels for bfloat16 and float32.
 
     Args:
         has_layers: whether the kernels support the model's layers; else `make_layers` returns None.
@@ -25,17 +26,11 @@ class NativeBackend(NativeOperations):
     """
 
     name = "native"
-    graphable = None
-    has_final_norm = False
     label_columns = staticmethod(columns_in_float64)
 
     def __init__(self, *, has_layers: bool, **shape: Any) -> None:
         super().__init__(**shape)
         self._has_layers = has_layers
-
-    def scratch_bytes(self, num_rows: int) -> int:
-        """No GPU memory."""
-        return 0
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes or processor.
@@ -75,7 +70,7 @@ class PackedOutputLayer:
         return self._kernels.project(self._kernels.copy_rows(hidden), self._packed)
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """Without writing the logits."""
+        """Does not store the logits."""
         return self._kernels.largest_column(self._kernels.copy_rows(hidden), self._packed, allowed)
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -183,11 +178,10 @@ class PackedLayers:
         self._weights = (type(layers[0]) * len(layers))(*layers)
         q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
         # Columns of the _SCRATCH arrays, in elements of dtype: in int8, where dtype is bf16, a float32 scale takes two.
-        self._columns: tuple[int, ...] = (layers[0].hidden_size, q_size + 2 * kv_size, q_size)
-        self._columns += (layers[0].intermediate_size,)
+        self._columns = [layers[0].hidden_size, q_size + 2 * kv_size, q_size, layers[0].intermediate_size]
         if num_byte_columns:
             self._columns += (num_byte_columns // 2, 2)
-        self._columns += tuple(max(each) for each in zip(*(layer.num_branch_columns for layer in layers), strict=True))
+        self._columns += map(max, zip(*(layer.num_branch_columns for layer in layers), strict=True))
         self._scratch = torch.empty(0, dtype=dtype)
 
     def __call__(

@@ -49,7 +49,8 @@ class AttentionShape:
 
     Args:
         block_size: tokens in a KV block, a multiple of 32.
-        shared_unit: tokens: shared items cover whole units, up to the one in which own tokens begin, included.
+        shared_unit: tokens; 1: shared items cover the prefix. Else they cover whole units of it, and the next unit, in
+            which own tokens begin.
     Raises:
         ValueError: the shape is not supported.
     """

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels import cdiv
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.sequence_attention import attend_by_sequence
 from engine.kernels.decoder_layer import LayerWeights
@@ -73,8 +74,8 @@ class CpuWork:
     buckets: tuple[_Bucket, ...]
 
 
-class CpuAttention:
-    """An attention backend (`engine.kernels.attention_backend.AttentionBackend`) in plain torch.
+class CpuAttention(AttentionBackend):
+    """An attention backend in plain torch.
 
     Args:
         num_q_heads: a multiple of num_kv_heads.
@@ -82,8 +83,6 @@ class CpuAttention:
     """
 
     name = "torch"
-    graphable = None
-    has_final_norm = False
 
     def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.num_kv_heads = num_kv_heads
@@ -91,10 +90,6 @@ class CpuAttention:
         self.head_dim = head_dim
         self.dtype = dtype
         self._workspace = torch.empty(0, dtype=dtype)
-
-    def scratch_bytes(self, num_rows: int) -> int:
-        """No GPU memory."""
-        return 0
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> None:
         """None: the model keeps its own layers."""

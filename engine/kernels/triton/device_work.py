@@ -115,7 +115,7 @@ class DeviceWork:
                     f"work list needs {name}={getattr(needed, name)}, room for {getattr(self.capacity, name)}"
                 )
         if work_list.launch != self.launch:
-            raise ValueError(f"work list is cut for launch {work_list.launch.name!r}, not {self.launch.name!r}")
+            raise ValueError(f"work list is made for launch {work_list.launch.name!r}, not {self.launch.name!r}")
         # torch's cache reuses a pinned buffer only after its transfer has finished.
         used = self.block_table_at + len(work_list.block_table)
         staged = torch.zeros(used, dtype=torch.int32, pin_memory=self.work.is_cuda)

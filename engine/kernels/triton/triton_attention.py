@@ -89,7 +89,7 @@ class TritonAttention(ABC):
     ) -> None:
         if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
             raise ValueError(
-                f"{num_q_heads} query heads over {num_kv_heads} KV heads: need a whole number, at most {LARGEST_GROUP}"
+                f"{num_q_heads} query heads for {num_kv_heads} KV heads: must be 1 to {LARGEST_GROUP} times as many"
             )
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")

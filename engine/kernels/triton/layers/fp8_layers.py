@@ -41,7 +41,7 @@ class Fp8Layer(GpuLayer):
         self._scaled: dict[str, ScaledRows] = {}
         for name, (matrix, bias) in self._linears.items():
             if matrix.shape[0] % MULTIPLE or matrix.shape[1] % MULTIPLE:
-                raise ModelError(f"dtype 'fp8': the {name} matrix is {tuple(matrix.shape)}, no multiples of {MULTIPLE}")
+                raise ModelError(f"dtype 'fp8' needs multiples of {MULTIPLE}, matrix {name} is {tuple(matrix.shape)}")
             self._scaled[name] = quantize_weights(matrix, dtype)
             self._linears[name] = (matrix.new_empty(0), bias)
 
