@@ -152,7 +152,7 @@ class Model:
             self._output_layer = TorchOutputLayer(head)
         if layers is None:
             if not self.has_plain_layers:
-                LOGGER.info("transformers' own layers compute this model, attention %s its attention", backend.name)
+                LOGGER.info("transformers' own layers compute this model, with attention %s", backend.name)
             return
         # A shallow copy, so that a model object of the caller keeps its own layers.
         self.base = copy.copy(self.base)
@@ -191,10 +191,9 @@ class Model:
         Returns:
             last hidden states ``[R, hidden]`` of batch.output_rows, before the output layer.
         """
-        numbers = to_device(np.concatenate([batch.input_ids, batch.positions, batch.output_rows]), self.device)
-        num_rows = len(batch.input_ids)
-        input_ids, positions = numbers[:num_rows], numbers[num_rows : 2 * num_rows]
-        output_rows = numbers[2 * num_rows :]
+        arrays = batch.input_ids, batch.positions, batch.output_rows
+        joined = to_device(np.concatenate(arrays), self.device)  # one transfer
+        input_ids, positions, output_rows = torch.split(joined, [len(array) for array in arrays])
         if batch.has_pending_tokens:
             input_ids = self.fill_in(input_ids, pending_token_ids)
         works = [backend.prepare(attention) for attention in (batch.attention, *batch.more_attention)]
@@ -210,10 +209,9 @@ class Model:
 
     @torch.inference_mode()
     def compute(self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """The part of `forward` on the device.
+        """The part of `forward` on the device, which a CUDA graph can capture.
 
-        It never waits for the device, and its launches do not depend on tensors' contents, so a CUDA graph can capture
-        it.
+        It never waits for the device, and its launches do not depend on the contents of tensors.
 
         Args:
             input_ids, positions: int64 ``[T]``.

@@ -28,11 +28,11 @@ def refuse_known(config: Any) -> None:
     layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     reason = None
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        reason = "its decoder attends to an encoder (cross attention), and KV is kept of prompts alone"
+        reason = "its decoder attends to an encoder (cross attention), but the engine keeps KV only of prompts"
     elif getattr(config, "cross_attention_layers", None):
-        reason = "its decoder attends to images (cross attention), and KV is kept of prompts alone"
+        reason = "its decoder attends to images (cross attention), but the engine keeps KV only of prompts"
     elif getattr(config, "kv_lora_rank", None):
-        reason = "its keys and values are projections of one small vector a token (MLA), which KV blocks do not hold"
+        reason = "its keys and values are projections of one small vector per token (MLA), which KV blocks cannot hold"
     elif any(word in kind for kind in layer_types for word in _STATE_LAYERS) or any(
         getattr(config, key, None) is not None for key in _STATE_KEYS
     ):
@@ -106,16 +106,13 @@ def longest_sequence(config: Any) -> int:
         raise ModelError(f"architecture {config.model_type!r}: config.json names no max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]
-    first = [
-        int(kind.get("original_max_position_embeddings", longest))
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
-    ]
-    if min(first, default=longest) < longest:
+    longrope = [kind for kind in kinds if kind.get("rope_type") == "longrope"]
+    limit = min([longest, *(int(kind.get("original_max_position_embeddings", longest)) for kind in longrope)])
+    if limit < longest:
         LOGGER.info(
-            "sequences end at %d tokens, where longrope changes its angles: beyond, an answer would depend on the "
-            "length of its neighbours; config.json says %d",
-            min(first),
+            "sequences end at %d tokens, where longrope changes its angles: a longer one would change the answers of "
+            "its whole batch; config.json says %d",
+            limit,
             longest,
         )
-    return min([longest, *first])
+    return limit

@@ -67,7 +67,7 @@ class Adapter:
     def verify(self) -> None:
         """Raises `ModelError` if the folder has changed since `find`, or differs on this host."""
         if Adapter.find(self.folder) != self:
-            raise ModelError(f"adapter {self.folder!r} is another one than where the run began")
+            raise ModelError(f"adapter {self.folder!r} is not the one with which the run began")
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:

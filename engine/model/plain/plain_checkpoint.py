@@ -62,8 +62,7 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
     if not all(isinstance(values[name], int) for name in _SIZES) or not isinstance(values["rms_norm_eps"], float):
         return None
     kind = values["model_type"]
-    config = PlainConfig(**{name: values[name] for name in _NEEDED})
-    vars(config).update({name: values.get(name, default) for name, default in _OPTIONAL.items()})
+    config = PlainConfig(**{name: values.get(name, _OPTIONAL.get(name)) for name in (*_NEEDED, *_OPTIONAL)})
     config.rope_parameters = _read_rope(values)
     # transformers' classes differ in their defaults for these.
     if config.rope_parameters is None or (not config.head_dim and (kind == "qwen3" or "head_dim" in values)):
@@ -116,12 +115,11 @@ def load_plain(
 
         folder = unpack_gguf(folder)
     missing = fill_in(model, folder, device)
-    has_output_layer = "lm_head.weight" not in missing
-    if missing := sorted({*missing} - {"lm_head.weight"}):
-        raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
-    if not has_output_layer:
+    if needed := sorted({*missing} - {"lm_head.weight"}):
+        raise ModelError(f"model {str(folder)!r}: its files lack {len(needed)} weights, {needed[0]} first")
+    if missing:
         model.lm_head.weight = model.model.embed_tokens.weight  # never read; takes no memory of its own
-    return model, has_output_layer
+    return model, not missing
 
 
 def fill_in(

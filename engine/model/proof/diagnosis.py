@@ -43,7 +43,7 @@ def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference
                 try:
                     without = type(config).from_dict(config.to_dict() | {name: other})
                     if find_difference(without, make_engine) is None:
-                        return f"{reason}, and it does not with {name}={other} in place of {value}"
+                        return f"{reason}, but not with {name}={other} in place of {value}"
                 except Exception:  # the class does not accept the value, or cannot compute with it
                     continue
     return reason

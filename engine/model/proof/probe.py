@@ -69,7 +69,7 @@ def _check_decoder(config: PretrainedConfig, text_config: PretrainedConfig) -> N
             both = [AutoModelForCausalLM.from_config(found) for found in (config, text_config)]
     except Exception as error:  # no class for the text model, or sizes that do not fit
         raise ModelError(
-            f"architecture {config.model_type!r} is not supported: its text model is no model of its own: {error}"
+            f"architecture {config.model_type!r} is not supported: its text model cannot be made alone: {error}"
         ) from error
     inside, alone = (type(model.get_decoder()).__name__ for model in both)
     if inside != alone:

@@ -50,7 +50,7 @@ def load_quantized(model: str | Path, config: EngineConfig, device: torch.device
     if weights is None:
         return None
     unpacking = "; dtype bfloat16 would unpack them" if isinstance(weights, GgufWeights) else ""
-    LOGGER.info("weights stay as %s has them%s", weights.file.name, unpacking)
+    LOGGER.info("weights stay quantized as in %s%s", weights.file.name, unpacking)
     return QuantizedModel(make_skeleton(folder, torch.bfloat16), weights, device)
 
 
