@@ -1,5 +1,5 @@
-"""Attention kernels: C++ for CPUs, Triton for GPUs, and torch twins of both. They know tensors and block tables, no
-requests or schedules."""
+"""Kernels of decoder layers: C++ for CPUs, Triton for GPUs, torch references. They take tensors and block tables, and
+do not know requests or schedules."""
 
 from typing import Any, overload
 
@@ -9,5 +9,5 @@ def cdiv(dividend: int, divisor: int) -> int: ...
 @overload
 def cdiv(dividend: Any, divisor: Any) -> Any: ...
 def cdiv(dividend: Any, divisor: Any) -> Any:
-    """Division rounded up, of whole numbers or of integer arrays; the divisor is positive."""
+    """Division rounded up, of integers or integer arrays; the divisor is positive."""
     return -(-dividend // divisor)

@@ -1,67 +1,70 @@
-"""What every attention backend offers the model."""
+"""The interfaces between the model and its attention backend."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
-if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
-    from engine.kernels.triton.triton_attention import TritonAttention
-
 
 class OutputLayer(Protocol):
     """The linear layer from hidden states ``[R, hidden]`` to the vocabulary."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[R, vocab_size]`` in the dtype of the weights, in int8 in float32."""
+        """``[R, vocab_size]`` in the dtype of the weights; float32 for int8 weights."""
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """int64 ``[R]``: the token of the largest logit, the first of equals.
+        """The arg max of the logits, the lowest token id on ties: int64 ``[R]``.
 
         Args:
-            allowed: int32 ``[R, ceil(vocab_size / 32)]``: token t may be chosen where bit t % 32 of word t // 32 is
-                set; each row has such a token. None: any may.
+            allowed: int32 ``[R, ceil(vocab_size / 32)]``: token t may be chosen if bit t % 32 of word t // 32 is set.
+                Each row allows a token. None: all tokens are allowed.
         """
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Only the given columns: int64 ``[n]`` -> ``[R, n]`` in float64, in int8 in float32."""
+        """The logits of the tokens int64 ``[n]`` only: ``[R, n]`` in float64; float32 for int8 weights."""
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 ``[...]`` -> ``[..., hidden]``."""
+        """The weights of these tokens: int64 ``[...]`` -> ``[..., hidden]``."""
 
 
 class AttentionBackend(Protocol):
-    """Attention over paged KV for one model on one device: prepare once a step, then write and attend in each layer."""
+    """Attention over paged KV for one model on one device: `prepare` once per step, then write and attend per layer.
+
+    Backends on a CPU inherit the properties and `scratch_bytes`.
+    """
 
     @property
     def name(self) -> str:
-        """As in `EngineConfig.attention`."""
+        """The value of `EngineConfig.attention` that selects it."""
 
     @property
-    def graphable(self) -> "TritonAttention | None":
-        """Itself, where CUDA graphs can be made of its launches."""
+    def graphable(self) -> Any:
+        """The backend itself, a `TritonAttention`, if CUDA graphs can capture its launches, else None."""
+        return None
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether its layers end with the norm that follows them in the model (`LayerWeights.final_norm`)."""
+        """Whether its layers also compute the model's final norm (`LayerWeights.final_norm`)."""
+        return False
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """GPU memory that a step of num_rows tokens takes at most, beyond its results."""
+        """Upper bound of the GPU scratch memory of a step of num_rows tokens."""
+        return 0
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """The backend's own decoder layers; None, with no weights read, where it computes attention alone."""
+        """The backend's decoder layers; None, without reading any weights, if it computes only attention."""
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> OutputLayer | None:
-        """The backend's own output layer; None where it has none for this shape."""
+        """The backend's output layer; None if it has none for this shape."""
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """As `engine.kernels.draw.draw_tokens` says."""
+        """See `engine.kernels.draw.draw_tokens`."""
 
     def prepare(self, batch: AttentionBatch) -> Any:
-        """What all layers of this step need, made once."""
+        """Converts a step's description, once, into what every layer of the step reads."""
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any
@@ -90,10 +93,10 @@ class AttentionBackend(Protocol):
 
         Args:
             query: ``[T, num_q_heads, head_dim]``, in row order.
-            k_cache, v_cache: as in `write_kv`; this step's tokens are written already.
+            k_cache, v_cache: as in `write_kv`, which has written this step's tokens.
             work: what `prepare` returned for this step.
-            scale: applied to the scores.
-            softcap: c: scores become c * tanh(score / c); 0: they stay.
-            window: a row sees this many positions, its own included; 0: all.
-            sinks: ``[num_q_heads]``, a score of each head without a value: it takes its share of the weights.
+            scale: multiplied with the scores.
+            softcap: c: scores become c * tanh(score / c); 0: no cap.
+            window: how many positions a row sees, its own included; 0: all.
+            sinks: ``[num_q_heads]``, one more score per head in the softmax, which has no value.
         """

@@ -8,16 +8,16 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
-    """Who attends to what in one token batch. All arrays live on the host; a backend moves what it needs, once a step.
+    """Which rows of one token batch attend to which KV. Arrays are in host memory; backends copy what they need.
 
     The batch has T query rows (tokens), in S sequences, in G groups. Rows of a sequence are consecutive, and so
     are the sequences of a group. A row attends to all of its group's prefix (full mask) and to its sequence's own
     KV up to and including itself (causal: row i of n of sequence s sees suffix_lens[s] - n + i + 1 own tokens).
-    A prefix being computed is a sequence too: of a group whose prefix is empty or an ancestor's.
+    A shared prefix that is being computed is a sequence too, in a group with no prefix or with its ancestor's.
 
     Attributes:
-        cu_seqlens_q: int32 ``[S + 1]``, first row of each sequence; the last entry is T. Every sequence has a row.
-        suffix_lens: int32 ``[S]``, own KV tokens, those written in this step included; at least the number of rows.
+        cu_seqlens_q: int32 ``[S + 1]``, first row of each sequence; the last entry is T. No sequence is empty.
+        suffix_lens: int32 ``[S]``, own KV tokens, including those written in this step.
         suffix_block_starts: int32 ``[S + 1]`` into suffix_block_table.
         suffix_block_table: int32, block table entries of all sequences, concatenated.
         group_starts: int32 ``[G + 1]``, first sequence of each group; the last entry is S.

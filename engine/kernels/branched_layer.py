@@ -1,4 +1,4 @@
-"""Decoder layers of families that differ from Llama's by norms, branches, gates, rotations and experts, as data."""
+"""Weights and operations of decoder layers that differ from Llama's: norms, gates, rotations, residuals, experts."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from engine.kernels.decoder_layer import DECODER_LAYER, LayerWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Which experts compute the feed-forward of a row. Their weights follow one another in `BranchedWeights`.
+    """How rows are routed to experts, whose weights are concatenated in `BranchedWeights`.
 
-    The first `num_experts` are chosen among, by the largest of their logits; the others are shared by all rows.
+    A row is computed by the `num_chosen` experts with the largest logits among the first `num_experts`, and by all of
+    the `num_shared` experts that follow them.
 
     Attributes:
-        router: ``[num_experts, hidden]``; with a shared gate one row more, whose sigmoid weighs the shared ones.
+        router: ``[num_experts, hidden]``; one more row, if any, is a gate whose sigmoid weighs the shared experts.
         router_bias: ``[num_experts]``.
-        num_chosen: of a row.
-        is_renormalised: whether a row's weights are the softmax of the chosen logits, not of all.
+        is_renormalised: whether weights are the softmax over the chosen logits, not over all.
     """
 
     router: torch.Tensor
@@ -34,26 +34,25 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedWeights(LayerWeights):
-    """The weights of one layer, and what it does with them besides what `LayerWeights` say.
+    """The weights of one layer that is not plain, and what distinguishes it from a plain one.
 
-    An empty `attention_norm` or `mlp_norm` takes rows as they are. Norms are of weight + `norm_offset`. Without `up`
-    (empty) the activated `gate` is the feed-forward's first product. With experts, `gate` and `up` are ``[experts *
-    intermediate, hidden]``, `down` is ``[experts * hidden, intermediate]``, and so are their biases.
+    An empty `attention_norm` or `mlp_norm` is the identity. With an empty `up` the feed-forward has no gate, and `gate`
+    is its first product. With experts, `gate` and `up` are ``[experts * intermediate, hidden]`` and `down` is
+    ``[experts * hidden, intermediate]``; biases likewise.
 
     Attributes:
         attention_norm_bias, mlp_norm_bias: ``[hidden]``, of LayerNorm.
-        post_attention_norm, post_mlp_norm: ``[hidden]``, of a branch before it is added; None: it is not normed.
-        apart_q_norm, apart_k_norm: ``[head_dim]``, or ``[heads * head_dim]`` for all heads together; in place of q_norm
-            and k_norm, which know neither that nor an offset.
+        post_attention_norm, post_mlp_norm: ``[hidden]``, applied to a branch before it is added to the residual stream.
+        apart_q_norm, apart_k_norm: in place of q_norm and k_norm for norms with an offset, ``[head_dim]``, and norms
+            over all heads, ``[heads * head_dim]``.
         gate_bias, up_bias, down_bias: of the feed-forward.
         is_centered: whether attention_norm and mlp_norm are LayerNorm, not RMSNorm.
-        is_parallel: whether the feed-forward reads what attention reads, and mlp_norm does not exist.
-        norm_offset: 1 for Gemma.
-        softcap: of the attention scores; 0: none.
-        sinks: float32 ``[num_q_heads]``, a score of attention without a value.
-        multiplier: of a branch before it is added.
-        gate_function: "silu", "gelu_tanh", "gelu", or "clamped" for gpt-oss's, with its alpha and limit.
-        rotation: which of the step's rotations turns the heads.
+        is_parallel: whether the feed-forward reads the same normed rows as attention; there is no mlp_norm.
+        norm_offset: added to the weights of norms; 1 for Gemma.
+        softcap, sinks: see `AttentionBackend.attend`; sinks are float32.
+        multiplier: of a branch before it is added to the residual stream.
+        gate_function: "silu", "gelu_tanh", "gelu", or "clamped": gpt-oss's, with `gate_alpha` and `gate_limit`.
+        rotation: index of the step's rotation that is applied to the heads.
     """
 
     attention_norm_bias: torch.Tensor | None = None
@@ -79,7 +78,7 @@ class BranchedWeights(LayerWeights):
 
     @property
     def has_wide_norms(self) -> bool:
-        """Whether all heads of a row are normed together."""
+        """Whether the query and key norms extend over all heads of a row."""
         return self.apart_q_norm is not None and len(self.apart_q_norm) == self.output[0].shape[1]
 
     @property
@@ -88,31 +87,31 @@ class BranchedWeights(LayerWeights):
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """In order; those of `DECODER_LAYER` where they do.
+        """In order: those of `DECODER_LAYER`, some of them replaced.
 
-        attention_input, mlp_input: in place of a norm, LayerNorm, a norm with an offset, or none.
-        norm_heads: of query and key heads, before they are rotated.
-        select_normed_rows: as select_rows, of the normed rows as well, which the feed-forward reads.
-        output_branch, down_branch: a product that is added later, by add_attention and add_mlp, normed or multiplied.
-        activate: in place of gate_up, another activation than silu, a bias, or no gate.
-        route, experts: in place of gate_up and down, rows sorted by expert, and the weighted sum of what the experts
-            of each row make of it, which add_mlp adds.
+        attention_input, mlp_input: replace a norm by LayerNorm, a norm with an offset, or the identity.
+        norm_heads: norms query and key heads before they are rotated.
+        select_normed_rows: select_rows that also selects the normed rows, which a parallel feed-forward reads.
+        output_branch, down_branch: a product that add_attention or add_mlp norms, multiplies and adds later.
+        activate: replaces gate_up for another activation than silu, a bias, or no gate.
+        route, experts: replace gate_up and down: sort rows by expert, then compute the weighted sum of their experts'
+            results, which add_mlp adds.
         """
-        other: dict[str, tuple[str, ...]] = {}
+        replaced: dict[str, tuple[str, ...]] = {}
         if self.norm_offset or self.is_centered or not self.attention_norm.numel():
-            other |= {"attention_norm": ("attention_input",)}
+            replaced["attention_norm"] = ("attention_input",)
         if self.norm_offset or self.is_centered or not self.mlp_norm.numel():
-            other |= {"mlp_norm": ("mlp_input",)}
+            replaced["mlp_norm"] = ("mlp_input",)
         if self.is_parallel:
-            other |= {"select_rows": ("select_normed_rows",), "mlp_norm": ()}
+            replaced |= {"select_rows": ("select_normed_rows",), "mlp_norm": ()}
         if self.apart_q_norm is not None:
-            other |= {"qkv": ("qkv", "norm_heads")}
+            replaced["qkv"] = ("qkv", "norm_heads")
         if self.gate_function != "silu" or self.gate_bias is not None or not self.is_gated:
-            other |= {"gate_up": ("activate",)}
+            replaced["gate_up"] = ("activate",)
         if self.post_attention_norm is not None or self.multiplier != 1:
-            other |= {"output": ("output_branch", "add_attention")}
+            replaced["output"] = ("output_branch", "add_attention")
         if self.post_mlp_norm is not None or self.multiplier != 1:
-            other |= {"down": ("down_branch", "add_mlp")}
+            replaced["down"] = ("down_branch", "add_mlp")
         if self.experts is not None:
-            other |= {"gate_up": ("route",), "down": ("experts", "add_mlp")}
-        return tuple(name for usual in DECODER_LAYER for name in other.get(usual, (usual,)))
+            replaced |= {"gate_up": ("route",), "down": ("experts", "add_mlp")}
+        return tuple(name for usual in DECODER_LAYER for name in replaced.get(usual, (usual,)))

@@ -1,4 +1,4 @@
-"""A decoder layer: its weights, and the order of its operations, which all implementations share."""
+"""The weights of a decoder layer, and the order of its operations, which all implementations share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ DECODER_LAYER = (
     "gate_up",
     "down",
 )
-"""The operations of a layer, in order; `branched_layer` has those of other families. Python implementations call their
-methods of these names, and cpp/layer.h is given the operations' numbers.
+"""The operations of a plain layer, in order; `branched_layer` has more. Layers in Python have methods of these names,
+cpp/layer.h takes their numbers.
 
 attention_norm, mlp_norm: RMSNorm of the residual stream.
 qkv: query, key and value heads in one product.
-rotate_and_write_kv: norms of the heads (some families), rotation, and the step's keys and values into their slots.
+rotate_and_write_kv: norms query and key heads (some families), rotates them, writes keys and values to their slots.
 attend: attention of the whole token batch.
-select_rows: in the last layer, drop the rows whose hidden states nobody reads.
-output, down: the product, added to the residual stream.
+select_rows: in the last layer, keeps only the step's output rows.
+output, down: a product, added to the residual stream.
 gate_up: gate and up in one product, then silu(gate) * up.
 
-An implementation may defer an addition to the norm that follows it.
+An implementation may defer an addition to the next norm.
 """
 
 Linear = tuple[torch.Tensor, torch.Tensor | None]
@@ -37,18 +37,17 @@ Linear = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """The weights of one layer as the checkpoint has them.
+    """The weights of one layer, in the checkpoint's layout.
 
     Attributes:
         attention_norm, mlp_norm: ``[hidden]``.
-        qkv: of query, key and value heads together.
-        gate, up: weights ``[intermediate, hidden]``.
-        q_norm, k_norm: ``[head_dim]`` where the family norms its heads.
+        qkv: query, key and value heads concatenated.
+        gate, up: ``[intermediate, hidden]``.
+        q_norm, k_norm: ``[head_dim]``; None: heads are not normed.
         epsilon: of every norm.
-        scale: of the attention scores.
-        window: positions that a row sees, its own included; 0: all.
-        final_norm: ``[hidden]``, of the last layer where the backend's layers norm their result (`has_final_norm`).
-        all_reduce: adds results of `output` and `down` up over the ranks of a sharded model, in place; None: one rank.
+        scale, window: see `AttentionBackend.attend`.
+        final_norm: ``[hidden]``, in the last layer only, if the backend's layers compute it (`has_final_norm`).
+        all_reduce: sums the results of `output` and `down` over the ranks of a sharded model, in place; None: one rank.
     """
 
     attention_norm: torch.Tensor
@@ -68,17 +67,17 @@ class LayerWeights:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """In order; all layers of a model have the same."""
+        """In order; the same for all layers of a model."""
         return DECODER_LAYER
 
 
 @dataclass(frozen=True, slots=True)
 class TabledWork:
-    """A step's work where layers have several block tables.
+    """A step's work where layers use different block tables.
 
     Args:
-        works: from the attention backend's `prepare`, one for each table.
-        tables: of each layer, its table.
+        works: from the attention backend's `prepare`, one per table.
+        tables: the index of each layer's table.
     """
 
     works: Sequence[Any]
@@ -102,10 +101,10 @@ class DecoderLayers(Protocol):
 
         Args:
             hidden: ``[T, hidden]``, contiguous; may be overwritten.
-            k_caches, v_caches: one a layer.
+            k_caches, v_caches: one per layer.
             work: from the attention backend's `prepare`.
             cos, sin: float32 ``[T, head_dim]``, contiguous.
-            output_rows: int64 ``[R]``; only these rows of the last layer are wanted.
+            output_rows: int64 ``[R]``, the rows of the last layer to return; None: all.
         Returns:
-            ``[T, hidden]``, or ``[R, hidden]``; normed where the last layer has a `final_norm`.
+            ``[T, hidden]`` or ``[R, hidden]``, normed if the last layer has a `final_norm`.
         """

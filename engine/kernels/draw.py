@@ -1,21 +1,20 @@
-"""Random draws of tokens in plain torch: what every kernel must equal."""
+"""Random draws of tokens in plain torch: the reference for the kernels."""
 
 import torch
 
 _ROWS_AT_ONCE = 64
-"""Rows that are sorted together, in float64: a bound on that memory."""
+"""Rows that are sorted, in float64, at the same time."""
 
 
 def draw_tokens(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """One token for each row, after temperature, top-k and top-p.
+    """Draws one token per row, after temperature, top-k and top-p.
 
-    Top-k and then top-p keep the likeliest tokens, of equal ones those with lower ids. The token drawn is the first, by
-    ascending id, at which the probabilities so far of those that were kept exceed the row's uniform number.
+    Top-k, then top-p, keep the most likely tokens, the lower ids on ties. The drawn token is the first, by ascending
+    id, at which the cumulative probability of the kept tokens exceeds the row's uniform number.
 
     Args:
-        logits: float32 ``[R, vocab_size]``; -inf is never drawn.
-        settings: float64 ``[R, 4]``: temperature above 0; top-k, vocab_size for none; top-p, 1 for none; a number in
-            [0, 1).
+        logits: float32 ``[R, vocab_size]``; a token of -inf is never drawn.
+        settings: float64 ``[R, 4]``: temperature above 0; top-k, or vocab_size; top-p, or 1; uniform number in [0, 1).
     Returns:
         int64 ``[R]``.
     """

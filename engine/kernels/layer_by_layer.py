@@ -1,4 +1,4 @@
-"""Decoder layers in Python, one after the other: torch's products, and between them a backend's own operations."""
+"""Decoder layers in Python, computed one after the other: torch's products, and a backend's operations between them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from engine.kernels.decoder_layer import TabledWork
 
 @dataclass(slots=True, kw_only=True)
 class LayerState:
-    """A step on its way through one layer: what each operation reads and leaves. Tensors are ``[rows, columns]``.
+    """What the operations of a layer read and write in one step. Tensors are ``[rows, columns]`` unless noted.
 
     Attributes:
         hidden: the residual stream, without addend.
-        addend: what the next norm adds to it; None: nothing.
+        addend: added to `hidden` by the next norm; None: nothing.
         work: from the attention backend's `prepare`.
-        output_rows: in the last layer, the rows that are wanted; None: all.
+        output_rows: the rows to keep, in the last layer; None: all.
         query: ``[T, num_q_heads, head_dim]``.
-        experts, weights: int64 and float32 ``[T, slots]``, which experts compute a row, and how they are weighed.
-        normed, attended, gated: in the form in which the products take them.
+        experts, weights: int64 and float32 ``[T, slots]``, the experts of each row and their weights.
+        normed, attended, gated: inputs of the products, in the backend's format.
     """
 
     hidden: torch.Tensor
@@ -40,7 +40,7 @@ class LayerState:
 
 
 class LayerInPython(Protocol):
-    """Has a method for each of its operations, which takes the `LayerState`."""
+    """Has a method named like each of its operations, which takes the `LayerState`."""
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -48,11 +48,10 @@ class LayerInPython(Protocol):
 
 
 class LayerByLayer:
-    """`DecoderLayers` of layers in Python, computed one after the other.
+    """`DecoderLayers` of layers in Python.
 
     Args:
-        layers: they are taken one after the other, so that the caller can free the weights of each before the next is
-            made.
+        layers: read one at a time, so that the caller can free the weights of each before it makes the next.
     """
 
     def __init__(self, layers: Iterable[LayerInPython]) -> None:
@@ -81,5 +80,5 @@ class LayerByLayer:
             for operation in operations:
                 operation(state)
             hidden, addend = state.hidden, state.addend
-        assert addend is None, "the last layer adds what it has computed"
+        assert addend is None, "the last layer has added its result"
         return hidden

@@ -1,4 +1,4 @@
-"""Attention in plain torch, in the dtype of its inputs (float64 too): what every kernel must equal. Imports no Triton.
+"""Attention in plain torch, in the dtype of its inputs (float64 too): the reference for all kernels. Imports no Triton.
 
 Log-sum-exps are base 2 and of the scaled scores, as in the kernels.
 """
@@ -23,14 +23,7 @@ def paged_attention_ref(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Every row over prefix and own KV at once, a softmax each: what all kernels must equal.
-
-    Args:
-        query: ``[T, num_q_heads, head_dim]``.
-        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
-        batch: who attends to what.
-        scale, softcap, window, sinks: see `AttentionBackend.attend`.
-    """
+    """See `AttentionBackend.attend`; takes the step's `batch`. Each row is one softmax over prefix and own KV."""
     out = torch.empty_like(query)
     for group in range(batch.num_groups):
         for sequence in range(*batch.group_starts[group : group + 2]):
@@ -57,12 +50,14 @@ def attend_ref(
     softcap: float,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows against consecutive KV: out like query, 0 where nothing is seen, and lse ``[n, num_q_heads]``, -inf there.
+    """Rows against consecutive KV tokens.
 
     Args:
         query: ``[n, num_q_heads, head_dim]``.
-        keys, values: ``[L, num_kv_heads, head_dim]``, the first of them at first_position.
-        positions: ``[n]`` of the rows.
+        keys, values: ``[L, num_kv_heads, head_dim]``; the first token is at first_position.
+        positions: ``[n]``, of the rows.
+    Returns:
+        out like query, 0 for a row that sees no token; lse ``[n, num_q_heads]``, -inf for such a row.
     """
     group_size = query.shape[1] // keys.shape[1]
     keys, values = (tokens.repeat_interleave(group_size, dim=1) for tokens in (keys, values))
@@ -80,50 +75,34 @@ def attend_ref(
 
 
 def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """What attention without sinks is multiplied with: ``[n, num_q_heads, 1]``.
+    """The factor that turns attention without sinks into attention with sinks: ``[n, num_q_heads, 1]``.
 
     Args:
-        lse: base 2, of all that the rows see, ``[n, num_q_heads]``.
+        lse: base 2, over all tokens that the rows see, ``[n, num_q_heads]``.
         sinks: ``[num_q_heads]``, natural scores.
     """
     return torch.sigmoid(lse / LOG2_E - sinks).to(lse.dtype)[..., None]
 
 
 def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torch.device) -> tuple[slice, torch.Tensor]:
-    """A sequence's rows and their positions.
-
-    Args:
-        group: index of the sequence's prefix group in the batch.
-        sequence: index in the batch.
-        device: of the positions.
-    """
+    """The rows of a sequence, and their positions on `device`; group and sequence are indices into the batch."""
     first, last = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
     end = int(batch.prefix_lens[group] + batch.suffix_lens[sequence])
     return slice(first, last), torch.arange(end - (last - first), end, device=device)
 
 
 def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int) -> torch.Tensor:
-    """The KV of a group's prefix: ``[tokens, num_kv_heads, head_dim]``.
-
-    Args:
-        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
-        group: index in the batch.
-    """
+    """The keys or values of a group's prefix, in one layer's cache: ``[tokens, num_kv_heads, head_dim]``."""
     table = batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]
     return block_tokens(cache, table)[: batch.prefix_lens[group]]
 
 
 def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int) -> torch.Tensor:
-    """The KV of a sequence behind its prefix: ``[tokens, num_kv_heads, head_dim]``.
-
-    Args:
-        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
-        sequence: index in the batch.
-    """
+    """The keys or values of a sequence after its prefix, in one layer's cache: ``[tokens, num_kv_heads, head_dim]``."""
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
     return block_tokens(cache, table)[: batch.suffix_lens[sequence]]
 
 
 def block_tokens(cache: torch.Tensor, table: npt.NDArray[np.int32]) -> torch.Tensor:
-    """The KV of a block table's entries: ``[tokens, num_kv_heads, head_dim]``."""
+    """The keys or values of the blocks in a block table: ``[tokens, num_kv_heads, head_dim]``."""
     return cache[torch.from_numpy(table.astype(np.int64)).to(cache.device)].flatten(0, 1)

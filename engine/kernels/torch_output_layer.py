@@ -1,4 +1,4 @@
-"""The output layer as torch computes it, where the attention backend brings none of its own."""
+"""The output layer computed by torch, for attention backends without one."""
 
 from collections.abc import Callable
 
@@ -32,11 +32,11 @@ class TorchOutputLayer:
 def largest_logits(
     hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], allowed: torch.Tensor | None
 ) -> torch.Tensor:
-    """`OutputLayer.most_likely` where logits are written.
+    """`OutputLayer.most_likely` that computes the logits of a few rows at a time.
 
     Args:
         hidden: ``[R, hidden]``.
-        logits_of: makes ``[n, vocab_size]`` logits of ``[n, hidden]`` rows.
+        logits_of: ``[n, hidden]`` -> logits ``[n, vocab_size]``.
         allowed: see `OutputLayer.most_likely`.
     """
     chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)

@@ -1,1 +1,1 @@
-"""The model: its layers, and the attention backend underneath."""
+"""The model: loading, layers, and the choice of an attention backend."""

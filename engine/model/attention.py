@@ -1,4 +1,4 @@
-"""The attention backends: native or torch on the CPU, Triton on a GPU."""
+"""The choice of an attention backend: C++ or torch on a CPU, Triton on a GPU."""
 
 import logging
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """What travels through the model's forward to every layer's attention.
+    """One step's arguments of every layer's attention; passed through the model's forward as a keyword.
 
     Attributes:
-        works: from the backend's `prepare`, one for each block table of the cache.
-        output_rows: int64 ``[R]``, the rows whose last hidden states somebody reads; None: all.
+        works: from the backend's `prepare`, one per block table of the cache.
+        output_rows: int64 ``[R]``, the rows whose last hidden states are needed; None: all.
     """
 
     backend: AttentionBackend
@@ -36,22 +36,22 @@ class AttentionStep:
 
 
 def window_of(sliding_window: int | None, config: Any) -> int:
-    """The backends' window; 0 where a sliding window is as long as the model's context, so that it hides nothing."""
+    """The `window` of `AttentionBackend.attend`; 0 where a sliding window is not shorter than the model's context."""
     return 0 if sliding_window is None or sliding_window >= config.max_position_embeddings else int(sliding_window)
 
 
 def make_attention(
     name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
 ) -> AttentionBackend:
-    """The named backend for a model's shape on a device.
+    """Makes the named backend for a model's attention shape on a device.
 
     Args:
-        name: as in `EngineConfig.attention`. "auto" is "fused" on a GPU; on the CPU it is "native" where that covers
-            the model and compiles, else "torch".
+        name: as in `EngineConfig.attention`. "auto" is "fused" on a GPU; on a CPU it is "native" if that supports the
+            model and compiles, else "torch".
         block_size: tokens in a KV block.
-        has_layers: whether the backends' own layers compute what the model's do; else they bring attention alone.
+        has_layers: whether the backend's own layers can compute the model; else it computes only attention.
     Raises:
-        ConfigError: the backend does not run on the device, or does not cover the model.
+        ConfigError: the backend does not run on the device, or does not support the model.
     """
     shape: dict[str, Any] = {
         "num_q_heads": num_q_heads,
@@ -62,11 +62,11 @@ def make_attention(
     if name == "auto" and (device.type != "cpu" or dtype_name(kv_shape.dtype) == "fp8"):
         name = "fused"
     if kv_shape.dtype == torch.int8:
-        from engine.model.deterministic import make_int8_attention  # other formats need none of it
+        from engine.model.deterministic import make_int8_attention  # imported only when needed
 
         return make_int8_attention(**shape, block_size=block_size, has_layers=has_layers)
     if name not in ("auto", "native", "torch"):
-        from engine.kernels.triton.choose import make_triton_attention  # CPU runs need none of it
+        from engine.kernels.triton.choose import make_triton_attention  # imported only when needed
 
         return make_triton_attention(name, **shape, block_size=block_size, device=device, has_layers=has_layers)
     if device.type != "cpu":

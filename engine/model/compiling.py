@@ -1,4 +1,4 @@
-"""Layers of torch modules under torch.compile, where a run is long enough to pay for the compilation."""
+"""torch.compile for layers that are torch modules, where a run is long enough to pay for the compilation."""
 
 import logging
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 
 
 def compile_if_long(model: Model, setting: Compile, num_tokens: int) -> None:
-    """Compiles the layers for a run that is long enough, or where the setting asks for it.
+    """Compiles the layers if the setting is "always", or "auto" and the run is long enough.
 
     Args:
-        model: whose layers are torch modules.
-        setting: as `EngineConfig.compile` says.
+        model: its layers are torch modules.
+        setting: see `EngineConfig.compile`.
         num_tokens: prompt tokens to compute.
     """
     is_long = num_tokens >= TOKENS_THAT_PAY_FOR_COMPILING and model.dtype != torch.float32
@@ -31,9 +31,9 @@ def compile_if_long(model: Model, setting: Compile, num_tokens: int) -> None:
 
 
 def compile_layers(model: Model) -> None:
-    """Has torch.compile fuse the elementwise work between the layers' products, at the next forward.
+    """Fuses the elementwise operations between the layers' products, at the next forward.
 
-    All layers share the code, for any number of rows: one compilation of some ten seconds.
+    All layers share one compilation, for any number of rows, which takes about ten seconds.
     """
     if not model.is_compiled:
         for layer in model.base.layers:
@@ -44,9 +44,9 @@ def compile_layers(model: Model) -> None:
 
 
 def compute_compiled(model: Model, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Last hidden states as `model.base` gives them; without compiled layers from now on where the compiler fails.
+    """The last hidden states; if the compiler fails, computes this and all later steps without compiled layers.
 
-    A compiler that is installed but broken must not cost the night. What was written is written again.
+    A compiler that is installed but broken must not fail the run. KV that was already written is written again.
     """
     from torch._dynamo.exc import TorchDynamoException  # seconds to import
 
@@ -55,6 +55,6 @@ def compute_compiled(model: Model, inputs: Mapping[str, Any]) -> torch.Tensor:
     except TorchDynamoException as error:
         LOGGER.warning("going on without compiled layers: %s", str(error).strip().splitlines()[0])
     for layer in model.base.layers:
-        layer._compiled_call_impl = None  # what Module.compile sets; it has no public opposite
+        layer._compiled_call_impl = None  # undoes Module.compile, which has no public inverse
     model.is_compiled = False
     return model.base(**inputs).last_hidden_state  # type: ignore[no-any-return]

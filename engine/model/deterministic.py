@@ -1,4 +1,4 @@
-"""The attention backends whose results do not depend on what else is computed."""
+"""The attention backends whose results do not depend on the rest of the batch."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ from engine.model.loading.checkpoint import cache_folder
 def make_deterministic(
     name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
 ) -> AttentionBackend:
-    """See `make_attention`; results do not depend on what else is computed. Int8 has no others.
+    """`make_attention` for backends whose results do not depend on the rest of the batch; int8's never do.
 
     Raises:
-        ConfigError: results would depend on it, or the kernels do not cover the model.
+        ConfigError: results would depend on the batch, or the kernels do not support the model.
     """
     shape: dict[str, Any] = {"num_q_heads": num_q_heads, "block_size": block_size, "has_layers": has_layers}
     if kv_shape.dtype == torch.int8:
@@ -41,7 +41,7 @@ def make_deterministic(
 
 
 def make_int8_attention(*, dtype: object, has_layers: bool, **shape: Any) -> AttentionBackend:
-    """See `make_attention`; int8 computes all of a model or nothing. Raises `ConfigError` where it has no layers."""
+    """`make_attention` for int8. Raises `ConfigError` for models whose layers the int8 kernels do not support."""
     try:
         if not has_layers:
             raise ValueError("the model's layers are not those of Llama, Mistral or Qwen")

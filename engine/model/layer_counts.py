@@ -1,4 +1,4 @@
-"""What transformers' layers of any architecture multiply with, counted without weights."""
+"""The number of weights in the layers of any architecture that transformers knows, counted without loading them."""
 
 import re
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ _OF_ONE_EXPERT = re.compile(r"experts\.\d+\.")
 
 
 def text_config_of(values: Mapping[str, Any]) -> "PretrainedConfig | None":
-    """The text model's config as transformers' class completes it; None for an architecture that it does not know.
+    """The text model's config, with transformers' defaults; None for an architecture that transformers does not know.
 
     Args:
         values: of config.json.
     Raises:
-        ModelError: the class refuses the values.
+        ModelError: transformers refuses the values.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -26,20 +26,20 @@ def text_config_of(values: Mapping[str, Any]) -> "PretrainedConfig | None":
         return None
     try:
         config = AutoConfig.for_model(**values)
-    except Exception as error:  # classes check what they are given in ways of their own
+    except Exception as error:  # config classes raise errors of any kind
         raise ModelError(f"config.json cannot be used: {error}") from error
     text: PretrainedConfig = config.get_text_config(decoder=True)
     return text
 
 
 def named_sizes(config: "PretrainedConfig") -> dict[str, Any]:
-    """A config's values, with those of names that only its class knows (n_embd of GPT-2) under the usual ones too."""
+    """A config's values; those with a name of their own (n_embd of GPT-2) also under the usual name (hidden_size)."""
     values: dict[str, Any] = config.to_dict()
     return {name: values[own] for name, own in config.attribute_map.items() if own in values} | values
 
 
 def count_layer_weights(config: "PretrainedConfig", num_experts: int) -> tuple[int, int]:
-    """Numbers in the matrices of all decoder layers: outside experts, and of all experts.
+    """The number of weights in the matrices of all decoder layers: outside experts, and in all experts.
 
     Args:
         config: of the text model.

@@ -1,4 +1,4 @@
-"""Which layers of a model see a window alone, by its config."""
+"""Which layers of a model have a sliding window, by its config."""
 
 import math
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from engine.model.loading.checkpoint import is_plain
 
 
 def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of each layer, the positions that a row sees, its own included; 0: all. Empty where every layer sees all.
+    """The window of each layer: how many positions a row sees, its own included; 0: all. Empty if no layer has one.
 
     Args:
-        config: of the text model, as transformers' class of it has it, which names the kind of each layer.
+        config: of the text model, with transformers' defaults, which name the kind of each layer.
     """
     window, num_layers = config.get("sliding_window"), int(config["num_hidden_layers"])
     longest = config.get("max_position_embeddings") or math.inf
@@ -24,6 +24,7 @@ def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def find_kept_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """As `find_windows`; empty, too, where the backends' own layers compute layers that differ: they share a table."""
+    """As `find_windows`, for freeing KV outside windows. Also empty for plain models in which only some layers have a
+    window, since their layers share one block table."""
     windows = find_windows(config)
     return () if 0 in windows and is_plain(config) else windows

@@ -1,6 +1,6 @@
-"""What replaces layers of a transformers model, where the attention backend brings its own.
+"""Modules that replace a model's layers by those of the attention backend.
 
-No weight of a layer is ignored: one that is not computed with raises `ModelError`.
+No weight of a layer is ignored: a parameter that the backend does not compute with raises `ModelError`.
 """
 
 from typing import Any
@@ -26,9 +26,9 @@ _WEIGHTS = frozenset(
 
 
 class ReplacedLayers(nn.Module):
-    """All decoder layers of a transformers model as one, computed by the attention backend.
+    """The attention backend's layers as one module, in place of all decoder layers of a model.
 
-    The stock model still embeds, turns positions into angles, and norms the last hidden states unless they are normed.
+    The model still computes embeddings, rotary angles and, unless the backend does, the final norm.
     """
 
     def __init__(self, layers: DecoderLayers) -> None:
@@ -41,10 +41,7 @@ class ReplacedLayers(nn.Module):
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_step: AttentionStep,
-        attention_mask: None = None,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: None = None,
-        use_cache: bool = False,
+        **_: Any,
     ) -> torch.Tensor:
         """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
 
@@ -52,7 +49,6 @@ class ReplacedLayers(nn.Module):
             hidden_states: ``[1, T, hidden]``.
             position_embeddings: cosines and sines, ``[1, T, head_dim]`` each.
             attention_step: the step's work, KV cache and output rows; the cache is written.
-            attention_mask, position_ids, past_key_values, use_cache: what the supported families pass besides; ignored.
         """
         cos, sin = (angles[0].float().contiguous() for angles in position_embeddings)
         cache = attention_step.cache
@@ -63,10 +59,10 @@ class ReplacedLayers(nn.Module):
 
 
 def read_weights(layer: Any, index: int) -> LayerWeights:
-    """The weights of a transformers layer. The supported families differ by biases and by norms of the heads.
+    """The weights of a plain layer. Plain families differ only in biases and in norms of the heads.
 
     Raises:
-        ModelError: the layer has a parameter that no operation reads, or an attention that is not causal.
+        ModelError: the layer has a parameter that no operation reads, or its attention is not causal.
     """
     for name, _ in layer.named_parameters():
         if name not in _WEIGHTS:
@@ -93,20 +89,20 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
 
 
 def sliding_window_of(attention: Any) -> int | None:
-    """Of a layer's attention: its own where layers differ (qwen2, qwen3), else the model's (mistral)."""
+    """The window of a layer's attention: its own attribute where layers differ (qwen2, qwen3), else the config's."""
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window  # type: ignore[no-any-return]
     return getattr(attention.config, "sliding_window", None)
 
 
 def join_linears(*linears: nn.Linear) -> Linear:
-    """Weights and biases of linear layers on the same input, as one layer's."""
+    """Linear layers with the same input, concatenated into one."""
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
     return torch.cat([linear.weight for linear in linears]), bias
 
 
 class TiedEmbedding(nn.Module):
-    """Token embeddings read from an output layer that has the same weights."""
+    """Token embeddings, read from the output layer, which has the same weights."""
 
     def __init__(self, output_layer: OutputLayer) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A causal LM with our attention underneath: of our own modules where it is plain, else a stock transformers one."""
+"""A causal LM whose layers or attention the engine computes: our own modules for plain models, else transformers'."""
 
 import copy
 import logging
@@ -36,18 +36,20 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 class Model:
-    """A loaded checkpoint on one device. Stateless between steps: KV lives in the KVCache it is given.
+    """A loaded checkpoint on one device. It has no state between steps: KV is in the KVCache that a step is given.
 
     Attributes:
-        base: the model without its output layer; its layers may be one module in the place of its own.
-        adapter: in the weights; None: the base alone.
-        shard: which rank's share of the model this is; None where it is whole.
-        settings: of the text model, as config.json has them.
-        max_positions: longest sequence that the checkpoint's positions allow.
-        has_plain_layers, has_own_layers: whether layers of all backends, or of this device's, can compute the model.
-        has_output_layer: whether the checkpoint has one; else it can be pooled alone.
-        read_layer, join_layers, finish_logits: what a family does to its layers' weights, to all layers, to logits.
-        weight_bytes, eos_token_ids: of all parameters; tokens that end an answer.
+        base: the model without its output layer; its layers may be replaced by one module of the backend.
+        adapter: merged into the weights; None: none.
+        shard: the rank whose share of the model this is; None: the model is whole.
+        settings: of the text model, as in config.json.
+        max_positions: longest sequence that the checkpoint allows.
+        has_plain_layers, has_own_layers: whether the layers of every backend, or of this device's, support the model.
+        has_output_layer: whether the checkpoint has one; else the model can only be pooled.
+        read_layer, join_layers, finish_logits: how the family's layers are read, joined into one module, and how its
+            logits are scaled or capped.
+        weight_bytes: of all parameters.
+        eos_token_ids: tokens that end an answer.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Model:
         self.read_layer: Callable[[Any, int], LayerWeights] = read_weights
         self.join_layers: Callable[[DecoderLayers], nn.Module] = ReplacedLayers
         if not self.has_plain_layers:
-            from engine.model.stock_model import adapt  # most models are plain
+            from engine.model.stock_model import adapt  # imported only when needed
 
             adapt(self, language_model)
         self.has_own_layers = self.has_plain_layers or self.join_layers is not ReplacedLayers
@@ -102,13 +104,13 @@ class Model:
         device: torch.device,
         make_engine: "MakeEngine",
     ) -> "Model":
-        """Reads a checkpoint straight onto the device; a model object is used as it is, switched to our attention.
+        """Reads a checkpoint onto the device; a loaded model is moved there and switched to our attention.
 
         Args:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
-            dtype: of weights, KV and computation; 8-bit formats are made of bfloat16 weights by `use_layers_of`.
+            dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights.
             device: where the weights go.
-            make_engine: with which an architecture that is not plain is proven, before weights are read.
+            make_engine: makes an engine that proves an architecture that is not plain, before weights are read.
         Raises:
             ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
         """
@@ -132,7 +134,7 @@ class Model:
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
-        """Puts the backend's layers and output layer, where it has its own, in the place of transformers' ones.
+        """Replaces the model's layers and output layer by those of the backend, if it has any.
 
         Raises:
             ModelError: a layer has a parameter that the backend's layers do not compute with.
@@ -142,17 +144,17 @@ class Model:
             read, norms = self.read_layer, {len(self.base.layers) - 1: self.base.norm.weight}
             self.read_layer = lambda layer, index: replace(read(layer, index), final_norm=norms.get(index))
         layers = backend.make_layers(self._take_layers())
-        head, self._head = self._head, None  # freed where the backend's output layer is a copy
+        head, self._head = self._head, None  # so that its memory is freed if the backend copies the weights
         output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
         if output_layer is None:
-            from engine.kernels.torch_output_layer import TorchOutputLayer  # most nights compute with packed weights
+            from engine.kernels.torch_output_layer import TorchOutputLayer  # imported only when needed
 
             self._output_layer = TorchOutputLayer(head)
         if layers is None:
             if not self.has_plain_layers:
-                LOGGER.info("transformers' own layers compute this model, attention %s its attention", backend.name)
+                LOGGER.info("transformers' own layers compute this model, with attention %s", backend.name)
             return
-        # A caller's model keeps its own layers: the copy shares everything but the list of them.
+        # A shallow copy, so that a model object of the caller keeps its own layers.
         self.base = copy.copy(self.base)
         self.base._modules = dict(self.base._modules)
         self.base.layers = nn.ModuleList([self.join_layers(layers)])
@@ -164,10 +166,10 @@ class Model:
             if self._owns_weights and head.weight is embedding.weight and type(embedding) in (nn.Embedding, Embedding):
                 self.base.embed_tokens = TiedEmbedding(output_layer)
         give_back_freed_memory()
-        torch.cuda.empty_cache()  # of the weights that were copied; does nothing on the CPU
+        torch.cuda.empty_cache()  # frees the weights that were copied; does nothing on a CPU
 
     def _take_layers(self) -> Iterator[LayerWeights]:
-        """Layer by layer. Where nobody else holds the weights, a layer's are freed before the next layer is copied."""
+        """The weights of each layer. If this model owns them, a layer is freed before the next one is copied."""
         layers = self.base.layers
         for index, layer in enumerate(layers):
             if self._owns_weights:
@@ -182,17 +184,16 @@ class Model:
         backend: AttentionBackend,
         pending_token_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs one token batch and writes its KV.
+        """Computes one token batch and writes its KV.
 
         Args:
-            pending_token_ids: int64, tokens sampled by the previous step that only the device knows.
+            pending_token_ids: int64, tokens sampled by the previous step, which are still on the device.
         Returns:
-            ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
+            last hidden states ``[R, hidden]`` of batch.output_rows, before the output layer.
         """
-        numbers = to_device(np.concatenate([batch.input_ids, batch.positions, batch.output_rows]), self.device)
-        num_rows = len(batch.input_ids)
-        input_ids, positions = numbers[:num_rows], numbers[num_rows : 2 * num_rows]
-        output_rows = numbers[2 * num_rows :]
+        arrays = batch.input_ids, batch.positions, batch.output_rows
+        joined = to_device(np.concatenate(arrays), self.device)  # one transfer
+        input_ids, positions, output_rows = torch.split(joined, [len(array) for array in arrays])
         if batch.has_pending_tokens:
             input_ids = self.fill_in(input_ids, pending_token_ids)
         works = [backend.prepare(attention) for attention in (batch.attention, *batch.more_attention)]
@@ -200,22 +201,22 @@ class Model:
         return self.compute(input_ids, positions, step)
 
     def fill_in(self, input_ids: torch.Tensor, pending_token_ids: torch.Tensor | None) -> torch.Tensor:
-        """Token ids int64 ``[T]`` with those that only the device, or that of the first rank, knows."""
+        """Token ids int64 ``[T]`` with the pending ones filled in; rank 0 has them and broadcasts to other ranks."""
         if self.shard is None or self.shard.rank == 0:
-            assert pending_token_ids is not None, "a token is missing that no step has sampled"
+            assert pending_token_ids is not None, "a pending token was sampled by the previous step"
             input_ids = fill_in(input_ids, pending_token_ids)
         return input_ids if self.shard is None else self.shard.take_first(input_ids)
 
     @torch.inference_mode()
     def compute(self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """The layers alone, all tensors on the device.
+        """The part of `forward` on the device, which a CUDA graph can capture.
 
-        Nothing in it waits for the device or depends on what is in the tensors, so a CUDA graph can be made of it.
+        It never waits for the device, and its launches do not depend on the contents of tensors.
 
         Args:
             input_ids, positions: int64 ``[T]``.
         Returns:
-            last hidden states ``[R, hidden]`` of the step's output rows; of all rows where it names none.
+            last hidden states ``[R, hidden]`` of the step's output rows, or of all rows.
         """
         inputs = {
             "input_ids": input_ids.unsqueeze(0),
@@ -235,25 +236,25 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[R, hidden]`` through the output layer: float32 ``[R, vocab_size]``."""
+        """The output layer: ``[R, hidden]`` -> float32 ``[R, vocab_size]``."""
         logits = self._output_layer.logits(hidden).float()
         return logits if self.finish_logits is None else self.finish_logits(logits)
 
     @torch.inference_mode()
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """``[R, hidden]`` -> int64 ``[R]``: see `OutputLayer.most_likely`."""
-        if self.finish_logits is not None:  # a cap can make logits equal that were not
-            from engine.kernels.torch_output_layer import largest_logits  # most models finish none
+        if self.finish_logits is not None:  # a cap can round different logits to equal ones
+            from engine.kernels.torch_output_layer import largest_logits  # imported only when needed
 
             return largest_logits(hidden, self.logits, allowed)
         return self._output_layer.most_likely(hidden, allowed)
 
     @torch.inference_mode()
     def draw(self, hidden: torch.Tensor, settings: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """``[R, hidden]`` -> int64 ``[R]``: a random token.
+        """Draws a token for each row: ``[R, hidden]`` -> int64 ``[R]``.
 
         Args:
-            settings: as `engine.kernels.draw.draw_tokens` has them.
+            settings: see `engine.kernels.draw.draw_tokens`.
             allowed: see `OutputLayer.most_likely`.
         """
         logits = self.logits(hidden)
@@ -261,23 +262,23 @@ class Model:
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Only the given columns of the output layer: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
+        """Logits of the given tokens only: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
         logits = self._output_layer.label_logits(hidden, token_ids)
         return (logits if self.finish_logits is None else self.finish_logits(logits)).float()
 
 
 def _prove(config: "transformers.PretrainedConfig", make_engine: "MakeEngine") -> None:
     if not is_plain(config.to_dict()):
-        from engine.model.proof.probe import prove  # most models need none
+        from engine.model.proof.probe import prove  # imported only when needed
 
         prove(config, make_engine)
 
 
 def kv_shape_of(config: Any, dtype: torch.dtype) -> KVShape:
-    """What a text model of this config keeps per token."""
+    """The KV shape of a text model with this config."""
     windows: tuple[int, ...] = ()
     if getattr(config, "sliding_window", None):
-        from engine.model.layer_windows import find_kept_windows  # most models have none
+        from engine.model.layer_windows import find_kept_windows  # imported only when needed
 
         windows = find_kept_windows(config.to_dict())
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

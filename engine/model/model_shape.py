@@ -1,4 +1,4 @@
-"""What a decoder-only transformer computes and keeps per token, read from its config.json; no weights are needed."""
+"""The computation and memory of a decoder-only transformer, from its config.json; no weights are needed."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,18 +17,19 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder with gated feed-forward layers, or experts of such, and of its number format.
+    """Sizes of a decoder and of its number format.
 
     Attributes:
         intermediate_size: of the feed-forward layer, or of one expert.
-        num_experts, num_active_experts: of a layer, and those that a token goes through; 1 without experts.
-        quantized_bytes: of one weight of a quantized file on average; 0: weights are not quantized.
-        value_bytes: of one number in the KV cache, and of one weight that is not quantized.
-        has_tied_embeddings: the output layer is the embedding table.
-        head_value_bytes: of one weight of the output layer; 0: as any other weight.
-        counted_weights: of all layers outside experts, and of all experts, where they are not those of such layers.
-        windows: of each layer, the positions that a row sees, 0 for all; empty where every layer sees all.
-        kept_windows: likewise, where KV beyond the window is given up.
+        num_experts, num_active_experts: of a layer, and how many of them compute a token; 1 without experts.
+        quantized_bytes: average size of a weight in a quantized file; 0: weights are not quantized.
+        value_bytes: size of a number in the KV cache, and of a weight that is not quantized.
+        has_tied_embeddings: whether the output layer is the embedding table.
+        head_value_bytes: size of a weight of the output layer; 0: as other weights.
+        counted_weights: number of weights of all layers, outside experts and in all experts; None: layers have Llama's
+            matrices, and the sizes above give their number.
+        windows: of each layer, the positions that a row sees, 0 for all; empty if no layer has a window.
+        kept_windows: likewise, for layers whose KV outside the window is freed.
     """
 
     num_layers: int
@@ -50,15 +51,15 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str) -> "ModelShape":
-        """Reads the keys that transformers writes.
+        """Reads the keys of a config.json.
 
-        Of architectures other than those of the backends' own layers, transformers' class of the config completes the
-        values, and its layers are made without weights and counted.
+        For architectures that are not plain, transformers' config class adds defaults, and the weights of its layers
+        are counted on the meta device.
 
         Args:
-            dtype: of weights and KV: fp8, or as torch names it int8, bfloat16, float16 or float32.
+            dtype: of weights and KV: fp8, int8, bfloat16, float16 or float32.
         Raises:
-            ModelError: a size is missing or no positive whole number.
+            ModelError: a size is missing or not a positive integer.
         """
         values, text_config = read_sizes(config), None
         if values.get("model_type") not in (None, *PLAIN_MODEL_TYPES):
@@ -98,13 +99,13 @@ class ModelShape:
 
     @property
     def num_layer_weights(self) -> int:
-        """Weights that a token goes through in all layers' matrices; norms and biases are too small to count."""
+        """Weights of all layers' matrices that a token is multiplied with; norms and biases are too small to count."""
         return round(self._weights_of_layers(self.num_active_experts))
 
     def num_read_weights(self, num_rows: int) -> int:
-        """Weights of the layers that a step of num_rows tokens reads: of experts, those that the tokens reach.
+        """Expected weights of the layers that a step of num_rows tokens reads; not all experts are chosen.
 
-        Tokens are taken to choose among experts evenly, each on its own.
+        Tokens are assumed to choose experts uniformly and independently.
         """
         share_missed = (1 - self.num_active_experts / self.num_experts) ** num_rows
         return round(self._weights_of_layers(self.num_experts * (1 - share_missed)))
@@ -118,12 +119,12 @@ class ModelShape:
 
     @property
     def num_head_weights(self) -> int:
-        """Weights of the output layer, used once per row whose next token is drawn."""
+        """Weights of the output layer, used once per output row."""
         return self.hidden_size * self.vocab_size
 
     @property
     def head_bytes(self) -> float:
-        """Of the output layer's weights."""
+        """Memory of the output layer's weights."""
         return self.num_head_weights * (self.head_value_bytes or self.bytes_per_weight)
 
     @property
@@ -132,7 +133,7 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the weights take; where they are not quantized, a table of embeddings is never below 16 bits."""
+        """Memory of all weights. Embedding tables have at least 16 bits unless the file is quantized."""
         table_value_bytes = self.quantized_bytes or max(2, self.value_bytes)
         table_bytes = 0 if self.has_tied_embeddings else self.num_head_weights * table_value_bytes
         layer_bytes = self._weights_of_layers(self.num_experts) * self.bytes_per_weight
@@ -140,16 +141,16 @@ class ModelShape:
 
     @property
     def kv_bytes_per_layer(self) -> int:
-        """Of a token's KV in one layer."""
+        """KV bytes of a token in one layer."""
         return 2 * self.num_kv_heads * kv_head_bytes(self.head_dim, self.value_bytes)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of a token that all layers keep."""
+        """KV bytes of a token in all layers."""
         return self.num_layers * self.kv_bytes_per_layer
 
     def kv_layout(self, config: EngineConfig) -> "KVLayout | None":
-        """The block tables that an engine makes; None where all layers share one, and nothing leaves a window."""
+        """The engine's block tables; None if all layers share one and no KV is freed outside windows."""
         if not self.kept_windows:
             return None
         from engine.kv.kv_layout import find_layout, kept_windows
@@ -158,17 +159,17 @@ class ModelShape:
         return find_layout(windows) if windows else None
 
     def kv_block_bytes(self, config: EngineConfig) -> int:
-        """Of a block of the engine's KV memory."""
+        """Bytes of a block of the engine's KV memory."""
         layout = self.kv_layout(config)
         num_layers = self.num_layers if layout is None else layout.num_slots
         return config.block_size * num_layers * self.kv_bytes_per_layer
 
     @property
     def layers_by_window(self) -> dict[int, int]:
-        """Positions that a row sees, 0 for all, to how many layers see so many."""
+        """How many layers have each window: positions that a row sees, 0 for all, to the number of layers."""
         return dict(Counter(self.windows)) if self.windows else {0: self.num_layers}
 
     @property
     def flops_per_attention_pair(self) -> int:
-        """Of one query token meeting one key token, in all layers: a product for the score and one for the value."""
+        """Flops of one query token against one KV token, in all layers: a product for the score, one for the value."""
         return 4 * self.num_layers * self.num_q_heads * self.head_dim

@@ -1,4 +1,4 @@
-"""Models that are not a whole checkpoint with its weights as they are: a rank's share, quantized, or adapted."""
+"""Loads models that are sharded, adapted by LoRA, or quantized."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,15 @@ def load_other(
     shard: "Shard | None",
     **how: Any,
 ) -> Model:
-    """Loads a model that is spread over ranks, adapted, or else has quantized weights.
+    """Loads one rank's share of a model, an adapted model, or one with quantized weights.
 
     Args:
         model, adapter, keeps_base, shard: as for `engine.Engine.load`.
-        config: names the number format.
+        config: has the number format.
         device: where the weights go.
         how: `make_engine` of `Model.load`.
     Raises:
-        ConfigError: the device does not compute the format, or the checkpoint has none such.
+        ConfigError: the device does not support the number format, or the checkpoint is not quantized.
         ModelError: as `Model.load`.
     """
     if shard is not None:
@@ -48,6 +48,6 @@ def load_other(
         return AdaptedModel.load_with(adapter, model, dtype=dtype, device=device, keeps_base=keeps_base, **how)
     from engine.model.quantized.quantized_model import load_quantized
 
-    assert isinstance(model, (str, Path)), "a checkpoint's weights are quantized"
+    assert isinstance(model, (str, Path)), "only checkpoints are quantized"
     quantized = load_quantized(model, config, device)
     return quantized or Model.load(model, dtype=find_dtype(config.dtype, device), device=device, **how)

@@ -1,8 +1,8 @@
-"""One rank of a model that is spread over several devices of a host, and what the ranks tell each other.
+"""One rank of a model that is sharded over several devices of a host, and the communication between ranks.
 
-Each rank has a share of the query and KV heads and of the columns of the MLP. The products that follow, attention's
-output and the MLP's down, give partial sums of all columns, which are added up over the ranks: two sums a layer
-(Shoeybi et al. 2019, "Megatron-LM", section 3).
+Each rank has a share of the query and KV heads and of the columns of the MLP. Attention's output product and the MLP's
+down product then give partial sums, which are reduced over the ranks: two all-reduces per layer (Shoeybi et al. 2019,
+"Megatron-LM", section 3).
 """
 
 import contextlib
@@ -22,39 +22,38 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 LONGEST_WAIT = timedelta(minutes=20)
-"""For another rank, which may still be reading its weights."""
+"""Time-out of a collective: another rank may still be reading its weights."""
 
 
 class Shard:
-    """The part of one rank. torch knows one group of ranks in a process, so there is one shard in it at a time.
+    """One rank. torch has one process group per process, so a process has at most one shard at a time.
 
     Attributes:
-        rank: 0 schedules and samples.
+        rank: rank 0 schedules and samples.
         size: number of ranks.
         device: of this rank.
     """
 
     is_closed = False
-    """Whether the ranks have ended."""
+    """Whether the ranks have stopped."""
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
 
     def join(self, meeting_file: Path) -> None:
-        """Waits until all ranks are there: NCCL (RCCL) on GPUs, gloo on a CPU.
+        """Joins the process group, and waits for the other ranks: NCCL (RCCL) on GPUs, gloo on a CPU.
 
         Args:
-            meeting_file: a path in a folder that the ranks alone use.
+            meeting_file: where the ranks find each other, in a folder that nothing else uses.
         Raises:
-            ConfigError: there is another such engine in this process.
+            ConfigError: this process already has a sharded engine.
         """
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")  # all ranks are on this host
-        os.environ.setdefault(
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
-        )  # `leave` aborts; the watchdog would end the process
+        # Else the watchdog of torch would end the process when `leave` aborts the group.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         if dist.is_initialized():
-            gc.collect()  # a dropped engine may not have been collected
+            gc.collect()  # an unreferenced engine may still hold the group
         if dist.is_initialized():
             raise ConfigError(
                 f"tensor_parallel_size {self.size}: this process has an engine on several devices already"
@@ -68,32 +67,32 @@ class Shard:
         )
 
     def leave(self) -> None:
-        """Ends the group here, in the middle of a sum, too."""
+        """Leaves the process group, even during a collective."""
         if dist.is_initialized():
             if self.device.type != "cpu":
-                with contextlib.suppress(Exception):  # of a group that has failed already
+                with contextlib.suppress(Exception):  # the group may have failed already
                     dist.distributed_c10d._abort_process_group()
             if dist.is_initialized():
                 dist.destroy_process_group()
 
     def all_reduce(self, partial_sum: torch.Tensor) -> None:
-        """Adds up the ranks' tensors, contiguous and of one shape, in place."""
+        """Sums a contiguous tensor over the ranks, in place."""
         dist.all_reduce(partial_sum)
 
     def agree(self, value: int) -> int:
-        """The least of the ranks' values."""
+        """The minimum of the ranks' values."""
         least = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least)
 
     def take_first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The contiguous tensor with what the first rank's holds; overwritten on the others."""
+        """Broadcasts rank 0's contiguous tensor; the other ranks' are overwritten."""
         dist.broadcast(tensor, src=0)
         return tensor
 
     def watch(self, steps: "Generator[Any, None, None]") -> "Generator[Any, None, None]":
-        """The steps of a run, which the first rank watches for failures of the others."""
+        """The steps of a run; rank 0's subclass watches the other ranks for failures meanwhile."""
         return steps
 
     def send(self, batch: TokenBatch) -> None:
-        """Has the other ranks compute a step; the first rank calls it before it computes the step itself."""
+        """Sends a step to the other ranks; rank 0's subclass calls it before it computes the step itself."""

@@ -1,4 +1,4 @@
-"""A checkpoint of which this process reads the share of one rank."""
+"""A model of which this process loads one rank's share."""
 
 import copy
 import json
@@ -12,15 +12,16 @@ from torch.nn.functional import linear
 from engine.errors import ConfigError, ModelError
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, resolve_checkpoint
 from engine.model.model import Model
-from engine.model.plain.plain_checkpoint import fill_in, make_skeleton
+from engine.model.plain.plain_checkpoint import fill_in
 from engine.model.plain.plain_model import Linear
+from engine.model.plain.skeleton import make_skeleton
 from engine.model.shard import Shard
 
 if TYPE_CHECKING:
     import transformers
 
 _SHARED_OUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""Sizes of a config of which each rank has its share."""
+"""Sizes of a config that are divided among the ranks."""
 
 
 class ShardedModel(Model):
@@ -35,7 +36,7 @@ class ShardedModel(Model):
         device: torch.device,
         shard: Shard,
     ) -> "ShardedModel":
-        """Reads of each tensor the part that the rank computes with.
+        """Reads this rank's part of each tensor.
 
         Args:
             model: checkpoint folder, GGUF file or hub id.
@@ -43,10 +44,10 @@ class ShardedModel(Model):
             device: where the weights go.
             shard: this rank.
         Raises:
-            ConfigError: the model does not divide into so many shares.
-            ModelError: not readable, or an architecture other than those of the own layers.
+            ConfigError: a size of the model is not divisible by the number of ranks.
+            ModelError: not readable, or not a plain model.
         """
-        assert isinstance(model, (str, Path)), "a loaded model is refused before"
+        assert isinstance(model, (str, Path)), "several_processes.check_model refuses loaded models"
         folder = resolve_checkpoint(model)
         values = json.loads((folder / "config.json").read_bytes())
         if not is_plain(values):
@@ -66,10 +67,10 @@ class ShardedModel(Model):
 
 
 class RowShardedLinear(Linear):
-    """A linear layer of which this rank has some input columns; results are added up over the ranks.
+    """A linear layer of which this rank has a range of input channels; results are summed over the ranks.
 
     Args:
-        whole: what it stands for, on the meta device; the first rank alone adds its bias.
+        whole: the layer that it replaces, on the meta device; only rank 0 adds its bias.
         shard: this rank.
     """
 
@@ -87,10 +88,10 @@ class RowShardedLinear(Linear):
 
 
 def divide_config(config: Any, size: int) -> Any:
-    """The configuration of one rank's share: as that of a smaller model with the same residual stream.
+    """The config of one rank's share: a model with fewer heads and a narrower MLP, and the same hidden size.
 
     Raises:
-        ConfigError: a size that is shared out is no multiple of `size`.
+        ConfigError: a size that is divided is not a multiple of `size`.
     """
     share = copy.deepcopy(config)
     share.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -103,7 +104,7 @@ def divide_config(config: Any, size: int) -> Any:
 
 
 def _cut(shard: Shard, file: Any, name: str, shape: torch.Size) -> torch.Tensor:
-    """The rank's part of a tensor in a file: along the dimension, if any, in which its share is smaller."""
+    """The rank's part of a tensor in a file, cut along the dimension, if any, in which `shape` is smaller."""
     whole = file.get_slice(name)
     sizes = whole.get_shape()
     if any(size not in (part, part * shard.size) for size, part in zip(sizes, shape, strict=True)):

@@ -1,7 +1,7 @@
-"""Our attention below transformers' own layers: what a layer asks for is computed, or refused by name.
+"""Our attention for transformers' own layers, by transformers' attention interface.
 
-A model passes keywords to its attention function. Those that change the result are computed by the backends; every
-other one must have a value that changes nothing.
+A model passes keywords to its attention function. A keyword that changes the result is supported by the backends or
+refused by name: every other one must have a value that changes nothing.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from engine.model.attention import AttentionStep, window_of
 ATTENTION_NAME = "batchloom"
 
 _IGNORED = frozenset(["position_ids"])
-"""The rotation has used the positions before attention is called."""
+"""The layer has applied rotary embeddings before it calls attention."""
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "dropout": (None, 0.0),
@@ -24,7 +24,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "output_attentions": (None, False),
     "output_router_logits": (None, False),
 }
-"""Values of a keyword that change nothing. Of all other keywords only None does."""
+"""Keywords with values that change nothing; any other keyword must be None."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -50,15 +50,15 @@ def attend(
         query: ``[1, num_q_heads, T, head_dim]``.
         key, value: ``[1, num_kv_heads, T, head_dim]``.
         attention_step: the step's work and KV cache.
-        attention_mask: None: who sees what is in the `AttentionBatch`.
-        scaling: of the scores; None: 1 / sqrt(head_dim).
-        sliding_window: positions that a row sees, its own included; None: all.
-        softcap: c: scores become c * tanh(score / c); None: they stay.
-        s_aux: ``[num_q_heads]``, attention sinks.
-        is_causal: None: as the module says.
-        keywords: whatever else the model passes.
+        attention_mask: must be None: the `AttentionBatch` says what a row sees.
+        scaling: `scale` of `AttentionBackend.attend`; None: 1 / sqrt(head_dim).
+        sliding_window: `window` of `AttentionBackend.attend`; None: no window.
+        softcap: as in `AttentionBackend.attend`; None: no cap.
+        s_aux: `sinks` of `AttentionBackend.attend`.
+        is_causal: None: the module's attribute.
+        keywords: any others that the model passes.
     Raises:
-        ModelError: the model asks for something that is not computed.
+        ModelError: the model needs something that is not supported.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if attention_step is None:
@@ -93,12 +93,12 @@ def attend(
 
 
 AttentionInterface.register(ATTENTION_NAME, attend)
-# No mask function is registered under this name. So transformers makes no mask, and does not look for packed sequences
-# in the positions, which would make the host wait for the device in each step.
+# No mask function is registered under this name, so transformers builds no mask. It also does not search the positions
+# for packed sequences, for which the host would wait for the device in each step.
 
 
 def use_our_attention(model: PreTrainedModel) -> None:
-    """Has the layers of `model` call `attend`."""
+    """Makes the layers of `model` call `attend`."""
     model.set_attn_implementation(ATTENTION_NAME)
 
 

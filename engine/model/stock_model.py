@@ -1,4 +1,4 @@
-"""What the engine has to know of a model that transformers' layers compute: its last step, and how far it reaches."""
+"""Models that are not plain: which are refused, how logits are finished, and how long sequences may be."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,21 +18,21 @@ _STATE_KEYS = ("mamba_d_state", "ssm_cfg", "state_size", "linear_num_value_heads
 
 
 def refuse_known(config: Any) -> None:
-    """Refuses by name what the engine has no kernels or no memory for.
+    """Refuses architectures whose attention or state the engine does not support.
 
     Args:
         config: of the text model.
     Raises:
-        ModelError: the architecture, and why it cannot be computed.
+        ModelError: names the architecture and the reason.
     """
     layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     reason = None
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        reason = "its decoder attends to an encoder (cross attention), and KV is kept of prompts alone"
+        reason = "its decoder attends to an encoder (cross attention), but the engine keeps KV only of prompts"
     elif getattr(config, "cross_attention_layers", None):
-        reason = "its decoder attends to images (cross attention), and KV is kept of prompts alone"
+        reason = "its decoder attends to images (cross attention), but the engine keeps KV only of prompts"
     elif getattr(config, "kv_lora_rank", None):
-        reason = "its keys and values are projections of one small vector a token (MLA), which KV blocks do not hold"
+        reason = "its keys and values are projections of one small vector per token (MLA), which KV blocks cannot hold"
     elif any(word in kind for kind in layer_types for word in _STATE_LAYERS) or any(
         getattr(config, key, None) is not None for key in _STATE_KEYS
     ):
@@ -48,10 +48,10 @@ def refuse_known(config: Any) -> None:
 
 
 def adapt(model: Model, language_model: PreTrainedModel) -> None:
-    """Has `model`, which is being made of `language_model`, compute what this one computes.
+    """Sets the attributes of `model`, in its constructor, that depend on the family of `language_model`.
 
     Raises:
-        ModelError: the config names no longest sequence.
+        ModelError: config.json has no max_position_embeddings.
     """
     config = language_model.config.get_text_config(decoder=True)
     model.max_positions, model.finish_logits = longest_sequence(config), find_logit_rule(config)
@@ -62,20 +62,21 @@ def adapt(model: Model, language_model: PreTrainedModel) -> None:
 
 
 def use_grouped_experts(language_model: PreTrainedModel) -> None:
-    """Has transformers' layers sort rows by expert and compute each product of all experts as one.
+    """Makes transformers' layers compute each product of all experts as one grouped product.
 
-    Other ways loop over experts, and wait for the device to know which. Models without experts stay as they are.
+    Other implementations loop over experts, and wait for the device to learn which ones were chosen. Does nothing for
+    models without experts.
     """
     if any(hasattr(module, "is_concatenated") for module in language_model.modules()):
         language_model.set_experts_implementation("grouped_mm")
 
 
 def find_logit_rule(config: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What a family does to the output layer's logits; None: nothing.
+    """The function that a family applies to its logits; None: none.
 
     Args:
         config: of the text model. Granite divides by `logits_scaling`, Cohere multiplies by `logit_scale`, Gemma caps
-            by `final_logit_softcapping`.
+            at `final_logit_softcapping`.
     """
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
@@ -90,31 +91,28 @@ def find_logit_rule(config: Any) -> Callable[[torch.Tensor], torch.Tensor] | Non
 
 
 def longest_sequence(config: Any) -> int:
-    """Tokens of the longest sequence whose positions mean the same whatever else is in its batch.
+    """The longest sequence, in tokens, whose rotary angles do not depend on the rest of the batch.
 
-    Rotary embeddings of type longrope have other angles once any sequence of a batch is longer than the context that
-    the model was first trained with. So the engine goes as far as that, and `dynamic` ones as far as the model's own.
+    Rotary embeddings of type longrope change all angles of a batch once one of its sequences is longer than the
+    original context. Sequences are therefore limited to that; those of other types to max_position_embeddings.
 
     Args:
         config: of the text model.
     Raises:
-        ModelError: the config names no longest sequence.
+        ModelError: config.json has no max_position_embeddings.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int):
         raise ModelError(f"architecture {config.model_type!r}: config.json names no max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]
-    first = [
-        int(kind.get("original_max_position_embeddings", longest))
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
-    ]
-    if min(first, default=longest) < longest:
+    longrope = [kind for kind in kinds if kind.get("rope_type") == "longrope"]
+    limit = min([longest, *(int(kind.get("original_max_position_embeddings", longest)) for kind in longrope)])
+    if limit < longest:
         LOGGER.info(
-            "sequences end at %d tokens, where longrope changes its angles: beyond, an answer would depend on the "
-            "length of its neighbours; config.json says %d",
-            min(first),
+            "sequences end at %d tokens, where longrope changes its angles: a longer one would change the answers of "
+            "its whole batch; config.json says %d",
+            limit,
             longest,
         )
-    return min([longest, *first])
+    return limit

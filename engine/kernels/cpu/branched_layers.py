@@ -1,4 +1,4 @@
-"""Packed layers of families that differ from Llama's (`engine.kernels.branched_layer`)."""
+"""Packs the layers of `engine.kernels.branched_layer` for the C++ kernels."""
 
 import ctypes
 from dataclasses import replace
@@ -20,10 +20,10 @@ _NUMBERED = (
     *("attention_input", "norm_heads", "output_branch", "add_attention", "mlp_input", "activate"),
     *("down_branch", "add_mlp", "select_normed_rows", "route", "experts"),
 )
-"""The operations by their numbers in cpp/layer.h."""
+"""Operations in the order of their numbers in cpp/layer.h."""
 
 _ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu", "clamped")
-"""By their numbers in cpp/activation.h."""
+"""In the order of their numbers in cpp/activation.h."""
 
 _TENSORS = (
     *("post_attention_norm", "post_mlp_norm", "apart_q_norm", "apart_k_norm", "attention_norm_bias", "mlp_norm_bias"),
@@ -32,7 +32,7 @@ _TENSORS = (
 
 
 class _Branches(ctypes.Structure):
-    """As cpp/branches.h has it."""
+    """`Branches` of cpp/branches.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _TENSORS),
@@ -46,8 +46,8 @@ class _Branches(ctypes.Structure):
 
 
 def pack_gate_up(kernels: NativeKernels, layer: LayerWeights) -> PackedWeight | None:
-    """The feed-forward's first product, of all experts one after the other; None as for `pack`."""
-    assert isinstance(layer, BranchedWeights), "layers of another kind"
+    """The feed-forward's first product; the experts' columns are concatenated. None as for `pack`."""
+    assert isinstance(layer, BranchedWeights), "plain layers are packed by native_layers"
     if not layer.is_gated:
         return kernels.pack(layer.gate, layer.gate_bias)
     packed = kernels.pack_gated(layer.gate, layer.up)
@@ -58,14 +58,14 @@ def pack_gate_up(kernels: NativeKernels, layer: LayerWeights) -> PackedWeight | 
 
 
 def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels) -> None:
-    """Fills in what cpp/layer.h has besides the fields of all layers.
+    """Fills in the fields and attributes that only branched layers have.
 
     Args:
-        packed: written.
+        packed: changed.
         layer: its weights.
-        kernels: which pack the router.
+        kernels: pack the router.
     """
-    assert isinstance(layer, BranchedWeights), "layers of another kind"
+    assert isinstance(layer, BranchedWeights), "plain layers need none of it"
     tensors = {name: getattr(layer, name, None) for name in _TENSORS}
     settings = {
         name: getattr(layer, name)
@@ -83,7 +83,7 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels)
         settings |= {name: getattr(experts, name) for name in names}
         if num_rows := len(experts.router):
             router = kernels.pack(pad(experts.router, (0, 0, 0, cdiv(num_rows, 32) * 32 - num_rows)))
-            assert router is not None, "rows that other products take"
+            assert router is not None, "the other products of this depth have been packed"
             settings["router_columns"] = router.num_columns
             tensors["router"] = router.panels
         tensors["router_bias"] = None if experts.router_bias is None else experts.router_bias.float()
@@ -93,9 +93,8 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels)
         **settings,
     )
     packed.branches = ctypes.addressof(branches)
-    packed.kept = branches
     packed.rotation = layer.rotation
     packed.down_bias = None if layer.down_bias is None else layer.down_bias.data_ptr()
-    packed.tensors = (*packed.tensors, *tensors.values(), layer.down_bias)
+    packed.kept = (*packed.kept, branches, *tensors.values(), layer.down_bias)
     packed.operations = [_NUMBERED.index(name) for name in layer.operations]
     packed.num_branch_columns = columns

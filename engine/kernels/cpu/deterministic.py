@@ -1,8 +1,8 @@
-"""Bfloat16 and float32 on the CPU with results that do not depend on what else is computed, to the last bit.
+"""Bfloat16 and float32 on the CPU with results that do not depend on the rest of the batch, to the last bit.
 
-Products, norms and rotation are so anyway: a row's sums are made in one order, however rows and columns are spread over
-tiles and threads. Attention meets KV in chunks, and brings a row's sum and output to its new maximum after each. Here
-chunks are counted from the prompt's first token, and not from the end of what it shares.
+Products, norms and rotation always have this property: they sum a row in one order, however rows and columns are split
+over tiles and threads. Attention processes KV in chunks and rescales a row's sum and output after each chunk. Here the
+chunks start at the prompt's first token, not at the end of the shared prefix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,13 @@ from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 256
-"""KV tokens between two rescalings of the output; as in cpp/attention.h."""
+"""KV tokens between two rescalings of the output; the same as CHUNK in cpp/attention.h."""
 
 _ROWS_AT_ONCE = 64
 
 
 class DeterministicBackend(NativeBackend):
-    """The CPU kernels, for prefixes that end with a block."""
+    """The C++ kernels; prefixes must end at the end of a KV block."""
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
         """See `AttentionShape.prepare`."""
@@ -34,7 +34,7 @@ class DeterministicBackend(NativeBackend):
         """See `NativeBackend.make_layers`.
 
         Raises:
-            ModelError: a layer has a sliding window, or a size so that its products would be torch's.
+            ModelError: a layer has a sliding window, or a size that the kernels do not support.
         """
         layers = super().make_layers(_without_windows(weights))
         if not isinstance(layers, PackedLayers):
@@ -45,7 +45,7 @@ class DeterministicBackend(NativeBackend):
         """See `NativeBackend.make_output_layer`.
 
         Raises:
-            ModelError: it is not covered, so that its product would be torch's.
+            ModelError: the kernels do not support the vocabulary's size.
         """
         layer = super().make_output_layer(weight, bias)
         if layer is None:
@@ -54,7 +54,7 @@ class DeterministicBackend(NativeBackend):
 
     @staticmethod
     def label_columns(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `columns_in_float64`; each sum is made by itself, along the depth."""
+        """See `columns_in_float64`; each sum along the depth is computed in one order."""
         wide, columns = hidden.double().numpy(), weight.double().numpy()
         parts = [
             np.add.reduce(wide[first : first + _ROWS_AT_ONCE, None] * columns, axis=-1)
@@ -74,10 +74,10 @@ def _without_windows(weights: Iterable[LayerWeights]) -> Iterator[LayerWeights]:
 
 
 def share_whole_chunks(batch: AttentionBatch) -> AttentionBatch:
-    """The same attention, with what each prefix has beyond whole chunks in front of its sequences' own KV.
+    """The same attention with each prefix cut to whole chunks; its remaining blocks go in front of the suffixes.
 
     Args:
-        batch: of prefixes that end with a block.
+        batch: its prefixes end at the end of a block.
     """
     whole_lens = batch.prefix_lens // CHUNK_TOKENS * CHUNK_TOKENS
     if np.array_equal(whole_lens, batch.prefix_lens):

@@ -1,18 +1,18 @@
-"""Int8 on the CPU: weights with a scale per output column, rows with a scale each, KV with a scale per head and token.
+"""Int8 on the CPU: one scale per output column of the weights, per input row, and per head and token of the KV.
 
-Answers do not depend on the batch: cpp/int8/quads.h says why.
-
-`engine.kernels.cpu.int8_weights` says what weights have been through before they are bytes.
+Answers do not depend on the batch (cpp/int8/quads.h says why). `engine.kernels.cpu.int8_weights` converts the weights.
 """
 
 import ctypes
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.int8_weights import (
     ALIGNED_DEPTH,
     PANEL,
@@ -22,38 +22,58 @@ from engine.kernels.cpu.int8_weights import (
     columns_in_pieces,
     spread,
 )
-from engine.kernels.cpu.native_build import load_library
+from engine.kernels.cpu.native_build import DRAW_TOKENS, FLOAT, I64, INT, KERNELS, POINTER, declare, load_library
 from engine.kernels.cpu.native_layers import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer, PackedLayers
 from engine.kernels.cpu.native_operations import draw_tokens
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 128
-"""KV tokens whose weights have a scale in common; as in cpp/int8/quad_attention.h."""
+"""KV tokens whose attention weights share a scale; the same as CHUNK in cpp/int8/quad_attention.h."""
+
+_SIGNATURES: dict[str, list[Any]] = {
+    "attend_int8": [
+        *[POINTER, I64, *[POINTER] * 3, *[INT] * 4, FLOAT],
+        *[*[POINTER, I64] * 2, *[POINTER] * 3],
+    ],
+    "rotate_and_store_int8": KERNELS["rotate_and_store"],
+    "quantize_int8": [*[POINTER] * 3, *[I64] * 2],
+    "round_columns_int8": [*[POINTER] * 5, *[I64] * 2, INT],
+    "spread_columns_int8": [POINTER, *[I64] * 3],
+    "project_int8": [*[POINTER] * 4, *[I64] * 3],
+    "largest_column_int8": [*[POINTER] * 5, *[I64] * 3],
+    "draw_tokens": DRAW_TOKENS,
+    "compute_layers_int8": KERNELS["compute_layers"],
+}
+
+
+def load_int8_library(folder: Path) -> ctypes.CDLL:
+    """The kernels of int8.cpp; see `load_library`."""
+    library = load_library(folder, "int8")
+    declare(library, _SIGNATURES)
+    return library
 
 
 class _Int8Layer(PackedLayer):
-    """As cpp/layer.h has it; the norms of a layer are in its products."""
+    """`LayerWeights` of cpp/layer.h; the weights of attention_norm and mlp_norm are folded into the products."""
 
-    _fields_ = (*((name, ctypes.c_void_p) for name in NORMS), *((name, Int8Weight) for name in PRODUCTS), *LAYER_SIZES)
+    _fields_ = (*((name, POINTER) for name in NORMS), *((name, Int8Weight) for name in PRODUCTS), *LAYER_SIZES)
 
 
-class Int8Backend(AttentionShape):
-    """Decoder layers, attention and output layer in int8, as an `engine.kernels.attention_backend.AttentionBackend`.
+class Int8Backend(AttentionShape, AttentionBackend):
+    """Decoder layers, attention and output layer in int8.
 
-    What is between products is bfloat16: hidden states, queries, attended heads.
+    Hidden states, queries and attention outputs are bfloat16.
 
     Args:
         block_size: tokens in a KV block, a multiple of 32.
-        folder: where compiled kernels are kept.
+        folder: where compiled kernels are stored.
     Raises:
-        ValueError: the shape is not covered.
+        ValueError: the shape is not supported.
         NativeBuildError: there is no compiler, or it fails.
     """
 
     name = "native"
-    graphable = None
-    has_final_norm = False
 
     def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, folder: Path) -> None:
         super().__init__(
@@ -63,19 +83,15 @@ class Int8Backend(AttentionShape):
             block_size=block_size,
             shared_unit=CHUNK_TOKENS,
         )
-        self.library = load_library(folder, "int8")
-
-    def scratch_bytes(self, num_rows: int) -> int:
-        """None of a GPU."""
-        return 0
+        self.library = load_int8_library(folder)
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers in one C++ call.
 
         Args:
-            weights: taken one after the other, so that the caller can free each layer before the next one is copied.
+            weights: read one at a time, so that the caller can free each layer before the next one is copied.
         Raises:
-            ModelError: a size of the layers is not covered, or they have a sliding window.
+            ModelError: a size of the layers is not supported, or they have a sliding window.
         """
         packer = LayerPacker(self.library, self.num_q_heads, self.num_kv_heads, self.head_dim)
         packed = [self._pack(layer, packer) for layer in weights]
@@ -100,7 +116,7 @@ class Int8Backend(AttentionShape):
             *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, 0),
             *(layer.epsilon, layer.scale),
         )
-        packed.tensors = (*norms, *(tensor for product in products for tensor in product.tensors))
+        packed.kept = (*norms, *products)
         return packed
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "Int8OutputLayer":
@@ -109,7 +125,7 @@ class Int8Backend(AttentionShape):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
     ) -> None:
-        """See `AttentionBackend.write_kv`; key and value in bfloat16, of which the caches keep bytes and scales."""
+        """See `AttentionBackend.write_kv`; bfloat16 keys and values are stored as int8 with scales."""
         qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1)
         cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
         self.library.rotate_and_store_int8(
@@ -134,8 +150,8 @@ class Int8Backend(AttentionShape):
         window: int = 0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`, no cap, window, sinks; cpp/int8/quad_attention.h says how caches lie."""
-        assert (softcap, window, sinks) == (0.0, 0, None), "layers that make_layers refuses"
+        """See `AttentionBackend.attend`; without softcap, window and sinks. KV layout: cpp/int8/quad_attention.h."""
+        assert (softcap, window, sinks) == (0.0, 0, None), "make_layers refuses such layers"
         out = torch.empty(len(query), self.num_q_heads, self.head_dim, dtype=torch.bfloat16)
         self.library.attend_int8(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
@@ -150,7 +166,7 @@ class Int8OutputLayer:
     """An output layer (`engine.kernels.attention_backend.OutputLayer`) in int8; its logits are float32.
 
     Args:
-        packed: weights of vocabulary entries, spread.
+        packed: one column per token; each column has been through `spread`.
     """
 
     def __init__(self, library: ctypes.CDLL, packed: PackedInt8) -> None:
@@ -168,7 +184,7 @@ class Int8OutputLayer:
         return out[:, : self._packed.num_columns]
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """Without writing the logits."""
+        """Does not store the logits."""
         rows, scales = self._quantize(hidden)
         out, num_columns = torch.empty(len(hidden), dtype=torch.int64), len(self._packed.scales)
         assert allowed is None or (allowed.shape == (len(hidden), num_columns // 32) and allowed.is_contiguous())
@@ -180,7 +196,7 @@ class Int8OutputLayer:
         return out
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """The same numbers as in `logits`: sums of these integers are exact in float64, in any order."""
+        """The same values as in `logits`: sums of these integers are exact in float64, in any order."""
         rows, row_scales = self._quantize(hidden)
         columns, scales = self._packed.columns(token_ids)
         sums = (rows[: len(hidden), : self._packed.depth].double() - 128) @ columns.double().T
@@ -195,6 +211,7 @@ class Int8OutputLayer:
         return embeddings.bfloat16().contiguous().view(*token_ids.shape, -1)
 
     def _quantize(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows as unsigned bytes, padded for the kernels, and their scales."""
         num_rows = cdiv(len(hidden), TILE_ROWS) * TILE_ROWS
         rows = torch.empty(num_rows, cdiv(hidden.shape[1], ALIGNED_DEPTH) * ALIGNED_DEPTH, dtype=torch.uint8)
         scales, hidden = torch.empty(num_rows), hidden.contiguous()

@@ -1,13 +1,13 @@
-"""Weights of linear layers as bytes.
+"""Weights of linear layers in int8.
 
-Rows of bytes lose most where few values are much larger than the others. Products therefore see their input through a
-Hadamard matrix, which spreads such values, and their weights have been through the same, which takes it back (QuaRot,
-section 4). Norms have no weights of their own left: the products after them have taken them.
+Rounding a row to int8 loses most where few values are much larger than the others. The input of a product is therefore
+multiplied by a Hadamard matrix, which spreads outliers, and the weights by the same matrix, which cancels it (QuaRot,
+section 4). The weights of norms are folded into the products that follow.
 
-What rounding does to a product is the weights' errors times the input, and some channels of the input are much larger
-than others. A weight's error is therefore made up for by the weights of its column that are rounded after it, such that
-errors hardly meet large channels (GPTQ, section 3; the channels' matrix is diagonal before the Hadamard matrix, so its
-inverse is known). How large channels are is told by random hidden states on their way through the layers, not by text.
+The error of a product is the weights' rounding errors times the input, and some input channels are much larger than
+others. The rounding error of a weight is therefore compensated by weights of the same column that are rounded later, so
+that large channels meet small errors (GPTQ, section 3; the channels' covariance is diagonal before the Hadamard
+transform, so its inverse is known). Channel sizes are measured on random hidden states, no calibration text is needed.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ from engine.kernels.decoder_layer import LayerWeights
 PANEL = 32
 ALIGNED_DEPTH = 64
 _FEEDBACK = 64
-"""Weights of a column whose errors reach each other, at most; as in cpp/int8/quad_rounding.h."""
+"""Largest block of weights that compensate each other's errors: MAX_FEEDBACK of cpp/int8/quad_rounding.h."""
 _COLUMNS_AT_ONCE = 4096
-"""Columns that are in float32 together while weights are packed: a bound on that memory."""
+"""Columns that are in float32 at the same time while weights are packed."""
 _NUM_STATES = 32
 _SMALLEST_SHARE = 1 / 64
-"""Of the mean energy of all channels: what smaller channels count as, so that no error is moved there without end."""
+"""Lower bound of a channel's energy relative to the mean: else errors would pile up in channels close to zero."""
 
 
 class Int8Weight(ctypes.Structure):
@@ -37,18 +37,19 @@ class Int8Weight(ctypes.Structure):
 
 
 class PackedInt8:
-    """The weights of a linear layer in the order in which products of bytes read them.
+    """The weights of a linear layer in the memory layout that the int8 kernels read.
 
     Args:
         library: the kernels.
-        columns: float32 ``[depth, num_columns]`` in contiguous pieces of some columns each, one after the other.
+        columns: float32 ``[depth, num_columns]``, as an iterable of contiguous column ranges.
         bias: ``[num_columns]``.
-        feedback: float32 ``[depth / size, size, size]``: what part of each weight's error (last dim) is added to those
-            after it in its block; None: every weight is rounded to nearest.
+        feedback: float32 ``[depth / size, size, size]``: which share of the error of a weight (last dim) is added to
+            each later weight of its block; None: every weight is rounded to nearest.
 
     Attributes:
-        num_columns: of the layer; panels have columns up to a multiple of 32, in which no row is largest.
-        panels, offsets, scales, bias: int8, int32, float32, and float32 or None, as cpp/int8/quad_product.h says.
+        num_columns: without padding. Panels are padded to a multiple of 32 columns, whose bias of -inf keeps them from
+            being the arg max.
+        panels, offsets, scales, bias: int8, int32, float32, and float32 or None, as in cpp/int8/quad_product.h.
     """
 
     def __init__(
@@ -85,22 +86,18 @@ class PackedInt8:
         self.panels, self.offsets, self.scales = torch.cat(panels), torch.cat(offsets), torch.cat(scales)
         self.bias = bias
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """What `addresses` points into."""
-        return self.panels, self.offsets, self.scales, self.bias
-
     def addresses(self) -> Int8Weight:
-        return Int8Weight(*(None if tensor is None else tensor.data_ptr() for tensor in self.tensors))
+        tensors = (self.panels, self.offsets, self.scales, self.bias)
+        return Int8Weight(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
 
     def columns(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 ``[n]`` -> int8 ``[n, depth]`` and float32 ``[n]``: some columns and their scales."""
+        """int64 ``[n]`` -> int8 ``[n, depth]`` and float32 ``[n]``: these columns and their scales."""
         quads = self.panels.view(torch.int32)[..., 0]
         return quads[index // PANEL, :, index % PANEL].view(torch.int8)[:, : self.depth], self.scales[index]
 
 
 class LayerPacker:
-    """Packs layers one after the other.
+    """Packs the layers of a model, in order: each needs the hidden states that the layers before it produce.
 
     Args:
         library: the kernels.
@@ -114,7 +111,7 @@ class LayerPacker:
 
     def pack(self, layer: LayerWeights) -> tuple[PackedInt8, ...]:
         """Query, key and value; output; gate and up, 16 columns of each in turn; down."""
-        energies = self._pass_through(layer)
+        energies = self._measure_channels(layer)
         halves = [weight.view(-1, 16, weight.shape[1]) for weight in (layer.gate, layer.up)]
         gate_up = torch.stack(halves, dim=1).flatten(0, 2)
         return (
@@ -124,11 +121,11 @@ class LayerPacker:
             self._pack_output(layer.down, None, energies[3]),
         )
 
-    def _pass_through(self, layer: LayerWeights) -> list[torch.Tensor]:
-        """Mean squares of the channels that products take, before a norm's weights; states go on to the next layer.
+    def _measure_channels(self, layer: LayerWeights) -> list[torch.Tensor]:
+        """Mean squares of the input channels of each product, without the norms' weights; advances the hidden states.
 
-        Each state attends to itself alone. In float64, and as powers of two, so that the order of sums, which is
-        torch's, does not show in the weights.
+        Each state attends only to itself. Computed in float64 and rounded to powers of two, so that the weights do not
+        depend on torch's summation order.
         """
         num_q_heads, num_kv_heads, head_dim = self._head_sizes
         x = self._states
@@ -165,13 +162,13 @@ class LayerPacker:
     def _pack_input(
         self, weight: torch.Tensor, norm: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor
     ) -> PackedInt8:
-        """A product of the normed residual stream ``[columns, hidden]``, with the norm's weight in it."""
+        """A product that reads the normed residual stream, ``[columns, hidden]``; the norm's weight is folded in."""
         pieces = columns_in_pieces(self._library, weight, norm.float())
         feedback = error_feedback(self._library, energy, spread_group(len(energy)))
         return PackedInt8(self._library, pieces, bias, feedback)
 
     def _pack_output(self, weight: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor) -> PackedInt8:
-        """A product that is added to the residual stream ``[hidden, depth]``; its input is spread on the way to it."""
+        """A product that is added to the residual stream, ``[hidden, depth]``; the kernel spreads its input."""
         group = min(256, spread_group(len(energy)))
         library = self._library
         columns = spread(library, spread(library, weight).T, group) / math.sqrt(group)
@@ -182,12 +179,12 @@ class LayerPacker:
 def columns_in_pieces(
     library: ctypes.CDLL, weight: torch.Tensor, factors: torch.Tensor | None = None
 ) -> Iterable[torch.Tensor]:
-    """Weights as products of bytes see them, `spread`: float32 ``[depth, columns]``.
+    """Weights after `spread`, float32 ``[depth, columns]``, in ranges of columns.
 
     Args:
         library: the kernels.
         weight: ``[columns, depth]``.
-        factors: ``[depth]``, of the channels, before they are spread; None: none.
+        factors: ``[depth]``, multiplied with the channels before they are spread; None: none.
     """
     for first in range(0, len(weight), _COLUMNS_AT_ONCE):
         columns = weight[first : first + _COLUMNS_AT_ONCE].T
@@ -195,17 +192,17 @@ def columns_in_pieces(
 
 
 def spread_group(size: int) -> int:
-    """The largest power of two that divides `size`: neighbours that `spread` mixes."""
+    """The largest power of two that divides `size`: how many neighbours `spread` mixes."""
     return size & -size
 
 
 def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> torch.Tensor:
-    """``[n, ...]`` to float32 of that shape: `spread` of cpp/int8/quad_elementwise.h along the first dimension.
+    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape.
 
     Args:
         library: the kernels.
-        x: is not changed.
-        group: neighbours that are mixed; None: `spread_group` of n.
+        x: not changed.
+        group: how many neighbours are mixed; None: `spread_group` of n.
     """
     spread = torch.empty(x.shape).copy_(x)
     library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or spread_group(len(x)))
@@ -213,20 +210,20 @@ def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> t
 
 
 def error_feedback(library: ctypes.CDLL, energy: torch.Tensor, group: int) -> torch.Tensor:
-    """See `PackedInt8`, for channels of which a product sees groups through a Hadamard matrix.
+    """The `feedback` of `PackedInt8` for a product whose input channels are spread in groups.
 
     Args:
         library: the kernels.
-        energy: float64 ``[depth]``, of the channels.
-        group: channels that a matrix mixes.
+        energy: float64 ``[depth]``, mean square of each channel.
+        group: how many channels `spread` mixes.
     """
     size = min(group, _FEEDBACK)
-    # Larger matrices are made of such blocks, each of which meets the mean of the group's channels.
+    # A Hadamard matrix of a larger group consists of such blocks; each sees the mean energy of the group's channels.
     energy = (
         energy.view(-1, group // size, size).mean(dim=1, keepdim=True).expand(-1, group // size, -1).reshape(-1, size)
     )
     hadamard = spread(library, torch.eye(size)).double()
     lower = torch.linalg.cholesky(hadamard @ (hadamard / energy.unsqueeze(1)).mT)
     factors = -torch.tril(lower / lower.diagonal(dim1=1, dim2=2).unsqueeze(1), diagonal=-1)
-    # Coarse enough that the order of sums in the decomposition does not show.
+    # Rounded so that the weights do not depend on the summation order of the decomposition.
     return ((factors * 1024).round() / 1024).float().contiguous()

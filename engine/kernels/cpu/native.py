@@ -1,6 +1,6 @@
-"""The CPU kernels of cpp/, called on torch tensors: products, and the largest of their columns.
+"""The C++ kernels of cpp/ on torch tensors: linear layers, and the arg max over their output columns.
 
-Without a C++ compiler `engine.kernels.cpu.torch_attention` computes everything.
+Without a C++ compiler `engine.kernels.cpu.torch_attention` is used instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native_build import ELEMENT_TYPES, load_library
+from engine.kernels.cpu.native_build import DRAW_TOKENS, ELEMENT_TYPES, KERNELS, declare, load_library
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
-    """Weights of a linear layer in the order in which products on tiles or vectors read them.
+    """Weights of a linear layer in the memory layout that the matrix kernels read.
 
     Attributes:
         panels: bfloat16 or float32, panels of 32 output columns.
-        bias: of the same type, ``[columns]``.
-        is_gated: whether a panel holds 16 columns of a gate and the same 16 of what it gates.
+        bias: of the same type, ``[num_columns]``.
+        is_gated: whether a panel holds 16 columns of the gate, then the same 16 columns of up.
     """
 
     panels: torch.Tensor
@@ -31,28 +31,28 @@ class PackedWeight:
     is_gated: bool
 
     def columns(self, index: torch.Tensor) -> torch.Tensor:
-        """int64 ``[n]`` -> ``[n, depth]``: the weights of some output columns, as the layer had them."""
-        assert not self.is_gated, "columns of two layers"
+        """int64 ``[n]`` -> ``[n, depth]``: the weights of these output columns, unpacked."""
+        assert not self.is_gated, "a column index is ambiguous between gate and up"
         words = self.panels.view(torch.int32)[..., 0]
         return words[index // 32, :, index % 32].view(self.panels.dtype)
 
 
-def lay_together(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
-    """The same weights in one piece of memory: pages of 2 MB hold what is smaller than one."""
-    together = torch.cat([weight.panels.flatten() for weight in weights])
-    parts = torch.split(together, [weight.panels.numel() for weight in weights])
+def in_one_allocation(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """Copies of the weights in one allocation, so that small weights share pages of 2 MB."""
+    joined = torch.cat([weight.panels.flatten() for weight in weights])
+    parts = torch.split(joined, [weight.panels.numel() for weight in weights])
     return [replace(weight, panels=part.view_as(weight.panels)) for weight, part in zip(weights, parts, strict=True)]
 
 
 class NativeKernels(AttentionShape):
-    """The kernels for one element type and one shape of attention.
+    """The kernels for one element type and one attention shape.
 
     Args:
-        dtype: bfloat16 or float32; of all tensors.
+        dtype: of all tensors, bfloat16 or float32.
         block_size: tokens in a KV block, a multiple of 32.
-        folder: where compiled kernels are kept.
+        folder: where compiled kernels are stored.
     Raises:
-        ValueError: the shape or the element type is not covered.
+        ValueError: the shape or the element type is not supported.
         NativeBuildError: there is no compiler, or it fails.
     """
 
@@ -63,33 +63,32 @@ class NativeKernels(AttentionShape):
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         super().__init__(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
         self.dtype = dtype
-        library = load_library(folder)
-        self.library = library
-        self.has_products = dtype == torch.float32 or bool(library.has_products())
+        self.library = load_library(folder)
+        kernels = {f"{name}_{ELEMENT_TYPES[dtype]}": types for name, types in KERNELS.items()}
+        declare(self.library, {**kernels, "draw_tokens": DRAW_TOKENS})
+        self.has_products = dtype == torch.float32 or bool(self.library.has_products())
 
     def kernel(self, name: str) -> Callable[..., None]:
-        """Of `engine.kernels.cpu.native_build.KERNELS`, for this element type."""
+        """The function of `native_build.KERNELS` for this element type."""
         found: Callable[..., None] = getattr(self.library, f"{name}_{ELEMENT_TYPES[self.dtype]}")
         return found
 
-    def copy_rows(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """``[T, n]``, int64 ``[R]`` -> ``[R, n]``: some rows, or all, as `project` takes them."""
-        if rows is None:
-            return self._rows(*x.shape).copy_(x)
-        return torch.index_select(x, 0, rows, out=self._rows(len(rows), x.shape[1]))
+    def copy_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of ``[T, n]`` in memory as `project` needs it."""
+        return self._rows(*x.shape).copy_(x)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight | None:
-        """``[n, depth]`` weights of a linear layer for `project`; None where only torch multiplies them."""
+        """Packs ``[n, depth]`` weights for `project`; None where the kernels do not support the size or processor."""
         num_columns, depth = weight.shape
         if not self.has_products or num_columns % 32 or depth % 32:
             return None
-        # Panel, word of depth, column, one of the word: pairs in bf16.
+        # [panel, word along the depth, column, element of the word]: a word of 4 bytes holds a pair of bf16.
         size = 4 // weight.itemsize
         panels = weight.view(num_columns // 32, 32, depth // size, size).permute(0, 2, 1, 3).contiguous()
         return PackedWeight(panels=panels, bias=bias, num_columns=num_columns, depth=depth, is_gated=False)
 
     def pack_gated(self, gate: torch.Tensor, up: torch.Tensor) -> PackedWeight | None:
-        """Two ``[n, depth]`` weights, so that `project` gives silu(gate) * up in one go; None as for `pack`."""
+        """Packs two ``[n, depth]`` weights so that `project` computes silu(gate) * up; None as for `pack`."""
         if gate.shape[0] % 16:
             return None
         halves = torch.stack([gate.view(-1, 16, gate.shape[1]), up.view(-1, 16, up.shape[1])], dim=1)
@@ -97,10 +96,10 @@ class NativeKernels(AttentionShape):
         return None if packed is None else replace(packed, is_gated=True)
 
     def project(self, x: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """``[T, depth]`` -> ``[T, columns]``: the linear layer, plus the residual stream where one is given.
+        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, columns]``.
 
         Args:
-            x: from one of these kernels, whose outputs lie in memory for rows rounded up to 32.
+            x: output of a kernel or of `copy_rows`; its memory reaches to a multiple of 32 rows.
             residual: ``[T, columns]``.
         """
         out = self._rows(len(x), weight.num_columns // 2 if weight.is_gated else weight.num_columns)
@@ -114,12 +113,13 @@ class NativeKernels(AttentionShape):
     def largest_column(
         self, x: torch.Tensor, weight: PackedWeight, allowed: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``[T, depth]``, as for `project` -> int64 ``[T]``: the linear layer's largest column, the first of equals.
+        """The arg max over the linear layer's output columns, the lowest on ties: int64 ``[T]``.
 
-        The output is compared in float32 as it is computed, and never written. Weights of 32 columns of which no row of
-        a tile may choose one are not multiplied.
+        Outputs are compared in float32 and not stored. A panel of 32 columns is skipped where no row of a tile may
+        choose any of them.
 
         Args:
+            x: ``[T, depth]``, as for `project`.
             allowed: see `OutputLayer.most_likely`.
         """
         out = torch.empty(len(x), dtype=torch.int64)
@@ -132,5 +132,5 @@ class NativeKernels(AttentionShape):
         return out
 
     def _rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
-        """Uninitialised ``[num_rows, num_columns]``; products read whole tiles, so memory reaches to their end."""
+        """Uninitialised ``[num_rows, num_columns]``, allocated for whole tiles of rows, which the kernels read."""
         return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]

@@ -1,4 +1,4 @@
-"""Compiles the kernels of cpp/ for this machine, once, and loads them."""
+"""Compiles the C++ kernels of cpp/ once per machine, and loads them."""
 
 import ctypes
 import hashlib
@@ -9,7 +9,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +19,31 @@ import torch
 LOGGER = logging.getLogger("batchloom.engine")
 
 ELEMENT_TYPES = {torch.bfloat16: "bf16", torch.float32: "float32"}
-"""Suffixes of the kernels that come once for each element type."""
+"""Name suffixes of the kernels that exist once per element type."""
 
 _SOURCES = Path(__file__).with_name("cpp")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
-_OWN_FLAGS = {"native": (), "int8": ("-ffp-contract=off",), "quantized": ()}
-"""In int8 a sum is rounded where the source says so, on every unit."""
-_WIDE_FLAGS = ("-mprefer-vector-width=512",)  # refused by compilers for other processors
+_FLAGS_OF_SOURCE = {"int8": ("-ffp-contract=off",)}
+"""Int8 results are the same bits on every instruction set: the compiler must not fuse a * b + c."""
+_X86_FLAGS = ("-mprefer-vector-width=512",)
 
-_I64, _INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+I64, INT, FLOAT, POINTER = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 KERNELS: dict[str, list[Any]] = {
     "attend": [
-        *[_POINTER, _I64, *[_POINTER] * 3, *[_INT] * 4, _FLOAT, _FLOAT, _INT, _POINTER],
-        *[*[_POINTER, _I64] * 2, *[_POINTER] * 4],
+        *[POINTER, I64, *[POINTER] * 3, *[INT] * 4, FLOAT, FLOAT, INT, POINTER],
+        *[*[POINTER, I64] * 2, *[POINTER] * 4],
     ],
-    "rms_norm": [*[_POINTER] * 3, *[_I64] * 2, _FLOAT],
-    "rotate_and_store": [*[_POINTER] * 5, _FLOAT, *[_POINTER] * 3, _I64, *[_INT] * 4],
-    "swiglu": [*[_POINTER] * 2, *[_I64] * 2],
-    "project": [*[_POINTER] * 5, *[_I64] * 3, ctypes.c_bool],
-    "largest_column": [*[_POINTER] * 5, *[_I64] * 3],
-    "compute_layers": [*[_POINTER, _I64] * 2, *[_POINTER] * 5, _I64],
+    "rms_norm": [*[POINTER] * 3, *[I64] * 2, FLOAT],
+    "rotate_and_store": [*[POINTER] * 5, FLOAT, *[POINTER] * 3, I64, *[INT] * 4],
+    "swiglu": [*[POINTER] * 2, *[I64] * 2],
+    "project": [*[POINTER] * 5, *[I64] * 3, ctypes.c_bool],
+    "largest_column": [*[POINTER] * 5, *[I64] * 3],
+    "compute_layers": [*[POINTER, I64] * 2, *[POINTER] * 5, I64],
 }
-"""Argument types of the kernels that come once for each element type."""
+"""Argument types of the functions of native.cpp that exist once per element type."""
 
-_DRAW_TOKENS: list[Any] = [*[_POINTER] * 3, *[_I64] * 2]
-_SIGNATURES: dict[str, dict[str, list[Any]]] = {
-    "native": {
-        **{f"{name}_{suffix}": types for name, types in KERNELS.items() for suffix in ELEMENT_TYPES.values()},
-        "draw_tokens": _DRAW_TOKENS,
-        "has_products": [],
-    },
-    "int8": {
-        "attend_int8": [
-            *[_POINTER, _I64, *[_POINTER] * 3, *[_INT] * 4, _FLOAT],
-            *[*[_POINTER, _I64] * 2, *[_POINTER] * 3],
-        ],
-        "rotate_and_store_int8": KERNELS["rotate_and_store"],
-        "quantize_int8": [*[_POINTER] * 3, *[_I64] * 2],
-        "round_columns_int8": [*[_POINTER] * 5, *[_I64] * 2, _INT],
-        "spread_columns_int8": [_POINTER, *[_I64] * 3],
-        "project_int8": [*[_POINTER] * 4, *[_I64] * 3],
-        "largest_column_int8": [*[_POINTER] * 5, *[_I64] * 3],
-        "draw_tokens": _DRAW_TOKENS,
-        "compute_layers_int8": KERNELS["compute_layers"],
-    },
-}
-"""Argument types of the functions of each source file; of others, whoever loads them knows."""
+DRAW_TOKENS: list[Any] = [*[POINTER] * 3, *[I64] * 2]
+"""Argument types of draw_tokens, which native.cpp and int8.cpp have."""
 
 
 class NativeBuildError(RuntimeError):
@@ -77,10 +57,10 @@ def find_compiler() -> str | None:
 
 @cache
 def load_library(folder: Path, source: str = "native") -> ctypes.CDLL:
-    """The kernels of a source file, "native", "int8" or "quantized"; compiled where `folder` does not hold them yet.
+    """The kernels of a source file, "native", "int8" or "quantized"; compiled unless `folder` has them already.
 
     Raises:
-        NativeBuildError: there is no compiler, it fails, or what it made cannot be kept or loaded.
+        NativeBuildError: there is no compiler, it fails, or its result cannot be stored or loaded.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -89,19 +69,23 @@ def load_library(folder: Path, source: str = "native") -> ctypes.CDLL:
             "`apt install g++` installs one"
         )
     try:
-        library = ctypes.CDLL(str(_built(compiler, folder, source)))
+        return ctypes.CDLL(str(_compiled(compiler, folder, source)))
     except OSError as error:
         raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
-    for name, types in _SIGNATURES.get(source, {}).items():
+
+
+def declare(library: ctypes.CDLL, signatures: Mapping[str, list[Any]]) -> None:
+    """Sets the argument types of functions; none of them returns a value."""
+    for name, types in signatures.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = types, ctypes.c_bool if name == "has_products" else None
-    return library
+        function.argtypes, function.restype = types, None
 
 
-def _built(compiler: str, folder: Path, source: str) -> Path:
-    """The shared library for this source, compiler and processor; compiled where it is not in the cache."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    flags = [*_FLAGS, *_OWN_FLAGS[source], *(_WIDE_FLAGS if platform.machine() == "x86_64" else ())]
+def _compiled(compiler: str, folder: Path, source: str) -> Path:
+    """The shared library for this source, compiler and processor; compiled unless `folder` has it already."""
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
+    version = run([compiler, "--version"]).stdout
+    flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]
     flags += shlex.split(os.environ.get("CXXFLAGS", ""))
     identity = hashlib.sha256("\0".join([compiler, version, *flags, _processor()]).encode())
     for file in sorted(_SOURCES.glob("**/*.*")):
@@ -114,12 +98,7 @@ def _built(compiler: str, folder: Path, source: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
-            built = subprocess.run(
-                [compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            built = run([compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)])
             if built.returncode != 0:
                 raise NativeBuildError(f"{compiler} cannot compile {source}.cpp: {built.stderr.strip()[:2000]}")
             made.replace(path)
@@ -129,7 +108,7 @@ def _built(compiler: str, folder: Path, source: str) -> Path:
 
 
 def _processor() -> str:
-    """What -march=native depends on: a cache folder may be shared by machines that differ."""
+    """The processor's features, on which -march=native depends: different machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

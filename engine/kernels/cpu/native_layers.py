@@ -1,4 +1,4 @@
-"""The decoder layers and the output layer on the CPU kernels, and the attention backend that brings them."""
+"""Decoder layers and output layer on the C++ kernels, and the attention backend that makes them."""
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
@@ -8,41 +8,35 @@ from typing import Any
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native import NativeKernels, PackedWeight, lay_together
+from engine.kernels.attention_backend import AttentionBackend
+from engine.kernels.cpu.native import NativeKernels, PackedWeight, in_one_allocation
+from engine.kernels.cpu.native_build import FLOAT, I64, POINTER
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
 from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerWeights, TabledWork
 from engine.kernels.output_layer import columns_in_float64
 
-_POINTER, _I64, _I32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
-
-class NativeBackend(NativeOperations):
-    """The CPU kernels as an `engine.kernels.attention_backend.AttentionBackend`.
+class NativeBackend(NativeOperations, AttentionBackend):
+    """The C++ kernels for bfloat16 and float32.
 
     Args:
-        has_layers: whether these layers compute what the model's do; else `make_layers` has none.
-        shape: see `NativeKernels`.
+        has_layers: whether the kernels support the model's layers; else `make_layers` returns None.
+        shape: arguments of `NativeKernels`.
     """
 
     name = "native"
-    graphable = None
-    has_final_norm = False
     label_columns = staticmethod(columns_in_float64)
 
     def __init__(self, *, has_layers: bool, **shape: Any) -> None:
         super().__init__(**shape)
         self._has_layers = has_layers
 
-    def scratch_bytes(self, num_rows: int) -> int:
-        """None of a GPU."""
-        return 0
-
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """Layers in one C++ call, or with torch's products where the kernels have none for them.
+        """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes or processor.
 
         Args:
-            weights: taken one after the other, so that the caller can free each layer before the next one is copied.
+            weights: read one at a time, so that the caller can free each layer before the next one is copied.
         """
         if not self._has_layers:
             return None
@@ -51,16 +45,16 @@ class NativeBackend(NativeOperations):
         for layer in remaining:
             found = _pack(self, layer)
             if found is None:
-                from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # most layers are packed
+                from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # imported only when needed
                 from engine.kernels.layer_by_layer import LayerByLayer
 
-                assert not packed, "layers of different shapes"
+                assert not packed, "layers of one model differ in shape"
                 return LayerByLayer(make_unpacked_layer(self, each) for each in chain([layer], remaining))
             packed.append(found)
         return PackedLayers(self, self.kernel("compute_layers"), packed, dtype=self.dtype)
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedOutputLayer | None":
-        """The output layer with packed weights; None where only torch multiplies them."""
+        """The output layer with packed weights; None as for `pack`."""
         packed = self.pack(weight, bias)
         return None if packed is None else PackedOutputLayer(self, packed)
 
@@ -76,7 +70,7 @@ class PackedOutputLayer:
         return self._kernels.project(self._kernels.copy_rows(hidden), self._packed)
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """Without writing the logits."""
+        """Does not store the logits."""
         return self._kernels.largest_column(self._kernels.copy_rows(hidden), self._packed, allowed)
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -90,48 +84,45 @@ class PackedOutputLayer:
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 LAYER_SIZES: tuple[tuple[str, Any], ...] = (
-    *((name, _I64) for name in ("hidden_size", "intermediate_size")),
-    *((name, _I32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
-    *((name, _FLOAT) for name in ("epsilon", "scale")),
-    *((name, _I32) for name in ("rotation", "table")),
-    ("branches", _POINTER),
+    *((name, I64) for name in ("hidden_size", "intermediate_size")),
+    *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
+    *((name, FLOAT) for name in ("epsilon", "scale")),
+    *((name, ctypes.c_int32) for name in ("rotation", "table")),
+    ("branches", POINTER),
 )
-"""Fields of a layer's weights in cpp/layer.h; each product's are those of its format."""
+"""Fields of `LayerWeights` in cpp/layer.h, which come in this order; the fields of a product depend on the format."""
 
 _STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state")
 _SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales", "branch", "expert_rows", "expert_gated")
 
 
 class PackedLayer(ctypes.Structure):
-    """`LayerWeights` as cpp/layer.h has them; gate and up are one product."""
+    """`LayerWeights` of cpp/layer.h; gate and up are one product."""
 
-    tensors: tuple[torch.Tensor | None, ...]  # what the addresses point into
-    operations: Sequence[int] = range(len(DECODER_LAYER))  # their numbers in cpp/layer.h
-    num_branch_columns: tuple[int, ...] = ()  # of the scratch from `bytes` on, where there are branches
-    kept: object  # what `branches` points to
+    kept: tuple[object, ...]  # owners of the memory that the addresses point to
+    operations: Sequence[int] = range(len(DECODER_LAYER))  # numbers of `Operation` in cpp/layer.h
+    num_branch_columns: tuple[int, ...] = ()  # columns of the _SCRATCH arrays from `bytes` on, of branched layers
     hidden_size: int
     intermediate_size: int
 
 
 class PanelLayer(PackedLayer):
-    """In bf16 or float32: panels and a bias for each product."""
-
-    products: tuple[object, ...]  # quantized ones, see `engine.kernels.cpu.quantized`
+    """Weights in bf16, float32 or quantized: panels and a bias for each product."""
 
     _fields_ = (
-        *((name, _POINTER) for name in NORMS),
-        *((f"{name}_{part}", _POINTER) for name in PRODUCTS for part in ("panels", "bias")),
+        *((name, POINTER) for name in NORMS),
+        *((f"{name}_{part}", POINTER) for name in PRODUCTS for part in ("panels", "bias")),
         *LAYER_SIZES,
     )
 
 
 class _LayerStep(ctypes.Structure):
-    """As cpp/layer.h has it."""
+    """`LayerStep` of cpp/layer.h."""
 
     _fields_ = (
-        *((name, _POINTER) for name in _STEP_ARRAYS),
-        *((name, _I64) for name in ("num_rows", "num_shared", "num_own")),
-        *((name, _POINTER) for name in _SCRATCH),
+        *((name, POINTER) for name in _STEP_ARRAYS),
+        *((name, I64) for name in ("num_rows", "num_shared", "num_own")),
+        *((name, POINTER) for name in _SCRATCH),
     )
 
 
@@ -141,11 +132,11 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
     is_branched = type(layer) is not LayerWeights
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
     if is_branched:
-        from engine.kernels.cpu.branched_layers import complete, pack_gate_up  # few models have such layers
+        from engine.kernels.cpu.branched_layers import complete, pack_gate_up  # imported only when needed
     gate_up = pack_gate_up(kernels, layer) if is_branched else kernels.pack_gated(layer.gate, layer.up)
     if qkv is None or output is None or gate_up is None or down is None:
         return None
-    products = lay_together((qkv, output, gate_up, down))
+    products = in_one_allocation((qkv, output, gate_up, down))
     tensors = (
         *(layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm),
         *(tensor for product in products for tensor in (product.panels, product.bias)),
@@ -156,20 +147,20 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
         *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
         *(layer.epsilon, layer.scale),
     )
-    packed.tensors = tensors
+    packed.kept = tensors
     if is_branched:
         complete(packed, layer, kernels)
     return packed
 
 
 class PackedLayers:
-    """`engine.kernels.decoder_layer.DecoderLayers` of one shape as one call of the kernels.
+    """`engine.kernels.decoder_layer.DecoderLayers` in one C++ call.
 
     Args:
         compute: `compute_layers` of the layers' format.
-        layers: of that format.
-        num_byte_columns: most bytes of a row that the kernels need besides what is in `dtype`.
-        dtype: of rows between the products.
+        layers: all of one format and one shape.
+        num_byte_columns: int8 only: largest padded depth of a product, in bytes.
+        dtype: of hidden states and scratch memory.
     """
 
     def __init__(
@@ -181,21 +172,16 @@ class PackedLayers:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self._compute = compute
-        self._layers = layers  # keeps their tensors
+        self._layers = layers  # owners of the weights' memory
         operations = layers[0].operations
-        self._operations = (_I32 * len(operations))(*operations)
+        self._operations = (ctypes.c_int32 * len(operations))(*operations)
         self._weights = (type(layers[0]) * len(layers))(*layers)
         q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
-        # Columns of _SCRATCH; in int8, whose rows are in bf16, a float32 scale takes two.
-        self._columns: tuple[int, ...] = (
-            layers[0].hidden_size,
-            q_size + 2 * kv_size,
-            q_size,
-            layers[0].intermediate_size,
-        )
+        # Columns of the _SCRATCH arrays, in elements of dtype: in int8, where dtype is bf16, a float32 scale takes two.
+        self._columns = [layers[0].hidden_size, q_size + 2 * kv_size, q_size, layers[0].intermediate_size]
         if num_byte_columns:
             self._columns += (num_byte_columns // 2, 2)
-        self._columns += tuple(max(each) for each in zip(*(layer.num_branch_columns for layer in layers), strict=True))
+        self._columns += map(max, zip(*(layer.num_branch_columns for layer in layers), strict=True))
         self._scratch = torch.empty(0, dtype=dtype)
 
     def __call__(
@@ -209,34 +195,33 @@ class PackedLayers:
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes in place: returns `hidden`, or its first rows."""
-        assert hidden.is_contiguous(), "rows that do not lie together"
+        assert hidden.is_contiguous(), "the kernels take contiguous rows"
         num_rows = len(hidden)
         num_tile_rows = cdiv(num_rows, TILE_ROWS) * TILE_ROWS
         sizes = [num_tile_rows * columns for columns in self._columns]
         if self._scratch.numel() < sum(sizes):
             self._scratch = self._scratch.new_empty(sum(sizes))
-        works = (work,) if isinstance(work, NativeWork) else work.works
-        if not isinstance(work, NativeWork):
+        works: Sequence[NativeWork] = (work,) if isinstance(work, NativeWork) else work.works
+        if isinstance(work, TabledWork):
             for layer, table in zip(self._weights, work.tables, strict=True):
                 layer.table = table
+        angles = cos.data_ptr(), sin.data_ptr()
         scratch = [part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)]
-        steps = (_LayerStep * len(works))()
-        for index, each in enumerate(works):
-            steps[index] = _LayerStep(cos.data_ptr(), sin.data_ptr(), *_list_work(each, num_rows), *scratch)
+        steps = [_LayerStep(*angles, *_work_fields(each), *scratch) for each in works]
         num_output_rows = 0 if output_rows is None else len(output_rows)
         self._compute(
-            *(self._weights, len(self._layers), self._operations, len(self._operations), steps, hidden.data_ptr()),
-            *(_addresses(k_caches), _addresses(v_caches)),
+            *(self._weights, len(self._layers), self._operations, len(self._operations)),
+            *((_LayerStep * len(steps))(*steps), hidden.data_ptr(), _addresses(k_caches), _addresses(v_caches)),
             *(None if output_rows is None else output_rows.data_ptr(), num_output_rows),
         )
         return hidden if output_rows is None else hidden[:num_output_rows]
 
 
-def _list_work(work: NativeWork, num_rows: int) -> tuple[int, ...]:
+def _work_fields(work: NativeWork) -> tuple[int, ...]:
     """Fields of `_LayerStep`, from slots to num_own."""
     arrays = (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks, work.own_seen)
     addresses = (array.ctypes.data for array in arrays)
-    return (*addresses, work.state.data_ptr(), num_rows, len(work.shared), len(work.own))
+    return (*addresses, work.state.data_ptr(), len(work.slots), len(work.shared), len(work.own))
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes.c_void_p]":

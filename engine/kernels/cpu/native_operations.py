@@ -1,4 +1,4 @@
-"""The CPU kernels one operation at a time: attention, norms, rotation, SwiGLU, for layers not computed in one call."""
+"""The C++ kernels called one operation at a time, for layers that are not computed in one call."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ from engine.kernels.cpu.native_work import NativeWork
 
 
 class NativeOperations(NativeKernels):
-    """The operations of a layer between its products; see `NativeKernels`."""
+    """The operations of a decoder layer between its matrix products; see `NativeKernels`."""
 
     def attend(
         self,
@@ -23,10 +23,9 @@ class NativeOperations(NativeKernels):
         window: int = 0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`.
+        """See `AttentionBackend.attend`; cpp/attention.h describes the layout of the caches.
 
-        Query rows may be strided; where heads do not lie together, they are copied. The caches are laid out as
-        cpp/attention.h says.
+        Query rows may be strided. Where the heads of a row are not contiguous, the query is copied.
         """
         if query.stride()[1:] != (self.head_dim, 1):
             query = query.contiguous()
@@ -75,7 +74,7 @@ class NativeOperations(NativeKernels):
         k_norm: torch.Tensor | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """Norms (where norms are given) and rotates query and key heads in place, and writes the step's KV.
+        """Norms query and key heads if norms are given, rotates them, all in place, and writes the step's KV.
 
         Args:
             qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``, contiguous.
@@ -101,12 +100,11 @@ class NativeOperations(NativeKernels):
 
 
 def draw_tokens(library: ctypes.CDLL, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """`AttentionBackend.draw_tokens` by the kernels; no row is sorted.
+    """`AttentionBackend.draw_tokens` in C++, which sorts only likely tokens.
 
     Args:
-        library: the kernels of any format.
-        logits: float32 ``[R, vocab_size]``.
-        settings: what `AttentionBackend.draw_tokens` takes.
+        library: native.cpp or int8.cpp.
+        logits, settings: see `AttentionBackend.draw_tokens`.
     """
     logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
     library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)

@@ -1,6 +1,7 @@
-"""One step's attention cut into pieces of work for the CPU kernels."""
+"""One step's attention, split into work items for the CPU kernels."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,26 +13,26 @@ from engine.kernels.attention_batch import AttentionBatch
 Ints = npt.NDArray[np.int64]
 
 SUB_BLOCK_TOKENS = 32
-"""KV tokens that lie together; a block size is a multiple of it."""
+"""Tokens of a sub-block, the unit of the KV layout in cpp/attention.h; block sizes are multiples of it."""
 
 TILE_ROWS = 32
-"""Query rows, a token's query heads of one KV head each, that one piece of work takes."""
+"""Query rows of one work item, where a token has a row for each query head of the KV head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeWork:
-    """One step's attention, prepared once and used by every layer. Items are what one thread does for one KV head.
+    """One step's attention, prepared once and used by every layer. A thread computes an item for one KV head at a time.
 
     Attributes:
         slots: int64 ``[T]``, where each row's key and value are written.
-        shared: int64 ``[n, 4]``: first row, number of rows, start in prefix_blocks, prefix tokens; rows of several
-            sequences of a group against their prefix, which is read once for all of them.
-        own: int64 ``[m, 7]``: first row, number of rows, start in own_blocks, own tokens that the first row sees,
-            start in prefix_blocks, prefix tokens, tokens that `shared` has attended to: of the prefix, with a
-            `shared_unit` own ones as well, up to the end of the unit in which they begin.
+        shared: int64 ``[n, 4]``, items of rows of several sequences of a group against their prefix, which is read
+            once for all of them: first row, number of rows, start in prefix_blocks, prefix tokens.
+        own: int64 ``[m, 7]``, items of rows of one sequence: first row, number of rows, start in own_blocks, own tokens
+            that the first row sees, start in prefix_blocks, prefix tokens, tokens that shared items have covered. With
+            a `shared_unit` these include the own tokens in the prefix's last, partial unit.
         prefix_blocks, own_blocks: int32 block tables.
-        own_seen: int32 ``[T]``, own tokens that each row sees; where a window begins follows from it.
-        state: float32 scratch of the backend, what `shared` hands to `own`.
+        own_seen: int32 ``[T]``, own tokens that each row sees; a window's start is computed from it.
+        state: float32 scratch memory, in which shared items leave their partial results for own items.
     """
 
     slots: Ints
@@ -40,17 +41,18 @@ class NativeWork:
     prefix_blocks: npt.NDArray[np.int32]
     own_blocks: npt.NDArray[np.int32]
     own_seen: npt.NDArray[np.int32]
-    state: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    state: torch.Tensor
 
 
 class AttentionShape:
-    """The shape of attention that kernels are made for.
+    """The attention shape of one model.
 
     Args:
         block_size: tokens in a KV block, a multiple of 32.
-        shared_unit: see `cut_rows`.
+        shared_unit: tokens; 1: shared items cover the prefix. Else they cover whole units of it, and the next unit, in
+            which own tokens begin.
     Raises:
-        ValueError: the shape is not covered.
+        ValueError: the shape is not supported.
     """
 
     def __init__(
@@ -69,78 +71,63 @@ class AttentionShape:
         self._state = torch.empty(0)
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
-        """Cuts a step's rows into items. Called once a step."""
-        work = cut_rows(batch, self._tile_tokens, self._shared_unit)
-        size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(work.shared) else 0
+        """Splits a step's rows into items of at most TILE_ROWS query rows. Called once per step.
+
+        Sequences of a group with few rows share items for their prefix. A sequence with enough rows to fill an item
+        attends to its prefix and its own KV in the same item.
+        """
+        num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
+        group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
+        prefix_lens = batch.prefix_lens.astype(np.int64)
+        shared_lens = prefix_lens // self._shared_unit * self._shared_unit
+        covered_lens = shared_lens if self._shared_unit == 1 else shared_lens + self._shared_unit
+        is_short = (num_rows < self._tile_tokens) & (prefix_lens[group] > 0)
+        # A group's only short sequence needs no shared item.
+        is_short &= np.bincount(group, weights=is_short, minlength=batch.num_groups)[group] > 1
+        shared = self._shared_items(batch, group, is_short, shared_lens)
+        size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(shared) else 0
         if self._state.numel() < size:
             self._state = torch.empty(size)
-        return replace(work, state=self._state)
+        first_visible = batch.suffix_lens.astype(np.int64) - num_rows + 1
+        first_seen = first_visible - batch.cu_seqlens_q[:-1]
+        sequence, offset, count = _cut(num_rows, self._tile_tokens)
+        visible, prefix_len = first_visible[sequence] + offset, prefix_lens[group][sequence]
+        covered = np.where(is_short, covered_lens[group], 0)[sequence]
+        first_row, table_start = batch.cu_seqlens_q[sequence] + offset, batch.suffix_block_starts[sequence]
+        own = [first_row, count, table_start, visible, batch.prefix_block_starts[group[sequence]], prefix_len, covered]
+        return NativeWork(
+            slots=np.ascontiguousarray(batch.slot_mapping),
+            shared=shared,
+            own=_longest_first(own, cost=count * (visible + prefix_len - covered)),
+            prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
+            own_blocks=np.ascontiguousarray(batch.suffix_block_table),
+            own_seen=np.arange(batch.num_rows, dtype=np.int32) + np.repeat(first_seen, num_rows).astype(np.int32),
+            state=self._state,
+        )
+
+    def _shared_items(
+        self, batch: AttentionBatch, group: Ints, is_short: npt.NDArray[np.bool_], shared_lens: Ints
+    ) -> Ints:
+        """Items of the rows of consecutive short sequences of a group."""
+        is_next_same = is_short[1:] & is_short[:-1] & (group[1:] == group[:-1])
+        starts = is_short & ~np.concatenate([[False], is_next_same])
+        ends = is_short & ~np.concatenate([is_next_same, [False]])
+        first = batch.cu_seqlens_q[:-1][starts].astype(np.int64)
+        run, offset, count = _cut(batch.cu_seqlens_q[1:][ends] - first, self._tile_tokens)
+        run_group = group[starts][run]
+        shared_len = shared_lens[run_group]
+        shared = [first[run] + offset, count, batch.prefix_block_starts[run_group], shared_len]
+        return _longest_first(shared, cost=count * shared_len)
 
 
-def cut_rows(batch: AttentionBatch, tile_tokens: int, shared_unit: int = 1) -> NativeWork:
-    """Cuts a step's rows into items of at most tile_tokens rows.
-
-    Rows of short sequences of one group meet in tiles for their prefix; a sequence with enough rows to fill tiles
-    attends to prefix and own KV in one go.
-
-    Args:
-        tile_tokens: most rows of an item.
-        shared_unit: tokens; rows meet for whole units of a prefix, and for the next one, in which own tokens begin.
-    """
-    num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
-    group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
-    prefix_len = batch.prefix_lens[group_of].astype(np.int64)
-    shared_lens = batch.prefix_lens.astype(np.int64) // shared_unit * shared_unit
-    met_lens = shared_lens if shared_unit == 1 else shared_lens + shared_unit
-    is_short = (num_rows < tile_tokens) & (prefix_len > 0)
-    # Alone with its prefix, a short sequence shares it with nobody.
-    num_short = np.bincount(group_of, weights=is_short, minlength=batch.num_groups)
-    is_short &= num_short[group_of] > 1
-    own_sequence, own_offset, own_count = _cut(num_rows, tile_tokens)
-    first_visible = batch.suffix_lens.astype(np.int64) - num_rows + 1
-    first_seen = first_visible - batch.cu_seqlens_q[:-1]
-    own = np.stack(
-        [
-            batch.cu_seqlens_q[own_sequence] + own_offset,
-            own_count,
-            batch.suffix_block_starts[own_sequence],
-            first_visible[own_sequence] + own_offset,
-            batch.prefix_block_starts[group_of[own_sequence]],
-            prefix_len[own_sequence],
-            np.where(is_short, met_lens[group_of], 0)[own_sequence],
-        ],
-        axis=1,
-        dtype=np.int64,
-    )
-    cost = own[:, 1] * (own[:, 3] + own[:, 5] - own[:, 6])
-    return NativeWork(
-        slots=np.ascontiguousarray(batch.slot_mapping),
-        shared=_shared_items(batch, is_short, shared_lens, tile_tokens),
-        own=np.ascontiguousarray(own[np.argsort(-cost, kind="stable")]),
-        prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
-        own_blocks=np.ascontiguousarray(batch.suffix_block_table),
-        own_seen=np.arange(batch.num_rows, dtype=np.int32) + np.repeat(first_seen, num_rows).astype(np.int32),
-    )
-
-
-def _shared_items(batch: AttentionBatch, is_short: npt.NDArray[np.bool_], shared_lens: Ints, tile_tokens: int) -> Ints:
-    """Runs of neighbouring short sequences of a group, cut into tiles."""
-    group_of = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
-    is_next_same = is_short[1:] & is_short[:-1] & (group_of[1:] == group_of[:-1])
-    starts = is_short & ~np.concatenate([[False], is_next_same])
-    ends = is_short & ~np.concatenate([is_next_same, [False]])
-    first = batch.cu_seqlens_q[:-1][starts].astype(np.int64)
-    run_rows = batch.cu_seqlens_q[1:][ends] - first
-    run, offset, count = _cut(run_rows, tile_tokens)
-    group = group_of[starts][run]
-    items = [first[run] + offset, count, batch.prefix_block_starts[group], shared_lens[group]]
-    shared = np.stack(items, axis=1, dtype=np.int64)
-    return np.ascontiguousarray(shared[np.argsort(-shared[:, 1] * shared[:, 3], kind="stable")])
+def _longest_first(columns: Sequence[npt.NDArray[np.integer]], cost: Ints) -> Ints:
+    """Items ``[n, columns]``, sorted by descending cost, contiguous."""
+    return np.ascontiguousarray(np.stack(columns, axis=1, dtype=np.int64)[np.argsort(-cost, kind="stable")])
 
 
 def _cut(lengths: Ints, most: int) -> tuple[Ints, Ints, Ints]:
-    """Ranges cut into pieces of at most `most`: each piece's range, offset in it, and length."""
+    """Splits ranges into pieces of at most `most`. Of each piece: the index of its range, its offset, its length."""
     num_pieces = cdiv(lengths, most)
-    owner = np.repeat(np.arange(len(lengths)), num_pieces)
-    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * most
-    return owner, offset, np.minimum(lengths[owner] - offset, most)
+    index = np.repeat(np.arange(len(lengths)), num_pieces)
+    offset = (np.arange(len(index)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * most
+    return index, offset, np.minimum(lengths[index] - offset, most)

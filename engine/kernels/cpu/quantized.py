@@ -1,6 +1,6 @@
-"""Linear layers whose weights stay as a file quantizes them: 4 to 8 bits and scales, made bf16 inside the product.
+"""Linear layers whose weights stay quantized as in their file, 4 to 8 bits with scales; products unpack them to bf16.
 
-cpp/quantized/quantized.h says how they lie. Results are those of bfloat16 weights, bit for bit.
+cpp/quantized/quantized.h describes the layout. Results are the same bits as with bfloat16 weights.
 """
 
 import ctypes
@@ -16,51 +16,49 @@ import torch
 from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.kernels.cpu.native import NativeKernels
-from engine.kernels.cpu.native_build import KERNELS, load_library
+from engine.kernels.cpu.native_build import I64, KERNELS, POINTER, declare, load_library
 from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers, PanelLayer
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
 from engine.kernels.decoder_layer import DecoderLayers
 
 _PANEL = 2 * HALF
 
-
-_POINTER, _I64 = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: dict[str, list[Any]] = {
-    "repack_quantized": [_I64, _POINTER, _I64, *[_POINTER] * 2, *[_I64] * 3],
-    "repack_codes_quantized": [_I64, *[_POINTER] * 3, _I64, _POINTER, *[_I64] * 3],
-    "columns_quantized": [*[_POINTER] * 3, *[_I64] * 2],
-    "project_quantized": [*[_POINTER] * 4, *[_I64] * 3],
-    "largest_column_quantized": [*[_POINTER] * 5, *[_I64] * 3],
+    "repack_quantized": [I64, POINTER, I64, *[POINTER] * 2, *[I64] * 3],
+    "repack_codes_quantized": [I64, *[POINTER] * 3, I64, POINTER, *[I64] * 3],
+    "columns_quantized": [*[POINTER] * 3, *[I64] * 2],
+    "project_quantized": [*[POINTER] * 4, *[I64] * 3],
+    "largest_column_quantized": [*[POINTER] * 5, *[I64] * 3],
     "compute_layers_quantized": KERNELS["compute_layers"],
 }
 
 
 class QuantizedColumns:
-    """Output columns of a linear layer as panels of sixteen, repacked from a file's rows.
+    """Output columns of a linear layer in half panels of 16 columns, repacked from a file's rows.
 
     Args:
-        found: the format.
+        layout: the format.
         depth: weights of a column.
-        num_columns: that there are; memory holds a multiple of 16.
+        num_columns: without padding; the last half panel is padded to 16 columns.
     Attributes:
-        panels: uint8 ``[panels, bytes]``.
+        panels: uint8 ``[half panels, bytes]``.
     """
 
-    def __init__(self, found: QuantizedFormat, *, depth: int, num_columns: int) -> None:
-        self.format, self.depth, self.num_columns = found, depth, num_columns
+    def __init__(self, layout: QuantizedFormat, *, depth: int, num_columns: int) -> None:
+        self.format, self.depth, self.num_columns = layout, depth, num_columns
         panel_bytes = depth // self.format.block_depth * self.format.packed_bytes
         self.panels = torch.empty(cdiv(num_columns, HALF), panel_bytes, dtype=torch.uint8)
 
     def fill(
         self, library: ctypes.CDLL, first_panel: int, rows: npt.NDArray[np.int64], tensor: npt.NDArray[np.uint8]
     ) -> None:
-        """Repacks some panels.
+        """Repacks n half panels from a GGUF tensor.
 
         Args:
             library: of `load_quantized_library`.
-            first_panel: where they begin.
+            first_panel: index of the first half panel to write.
             rows: ``[16 n]``, the file's row of each column, -1 for a column of zeros.
-            tensor: ``[rows, bytes]`` as the file has it.
+            tensor: ``[rows, bytes]`` as in the file.
         """
         assert tensor.flags.c_contiguous
         assert rows.flags.c_contiguous
@@ -77,11 +75,11 @@ class QuantizedColumns:
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
     ) -> None:
-        """Packs some panels of `grouped_format`.
+        """Packs n half panels of a `grouped_format`.
 
         Args:
             library: of `load_quantized_library`.
-            first_panel: where they begin.
+            first_panel: index of the first half panel to write.
             codes: uint8 or int8 ``[16 n, depth]``.
             scales: ``[16 n, groups]``, in the format's dtype.
             zeros: uint8 ``[16 n, groups]``.
@@ -94,7 +92,7 @@ class QuantizedColumns:
         )
 
     def addresses(self) -> npt.NDArray[np.int64]:
-        """``[panels, 2]``: `HalfPanel` of cpp/quantized/quantized.h."""
+        """``[half panels, 2]``: `HalfPanel` of cpp/quantized/quantized.h."""
         first, step = self.panels.data_ptr(), self.panels.shape[1]
         found = np.empty((len(self.panels), 2), dtype=np.int64)
         found[:, 0], found[:, 1] = first + step * np.arange(len(self.panels)), self.format.kind
@@ -102,14 +100,14 @@ class QuantizedColumns:
 
 
 class QuantizedWeight:
-    """The weights of a linear layer, of one format or several.
+    """The weights of a linear layer, in one format or several.
 
     Args:
-        parts: neighbouring columns; each but the last one has a multiple of 16.
+        parts: consecutive ranges of columns; all but the last have a multiple of 16 columns.
         bias: ``[columns]``.
-        is_gated: whether the parts are a gate and what it gates, whose columns alternate by sixteen.
+        is_gated: whether the parts are gate and up, which are interleaved by 16 columns.
     Raises:
-        ModelError: a number of columns is not covered.
+        ModelError: a number of columns is not supported.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class QuantizedWeight:
             raise ModelError(f"dtype 'quantized' takes columns in multiples of 16 and rows of 32, got {sizes}")
         halves = [part.addresses() for part in parts]
         joined = np.stack(halves, axis=1).reshape(-1, 2) if is_gated else np.concatenate(halves)
-        if len(joined) % 2:  # a panel is computed whole
+        if len(joined) % 2:  # kernels compute whole panels: two halves
             joined = np.concatenate([joined, joined[-1:]])
         self.halves = joined
         self.num_padded = len(joined) * HALF
@@ -158,14 +156,9 @@ class QuantizedLayer:
 
 
 def load_quantized_library(folder: Path) -> ctypes.CDLL:
-    """The kernels, on a CPU that multiplies bf16.
-
-    Raises:
-        NativeBuildError: there is no compiler, or it fails.
-    """
+    """The kernels of quantized.cpp; see `load_library`. The CPU must have bf16 instructions."""
     library = load_library(folder, "quantized")
-    for name, types in _SIGNATURES.items():
-        getattr(library, name).argtypes, getattr(library, name).restype = types, None
+    declare(library, _SIGNATURES)
     return library
 
 
@@ -175,11 +168,11 @@ def make_quantized_layers(
     """Layers in one C++ call.
 
     Args:
-        kernels: of bfloat16, whose attention the layers have.
+        kernels: bfloat16 kernels of the layers' attention shape.
         library: of `load_quantized_library`.
         layers: of one model.
     Raises:
-        ModelError: a size of the layers is not covered.
+        ModelError: a size of the layers is not supported.
     """
     return PackedLayers(kernels, library.compute_layers_quantized, [_pack(kernels, layer) for layer in layers])
 
@@ -197,13 +190,12 @@ def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PanelLayer:
         *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
         *(layer.epsilon, layer.scale),
     )
-    packed.tensors = (*norms, *(part.panels for product in products for part in product.parts))
-    packed.products = products
+    packed.kept = (*norms, *products)
     return packed
 
 
 class QuantizedOutputLayer:
-    """An output layer (see `AttentionBackend.make_output_layer`), or a table of embeddings, that stays quantized."""
+    """An output layer (see `AttentionBackend.make_output_layer`) or an embedding table with quantized weights."""
 
     def __init__(self, kernels: NativeBackend, library: ctypes.CDLL, weight: QuantizedWeight) -> None:
         self._kernels = kernels
@@ -220,7 +212,7 @@ class QuantizedOutputLayer:
         return out[: len(rows), : self._weight.num_columns]
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """Without writing the logits."""
+        """Does not store the logits."""
         rows, out = self._kernels.copy_rows(hidden), torch.empty(len(hidden), dtype=torch.int64)
         num_columns = self._weight.num_padded
         assert allowed is None or (allowed.shape == (len(rows), num_columns // 32) and allowed.is_contiguous())

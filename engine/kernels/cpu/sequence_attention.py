@@ -1,7 +1,7 @@
-"""Attention one sequence after the other, for what torch's fused attention does not have: windows, caps and sinks.
+"""Attention one sequence at a time, with windows, soft caps and sinks, which torch's fused attention lacks.
 
-It reads of each sequence's KV what its window still holds, and multiplies in fp32. The C++ kernels compute the same
-with shared prefixes read once; this serves where they are not there.
+It reads only the KV within a sequence's window, and computes in fp32. Used where the C++ kernels, which read a shared
+prefix once, are not available.
 """
 
 import numpy as np
@@ -23,14 +23,7 @@ def attend_by_sequence(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of a whole token batch: ``[T, num_q_heads, head_dim]``.
-
-    Args:
-        query: ``[T, num_q_heads, head_dim]``.
-        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
-        batch: who attends to what.
-        scale, softcap, window, sinks: see `AttentionBackend.attend`.
-    """
+    """See `AttentionBackend.attend`; takes the step's `batch` in place of its prepared work."""
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_kv_heads, head_dim = k_cache.shape[2:]
     for group in range(batch.num_groups):
@@ -73,7 +66,7 @@ def attend_by_sequence(
 
 
 def _slots(table: npt.NDArray[np.int32], begin: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
-    """Where tokens [begin, end) of a block table lie in a cache."""
+    """Slots in a cache of tokens [begin, end) of a block table."""
     first = begin // block_size
     blocks = table[first : cdiv(end, block_size)].astype(np.int64)
     slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)

@@ -1,10 +1,10 @@
 """Prefix-shared attention on the CPU: torch's fused attention over ragged parts, merged by log-sum-exp.
 
 A row's attention splits exactly into a part over its group's prefix and a part over its own KV
-(RelayAttention section 3.2; BatchLLM Eq. 1). The prefix part is one product a group: the queries of all members,
-the query heads of one KV head packed into the rows, against the prefix's KV, which is read once. The own part of
-long chunks runs a sequence at a time, that of decode tokens and short chunks in buckets of similar shape, so that
-nothing is padded to the longest. Log-sum-exps are natural; partial results merge in fp32.
+(RelayAttention section 3.2; BatchLLM Eq. 1). The prefix part is one call per group: the queries of all members, with
+the query heads of one KV head packed into the rows, against the prefix's KV, which is read once. The own part is one
+call per long chunk, and one per bucket of decode tokens and short chunks of similar shape, so that no row is padded to
+the longest sequence. Log-sum-exps are natural; partial results are merged in fp32.
 """
 
 from collections import defaultdict
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels import cdiv
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.sequence_attention import attend_by_sequence
 from engine.kernels.decoder_layer import LayerWeights
@@ -24,16 +25,16 @@ from engine.kernels.draw import draw_tokens
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 LONGEST_BUCKETED_CHUNK = 32
-"""Chunks of more rows run alone: their products are large enough to pay for a call of their own."""
+"""A chunk of more rows has a call of its own: its products are large enough to pay for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Rows of the batch against the KV tokens at `tokens` in `blocks`.
+    """Rows of the batch against the KV tokens `tokens` of `blocks`.
 
     Attributes:
-        is_causal: whether the tokens are the rows' own, row i seeing tokens 0..i; else every row sees all of them.
-        earlier: tokens that the same rows see besides.
+        is_causal: whether row i sees tokens 0..i only; else every row sees all tokens.
+        earlier: further tokens that the same rows see.
     """
 
     rows: slice
@@ -47,10 +48,11 @@ class _Part:
 class _Bucket:
     """R sequences of at most n rows and L own tokens.
 
-    rows: int64 ``[R * n]``; a row that pads a shorter chunk repeats that chunk's last row.
-    kept: int64, which of rows are no padding; None where all are.
-    blocks: int64 ``[R * L / block_size]``; a block that pads a shorter sequence is any block, under the mask.
-    mask: ``[R, 1, n * group_size, L]``, 0 or -inf.
+    Attributes:
+        rows: int64 ``[R * n]``; a shorter chunk is padded with its last row.
+        kept: int64, the entries of `rows` that are not padding; None if all are kept.
+        blocks: int64 ``[R * L / block_size]``; a shorter sequence is padded with any block, which the mask hides.
+        mask: ``[R, 1, n * group_size, L]``, 0 or -inf.
     """
 
     num_sequences: int
@@ -72,8 +74,8 @@ class CpuWork:
     buckets: tuple[_Bucket, ...]
 
 
-class CpuAttention:
-    """An attention backend (`engine.kernels.attention_backend.AttentionBackend`) that needs nothing but torch.
+class CpuAttention(AttentionBackend):
+    """An attention backend in plain torch.
 
     Args:
         num_q_heads: a multiple of num_kv_heads.
@@ -81,8 +83,6 @@ class CpuAttention:
     """
 
     name = "torch"
-    graphable = None
-    has_final_norm = False
 
     def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.num_kv_heads = num_kv_heads
@@ -91,20 +91,16 @@ class CpuAttention:
         self.dtype = dtype
         self._workspace = torch.empty(0, dtype=dtype)
 
-    def scratch_bytes(self, num_rows: int) -> int:
-        """None of a GPU."""
-        return 0
-
     def make_layers(self, weights: Iterable[LayerWeights]) -> None:
-        """The model's own layers stay."""
+        """None: the model keeps its own layers."""
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """The model's own output layer stays."""
+        """None: the model keeps its own output layer."""
 
     draw_tokens = staticmethod(draw_tokens)
 
     def prepare(self, batch: AttentionBatch) -> CpuWork:
-        """Turns a step's description into slices, indices and masks. Called once a step."""
+        """Turns a step's description into slices, indices and masks. Called once per step."""
         row_starts = batch.cu_seqlens_q[batch.group_starts].tolist()
         prefixes = [
             _Part(
@@ -172,14 +168,14 @@ class CpuAttention:
     def _attend_part(
         self, packed: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, part: _Part, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A part and what it has earlier: out ``[Hkv, n, G, D]``, lse ``[Hkv, n, G]``."""
+        """A part merged with its earlier part: out ``[Hkv, n, G, D]``, lse ``[Hkv, n, G]``."""
         query = packed[:, part.rows]
         key, value = (_read(cache, part.blocks)[part.tokens].transpose(0, 1) for cache in (k_cache, v_cache))
         if not part.is_causal:
             key, value = key.unsqueeze(0), value.unsqueeze(0)
             out, lse = _flash(query.flatten(1, 2).unsqueeze(0), key, value, 0.0, False, scale=scale)
             return out.view(query.shape), lse.view(query.shape[:3])
-        # One "batch" entry a KV head: its query heads share one key by a zero stride.
+        # KV heads are the batch dimension: the query heads of one share its keys by a zero stride.
         query = query.permute(0, 2, 1, 3)
         key, value = key.unsqueeze(1).expand_as(query), value.unsqueeze(1).expand_as(query)
         out, lse = _flash(query, key, value, 0.0, True, scale=scale)
@@ -201,18 +197,17 @@ class CpuAttention:
         own, own_lse = _flash(query, key, value, 0.0, False, attn_mask=bucket.mask, scale=scale)
         own = own.transpose(0, 1).reshape(num_heads, -1, group_size, head_dim)
         own_lse = own_lse.transpose(0, 1).reshape(num_heads, -1, group_size)
-        if bucket.kept is None:
-            out.index_copy_(1, bucket.rows, own)
-            lse.index_copy_(1, bucket.rows, own_lse)
-        else:
-            rows = bucket.rows[bucket.kept]
-            out.index_copy_(1, rows, own.index_select(1, bucket.kept))
-            lse.index_copy_(1, rows, own_lse.index_select(1, bucket.kept))
+        rows = bucket.rows
+        if bucket.kept is not None:
+            rows = rows[bucket.kept]
+            own, own_lse = own.index_select(1, bucket.kept), own_lse.index_select(1, bucket.kept)
+        out.index_copy_(1, rows, own)
+        lse.index_copy_(1, rows, own_lse)
 
     def _gather(
         self, k_cache: torch.Tensor, v_cache: torch.Tensor, blocks: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of blocks, in memory kept between calls: fresh pages for every layer would cost more than the copy."""
+        """Copies blocks into memory that is reused by every call: fresh pages would cost more than the copy."""
         size = len(blocks) * k_cache[0].numel()
         if self._workspace.numel() < 2 * size:
             self._workspace = torch.empty(2 * size, dtype=k_cache.dtype)
@@ -223,7 +218,7 @@ class CpuAttention:
         return key, value
 
     def _buckets(self, batch: AttentionBatch, num_rows: npt.NDArray[np.int32]) -> Iterator[_Bucket]:
-        """Groups short chunks by (rows, blocks), each rounded up by at most a quarter or to a power of two."""
+        """Groups short chunks by rounded shape: rows up to a power of two, blocks by a quarter at most."""
         members: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         num_blocks = cdiv(batch.suffix_lens, batch.block_size)
         short = np.flatnonzero(num_rows <= LONGEST_BUCKETED_CHUNK)
@@ -275,13 +270,13 @@ def _long_chunk(batch: AttentionBatch, sequence: int) -> _Part:
 
 
 def _read(cache: torch.Tensor, blocks: slice | torch.Tensor) -> torch.Tensor:
-    """The KV of blocks as ``[tokens, Hkv, D]``: a view where they are consecutive, else a copy."""
+    """The KV of blocks, ``[tokens, Hkv, D]``: a view of consecutive blocks, else a copy."""
     taken = cache[blocks] if isinstance(blocks, slice) else cache.index_select(0, blocks)
     return taken.view(-1, *cache.shape[2:])
 
 
 def _index(table: npt.NDArray[np.int32]) -> slice | torch.Tensor:
-    """How to read a block table's entries from a cache: as a view where they are consecutive."""
+    """A block table as an index into a cache: a slice if its blocks are consecutive."""
     first = int(table[0])
     if int(table[-1]) - first == len(table) - 1 and (np.diff(table) == 1).all():
         return slice(first, first + len(table))
@@ -289,12 +284,12 @@ def _index(table: npt.NDArray[np.int32]) -> slice | torch.Tensor:
 
 
 def _rounded_blocks(num_blocks: int) -> int:
-    """Up to the next of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, ...: at most a quarter more."""
+    """Rounds up to one of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, ...: by a quarter at most."""
     step = 1 << max(0, num_blocks.bit_length() - 3)
     return cdiv(num_blocks, step) * step
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> torch.Tensor:
-    """Two partial results over disjoint KV as one (BatchLLM Eq. 1): weights exp(lse), normalised, in fp32."""
+    """Merges two partial results over disjoint KV (BatchLLM Eq. 1): weighted by exp(lse), normalised, in fp32."""
     weight = torch.sigmoid(other_lse - lse).unsqueeze(-1)
     return torch.lerp(out.float(), other.float(), weight).to(out.dtype)

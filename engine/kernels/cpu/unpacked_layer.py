@@ -1,4 +1,4 @@
-"""A decoder layer on the CPU whose products are torch's, where the kernels have none for its sizes or the processor."""
+"""A decoder layer on the CPU with torch's matrix products, where the C++ products lack its sizes or the processor."""
 
 import torch
 from torch.nn.functional import gelu, layer_norm, linear, silu
@@ -12,7 +12,7 @@ _GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 class UnpackedLayer:
-    """One layer of `LayerByLayer`; what is between the products is the kernels'."""
+    """One layer of `LayerByLayer`. All operations but the products are C++ kernels."""
 
     def __init__(self, kernels: NativeOperations, weights: LayerWeights) -> None:
         self._kernels = kernels
@@ -60,7 +60,7 @@ class UnpackedLayer:
 
 
 class UnpackedBranchedLayer(UnpackedLayer):
-    """The same with the operations of `BranchedWeights`."""
+    """`UnpackedLayer` with the operations of `BranchedWeights`."""
 
     def __init__(self, kernels: NativeOperations, weights: BranchedWeights) -> None:
         super().__init__(kernels, weights)
@@ -76,7 +76,7 @@ class UnpackedBranchedLayer(UnpackedLayer):
             (0, q_size, self._branched.apart_q_norm),
             (q_size, kv_size, self._branched.apart_k_norm),
         ):
-            assert norm is not None, "norms of both"
+            assert norm is not None, "query and key heads are normed both or neither"
             part = s.qkv[:, first : first + size]
             part.copy_(self._normed(part.reshape(len(part), -1, len(norm)), norm).flatten(1))
 
@@ -116,9 +116,9 @@ class UnpackedBranchedLayer(UnpackedLayer):
         s.branch = linear(s.gated, self._weights.down, self._branched.down_bias)
 
     def route(self, s: LayerState) -> None:
-        """Chooses experts, ``[rows, slots]``, and weighs them."""
+        """Chooses the experts of each row and their weights, ``[rows, slots]``; shared experts come last."""
         experts = self._branched.experts
-        assert experts is not None, "layers without experts"
+        assert experts is not None, "layers without experts are not routed"
         shape = len(s.normed), experts.num_shared
         s.experts = torch.arange(experts.num_experts, experts.num_experts + experts.num_shared).expand(shape)
         s.weights = torch.ones(shape)
@@ -136,9 +136,9 @@ class UnpackedBranchedLayer(UnpackedLayer):
         s.weights = torch.cat([(largest - total).exp(), s.weights], dim=1)
 
     def experts(self, s: LayerState) -> None:
-        """Rows sorted by expert, each expert's together."""
+        """Computes each expert on all of its rows, and sums a row's results by its weights."""
         w, num_slots = self._branched, s.experts.shape[1]
-        assert w.experts is not None, "layers without experts"
+        assert w.experts is not None, "layers without experts are not routed"
         num_experts = w.experts.num_experts + w.experts.num_shared
         gates, ups = self._gate_up.view(2, num_experts, -1, s.normed.shape[1])
         downs = w.down.view(num_experts, s.normed.shape[1], -1)
@@ -168,12 +168,12 @@ class UnpackedBranchedLayer(UnpackedLayer):
         gate_bias: torch.Tensor | None,
         up_bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the feed-forward's second product reads; `up`: None where nothing is gated."""
+        """The input of the feed-forward's second product; `up` is None where the feed-forward is not gated."""
         w = self._branched
         gate = gate if gate_bias is None else gate + gate_bias
         up = up if up is None or up_bias is None else up + up_bias
         if w.gate_function == "clamped":
-            assert up is not None, "the clamped one is gated"
+            assert up is not None, "the clamped activation is gated"
             gate = gate.clamp(max=w.gate_limit)
             return gate * (w.gate_alpha * gate).sigmoid() * (up.clamp(-w.gate_limit, w.gate_limit) + 1)
         activated = silu(gate) if w.gate_function == "silu" else gelu(gate, approximate=_GELUS[w.gate_function])
@@ -189,7 +189,7 @@ class UnpackedBranchedLayer(UnpackedLayer):
         s.hidden = s.hidden + branch * self._branched.multiplier
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm of the last dimension, computed in float32; `x` itself for an empty weight."""
+        """RMSNorm over the last dimension, computed in float32; returns `x` for an empty weight."""
         if not weight.numel():
             return x
         wide = x.float()

@@ -1,4 +1,4 @@
-"""The Triton backend of a name."""
+"""Makes a Triton backend by its name."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,18 +6,18 @@ import torch
 
 from engine.errors import ConfigError
 
-if TYPE_CHECKING:  # Triton is not installed everywhere that the CPU path runs
+if TYPE_CHECKING:  # Triton may not be installed
     from engine.kernels.triton.triton_attention import TritonAttention
 
 
 def make_triton_attention(name: str, **arguments: Any) -> "TritonAttention":
-    """Makes "paged", "relay" or "fused".
+    """Makes the backend "paged", "relay" or "fused".
 
     Args:
         name: of the backend.
-        arguments: as `TritonAttention` has them; a dtype of fp8 means layers with 16-bit results.
+        arguments: of `TritonAttention`; with an fp8 dtype, products and KV are in fp8 and hidden states in bfloat16.
     Raises:
-        ConfigError: Triton is not installed, or the shape or device is not covered.
+        ConfigError: Triton is not installed, or the shape or device is not supported.
     """
     try:
         from engine.kernels.triton.fused import FusedAttention, PagedAttention

@@ -1,18 +1,19 @@
-"""What attention steps cost, and from it which tile shape a query takes, which prefixes are shared, what is split.
+"""Predicts the time of an attention step, and chooses by it tile shapes, shared prefixes, and splits of KV ranges.
 
-A launch takes `start_us`, and then as long as its program slots or the memory take, whichever is longer:
+A launch takes `start_us`, plus the time of its program slots or of its memory reads, whichever is longer:
 
     slots:   rounds * mean tile, but not less than the longest tile; rounds = ceil(tiles / slots)
-    memory:  the KV tokens read, at one rate where they come from memory, at another where a program has just read them
+    memory:  KV tokens read, at one rate from memory and at another where another program has just read them
 
-A tile takes `tile_us`, a rate per KV token, and `partial_us` where its result is a partial one. Sharing a group's
-prefix saves each member its own reading of it, and costs the prefix tiles and two partial results per row instead of
-one result. So a short prefix or one with few members is not shared, and neither are the rows of a long prompt chunk,
-which fill the rows of a tile by themselves (BatchLLM section 6.3.3 reports such cases as lost; here they fall back to
-paged attention: the same tiles at the same cost). Ranges of KV are split where that fills the slots: in a step of few
-tiles the longest one is all of its time.
+A tile takes `tile_us`, a rate per KV token, and `partial_us` if its result is partial. Sharing a group's prefix saves
+each member its own reading of it, and costs the prefix tiles and two partial results per row in place of one result. So
+a prefix that is short or has few members is not shared, nor are the rows of a long prompt chunk, which fill the rows of
+a tile by themselves (BatchLLM section 6.3.3 reports such cases as slower; here they use paged attention, with the same
+tiles at the same cost). KV ranges are split where that fills the slots: in a step of few tiles the longest tile
+determines the time.
 
-Arrays are per sequence ``[S]`` or per group ``[G]``, and of all launches at once; no loop runs over either.
+Arrays are per sequence ``[S]`` or per group ``[G]``, with a leading dimension for launches; no Python loop runs over
+sequences or groups.
 """
 
 import math
@@ -30,22 +31,22 @@ from engine.kernels.triton.tile_ranges import MOST_ROUNDS, Floats, Ints, Number,
 from engine.kernels.triton.tuned import Launch, TunedAttention
 
 SharePolicy = Literal["fused", "paged", "relay"]
-"""Which prefixes become prefix tiles: those that gain (fused), none (paged), or all (relay)."""
+"""Which prefixes are shared: those for which the cost model predicts a gain (fused), none (paged), or all (relay)."""
 
 SHARE_MARGIN = 0.04
-"""By how much sharing must shorten a step to be preferred to paged attention: less is within the cost model's error."""
+"""The share of a step's time that sharing must save to be preferred to paged attention: the cost model's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How one step is cut into tiles.
+    """How one step is split into tiles.
 
     Attributes:
-        is_shared: bool ``[S]``, whether a sequence's rows meet its group's prefix in prefix tiles.
+        is_shared: bool ``[S]``, whether prefix tiles compute the prefix part of a sequence's rows.
         own_shape, prefix_shape: index into launch.shapes, ``[S]`` and ``[G]``.
-        step_us: of the whole step.
-        longest_us: a tile that takes longer is split.
-        slot_us: how long a program slot is busy in the mean.
+        step_us: predicted time of the step.
+        longest_us: tiles that take longer are split.
+        slot_us: mean busy time of a program slot.
     """
 
     launch: Launch
@@ -59,13 +60,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """What the cost of a step's tiles depends on, the same for every launch.
+    """The sizes of a step that determine the cost of its tiles, for any launch.
 
     Attributes:
-        num_rows, suffix_lens, prefix: int64 ``[S]``, rows of a sequence, its own KV tokens and its prefix's.
-        group: int64 ``[S]``, of each sequence.
+        num_rows, suffix_lens, prefix: int64 ``[S]``, each sequence's rows, own KV tokens and prefix KV tokens.
+        group: int64 ``[S]``, the group of each sequence.
         prefix_lens: int64 ``[G]``.
-        num_tokens: of KV, each prefix once.
+        num_tokens: KV tokens of the step, counting each prefix once.
     """
 
     num_rows: Ints
@@ -89,20 +90,20 @@ class StepSizes:
         )
 
     def sum_by_group(self, values: npt.NDArray[Number]) -> Floats:
-        """Sums ``[L, G]`` over the sequences of each group of values ``[L, S]``."""
+        """Sums values ``[L, S]`` over the sequences of each group: ``[L, G]``."""
         num_groups = len(self.prefix_lens)
         index = self.group + num_groups * np.arange(len(values))[:, None]
         sums = np.bincount(index.ravel(), weights=values.ravel(), minlength=num_groups * len(values))
         return sums.reshape(-1, num_groups).astype(np.float64, copy=False)
 
     def own_tiles(self, tokens: Ints) -> tuple[Ints, Ints]:
-        """Of each sequence: its tiles of `tokens` rows, and own KV tokens that they read in all, ``[..., S]``.
+        """The number of own tiles of each sequence, and the own KV tokens that they read in total, ``[..., S]``.
 
         Args:
-            tokens: int64 ``[..., 1]``.
+            tokens: rows of the batch per tile, int64 ``[..., 1]``.
         """
         num_tiles = cdiv(self.num_rows, tokens)
-        # Tile i of a chunk reads up to its own last row: earlier tokens, and (i + 1) * tokens of the chunk.
+        # Tile i of a chunk reads the earlier tokens and the first (i + 1) * tokens tokens of the chunk.
         earlier = (num_tiles - 1) * (self.suffix_lens - self.num_rows)
         return num_tiles, self.suffix_lens + earlier + tokens * (num_tiles * (num_tiles - 1) // 2)
 
@@ -117,15 +118,15 @@ def choose(
     num_processors: int,
     policy: SharePolicy,
 ) -> Choice:
-    """The cheapest cut of a step under any of the launches.
+    """The fastest way, over all launches, to split a step into tiles.
 
     Args:
         sizes: of the step.
-        launches: the tile shapes to choose from.
+        launches: the candidates.
         tuned: the device's costs.
-        group_size: query heads of a KV head.
+        group_size: query heads per KV head.
         num_processors: of the device.
-        policy: which prefixes become prefix tiles; see `SharePolicy`.
+        policy: which prefixes are shared; see `SharePolicy`.
     """
     rates = Rates.of(launches, group_size)
     num_tiles, num_read = sizes.own_tiles(rates.tokens)
@@ -135,7 +136,7 @@ def choose(
     paged_shape, paged_us = cheapest(own_us + num_tiles * prefix_us)
     shared_us = own_best_us + pick(own_shape, num_tiles * rates.partial_us)
     gain_us = paged_us - shared_us
-    # Rows that cost the prefix tiles more than they save go on alone, whatever the rest of the group does.
+    # A sequence that costs the prefix tiles more than it saves is not shared, even if the rest of its group is.
     is_candidate = gain_us > cheapest(prefix_us * (sizes.num_rows / rates.tokens))[1]
     if policy == "relay":
         is_candidate = np.ones_like(is_candidate)
@@ -181,7 +182,7 @@ def choose(
 
 
 def _prefix_ranges(sizes: StepSizes, rates: Rates, is_shared: npt.NDArray[np.bool_]) -> Ranges:
-    """Of each group's prefix, in the cheapest shape, ``[L, G]``; see `Choice.is_shared`."""
+    """The prefix tiles of each group in their cheapest shape, ``[L, G]``; see `Choice.is_shared`."""
     rows = sizes.sum_by_group(sizes.num_rows * is_shared).astype(np.int64)
     all_tiles = cdiv(rows[:, None], rates.tokens)
     range_us = rates.tile_us + sizes.prefix_lens * rates.token_us + rates.partial_us
@@ -194,6 +195,6 @@ def _prefix_ranges(sizes: StepSizes, rates: Rates, is_shared: npt.NDArray[np.boo
 
 
 def sizes_of(starts: npt.NDArray[np.int32]) -> Ints:
-    """``[n]`` sizes of the consecutive ranges that begin, and at last end, at ``[n + 1]`` starts."""
+    """The sizes ``[n]`` of consecutive ranges, from their starts ``[n + 1]``, the last of which is the end."""
     wide = starts.astype(np.int64)
     return wide[1:] - wide[:-1]

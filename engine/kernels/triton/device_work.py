@@ -1,4 +1,4 @@
-"""One step's work on the device: what `prepare` makes once and every layer's launch reads."""
+"""One step's work list on the device: made once by `prepare`, read by every layer's launch."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 
 _ALIGNMENT = 16
-"""Of sections, in int32 elements: a launch whose pointers and offsets keep their alignment is never compiled again."""
+"""Of sections, in int32 elements: Triton recompiles a kernel when the alignment of a pointer or an offset changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCapacity:
-    """How large a work list one DeviceWork takes. A launch recorded in a CUDA graph keeps its sizes and addresses."""
+    """The largest work list that fits a DeviceWork. A launch in a CUDA graph has fixed sizes and addresses."""
 
     num_rows: int
     num_tiles: int
@@ -26,7 +26,7 @@ class WorkCapacity:
 
     @classmethod
     def of(cls, work_list: WorkList) -> "WorkCapacity":
-        """Just what a work list needs."""
+        """The capacity that a work list needs."""
         return cls(
             num_rows=len(work_list.rows),
             num_tiles=len(work_list.tiles),
@@ -36,17 +36,17 @@ class WorkCapacity:
         )
 
     def holds(self, other: "WorkCapacity") -> bool:
-        """Whether room of this size takes a work list of the other's."""
+        """Whether no size of the other capacity is larger."""
         return all(getattr(self, name) >= getattr(other, name) for name in WorkCapacity.__slots__)
 
 
 class AttentionScratch:
-    """Partial results and counters of a launch. Launches that follow each other on one stream can have the same ones.
+    """Partial results and counters of a launch; successive launches on one stream may share them.
 
     Attributes:
         partial_out: fp32 ``[num_partials, num_q_heads, head_dim]``.
         partial_lse: fp32 ``[num_partials, num_q_heads]``, base 2.
-        counters: int32 ``[num_rows, num_q_heads]``, parts that have arrived; all 0 between launches.
+        counters: int32 ``[num_rows, num_q_heads]``, the number of finished parts; all 0 between launches.
     """
 
     def __init__(self, capacity: WorkCapacity, *, num_q_heads: int, head_dim: int, device: torch.device) -> None:
@@ -58,15 +58,15 @@ class AttentionScratch:
 
 
 class DeviceWork:
-    """The tensors of one step, at addresses that stay.
+    """The tensors of one step, at fixed addresses.
 
     Attributes:
-        launch: the compiled kernel that the tiles are cut for.
-        num_tiles: the grid's extent; a tile past those of the filled work list has no work and ends at once.
-        num_prefix_tiles: of the filled work list.
-        work: int32, sections: tiles, row ids, rows, slots, and last the block table, of which a step needs the least.
-        row_ids_at, rows_at, block_table_at: where sections begin in work.
-        slots: int64 ``[num_rows]``, where each row's key and value go; -1 nowhere.
+        launch: the compiled kernel for which the tiles are made.
+        num_tiles: the grid's extent; programs beyond the current work list's tiles exit at once.
+        num_prefix_tiles: of the current work list.
+        work: int32, in sections: tiles, row ids, rows, slots, and the block table last, since most of it is unused.
+        row_ids_at, rows_at, block_table_at: starts of sections in `work`.
+        slots: int64 ``[num_rows]``, where each row's key and value are written; -1: not written.
         partial_out, partial_lse, counters: of its scratch.
     """
 
@@ -96,18 +96,17 @@ class DeviceWork:
 
     @property
     def row_parts(self) -> torch.Tensor:
-        """int32, of each row the number of parts of its attention; 0 in rows beyond the work list's."""
+        """int32 ``[num_rows]``, the number of parts of each row's attention; 0 for rows beyond the work list's."""
         return self.work[self.rows_at + RowField.NUM_PARTS :: RowField.WIDTH]
 
     def fill(self, work_list: WorkList, slot_mapping: npt.NDArray[np.int64]) -> None:
-        """Writes a step's work list: one transfer, which the launches that follow on the stream wait for.
+        """Copies a step's work list to the device in one transfer, for which later launches on the stream wait.
 
-        Of the block table it moves what the step uses: room for every row's longest table is far more than that.
-
-        Rows beyond the work list's have no slot and no tile: nothing is computed or written for them.
+        Only the used part of the block table is copied. Rows beyond the work list's have no slot and no tile, so that
+        nothing is computed or written for them.
 
         Raises:
-            ValueError: the work list does not fit, or is cut for another launch.
+            ValueError: the work list does not fit, or is made for another launch.
         """
         needed = WorkCapacity.of(work_list)
         for name in WorkCapacity.__slots__:
@@ -116,8 +115,8 @@ class DeviceWork:
                     f"work list needs {name}={getattr(needed, name)}, room for {getattr(self.capacity, name)}"
                 )
         if work_list.launch != self.launch:
-            raise ValueError(f"work list is cut for launch {work_list.launch.name!r}, not {self.launch.name!r}")
-        # Pinned memory comes from torch's cache, which gives a buffer out again only after its transfer.
+            raise ValueError(f"work list is made for launch {work_list.launch.name!r}, not {self.launch.name!r}")
+        # torch's cache reuses a pinned buffer only after its transfer has finished.
         used = self.block_table_at + len(work_list.block_table)
         staged = torch.zeros(used, dtype=torch.int32, pin_memory=self.work.is_cuda)
         host = staged.numpy()

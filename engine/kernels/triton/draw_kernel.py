@@ -1,17 +1,17 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # Device code has no Python types: Triton infers them at the launch.
-"""Random draws of tokens on a GPU, without sorting: one program a row.
+"""Random draws of tokens on a GPU, without sorting: one program per row.
 
-A program reads its row of logits twice: once for the largest, once for the weight of each block. The random number
-points to a block, which is read again for the token.
+A program reads its row of logits twice: first for the maximum, then for the total weight of each block. The random
+number selects a block, which is read again to select the token.
 
-What top-k and top-p leave is described by a *cut*: all tokens whose logit is above it, and of those that equal it the
-ones with the lowest ids. The cut is found among *candidates*, logits that a first bound does not rule out: usually few,
-but most of the row where that is flat. They are copied to scratch memory, where a binary search reads them up to 32
-times. For that, top-k reads the row once more, and top-p twice, as it needs the weight of all tokens first.
+Top-k and top-p keep the tokens whose logit is above a *cut*, and those with the lowest ids among the logits equal to
+it. The cut is found among *candidates*, the logits that a first bound does not exclude: usually few, but most of the
+row if its logits are similar. They are copied to scratch memory, where a binary search reads them up to 32 times. For
+this, top-k reads the row once more, and top-p twice, as it needs the weight of all tokens first.
 
-A logit's place in its block is its *lane*. What is gathered along a row is kept by lane, so that threads seldom wait
-for each other: the largest logit of each lane, its *peak*, and its candidates.
+A logit's index in its block is its *lane*. Values gathered along a row are stored by lane, so that threads rarely wait
+for each other: the maximum of each lane, its *peak*, and its candidates.
 """
 
 import torch
@@ -19,41 +19,42 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
-"""Logits that a program holds at once."""
+"""Logits that a program has in registers at the same time."""
 
 
 @triton.jit
 def _load(row, first, size, BLOCK: tl.constexpr):
-    """Logits ``[BLOCK]`` from `first` on, -inf behind the last one."""
+    """Logits ``[BLOCK]`` starting at `first`, -inf after the last one."""
     ids = first + tl.arange(0, BLOCK)
     return tl.load(row + ids, mask=ids < size, other=-float("inf"))
 
 
 @triton.jit
 def _weigh(x, largest, scale):
+    """Unnormalised probabilities."""
     return tl.exp2((x - largest) * scale)
 
 
 @triton.jit
 def _key_of(x):
-    """A whole number, int64: keys are in the order of the float32 numbers."""
+    """Maps float32 to int64 so that keys have the order of the numbers."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
 def _number_of(key):
-    """The float32 number that has a key."""
+    """The inverse of `_key_of`."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _search(lanes, lengths, lowest, largest, scale, limit, tolerance, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest number such that what is not below it reaches `limit`, in tokens or in weight; and what is above it.
+    """Binary search for the highest number x such that the logits >= x reach `limit`, in count or in weight.
 
-    Where all that is above `lowest` does not reach the limit, the number is `lowest`. Its key may be lower than that of
-    the highest by `tolerance`.
+    Returns x and the count or weight of the logits above it. x is `lowest` if all logits above that do not reach the
+    limit. The key of x may be too low by `tolerance`.
     """
     low, high = _key_of(lowest), _key_of(largest)
     above = tl.zeros([], dtype=tl.float64)
@@ -77,14 +78,14 @@ def _search(lanes, lengths, lowest, largest, scale, limit, tolerance, IS_COUNT: 
 def _find_cut(
     logits, vocab_size, scratch, lowest, largest, scale, least, limit, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """What `_search` finds among the logits that weigh more than `least`; `scratch` begins with the peaks."""
+    """`_search` among the logits whose weight is more than `least`; `scratch` begins with the peaks."""
     candidates = scratch + BLOCK
-    # Peaks are some of the logits: where they reach the limit, all of them do. A tolerance of 2**14 is at most
-    # 0.2 % of a number, and spares 14 passes of 32.
+    # Peaks are a subset of the logits: where peaks reach the limit, the logits do. A tolerance of 2**14 is at most
+    # 0.2 % of a number, and saves 14 of 32 passes.
     ones = tl.full([BLOCK], 1, dtype=tl.int32)
     bound, _ = _search(scratch, ones, lowest, largest, scale, limit, 1 << 14, IS_COUNT, BLOCK)
     lengths = tl.zeros([BLOCK], dtype=tl.int32)
-    tl.debug_barrier()  # until all threads are through with the candidates of an earlier search
+    tl.debug_barrier()  # all threads have read the candidates of an earlier search
     for first in range(0, vocab_size, BLOCK):
         x = _load(logits, first, vocab_size, BLOCK)
         is_candidate = (x >= bound) & (_weigh(x, largest, scale) > least)
@@ -96,7 +97,7 @@ def _find_cut(
 
 @triton.jit
 def _sum_blocks(logits, vocab_size, largest, scale, cut, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):
-    """The weight above a cut, float32, and the number of tokens at it, int32, of each block: ``[NUM_BLOCKS]``."""
+    """For each block, the weight above a cut, float32, and the number of tokens equal to it: int32 ``[NUM_BLOCKS]``."""
     blocks = tl.arange(0, NUM_BLOCKS)
     above = tl.zeros([NUM_BLOCKS], dtype=tl.float32)
     num_ties = tl.zeros([NUM_BLOCKS], dtype=tl.int32)
@@ -128,7 +129,7 @@ def _draw_kernel(
     tl.store(scratch + tl.arange(0, BLOCK), peaks)
     tl.debug_barrier()
     cut = tl.full([], -float("inf"), dtype=tl.float32)
-    num_kept = tl.zeros([], dtype=tl.float64)  # of the tokens at the cut
+    num_kept = tl.zeros([], dtype=tl.float64)  # how many of the tokens equal to the cut are kept
     if top_k < vocab_size:
         cut, num_above = _find_cut(logits, vocab_size, scratch, cut, largest, scale, 0.0, top_k, True, BLOCK)
         num_kept = top_k - num_above
@@ -136,10 +137,10 @@ def _draw_kernel(
         above, _ = _sum_blocks(logits, vocab_size, largest, scale, cut, BLOCK, NUM_BLOCKS)
         total = tl.sum(above.to(tl.float64), 0) + num_kept * _weigh(cut, largest, scale)
         limit = top_p * total
-        # All tokens that are not heavier have less than 1 - top_p of the weight together.
+        # The tokens up to this weight have less than 1 - top_p of the total weight, so top-p keeps none of them.
         least = ((1 - top_p) * total / vocab_size).to(tl.float32)
         likely, likely_above = _find_cut(logits, vocab_size, scratch, cut, largest, scale, least, limit, False, BLOCK)
-        # Where a sum rounds down to the limit, or its tokens' weight to nothing, one token is left all the same.
+        # At least one token is kept, even if a sum is rounded down to the limit or its tokens' weight to 0.
         tie = tl.maximum(_weigh(likely, largest, scale).to(tl.float64), 1e-300)
         wanted = tl.maximum(tl.ceil((limit - likely_above) / tie), 1.0)
         num_kept = tl.where(likely == cut, tl.minimum(wanted, num_kept), wanted)
@@ -149,7 +150,7 @@ def _draw_kernel(
     num_kept_ties = tl.minimum(tl.maximum(num_kept - ties_before, 0.0), num_ties)
     sums = above.to(tl.float64) + num_kept_ties * _weigh(cut, largest, scale)
     wanted_weight = uniform * tl.sum(sums, 0)
-    # Where rounding leaves a sum short, the last block that has a weight is taken, and the last token of a block.
+    # If a sum is too small by rounding, the last block with a weight is used, or the last token of a block.
     blocks = tl.arange(0, NUM_BLOCKS)
     last_block = tl.max(tl.where(sums > 0, blocks, 0), 0)
     is_passed = (sums > 0) & (tl.cumsum(sums, 0) > wanted_weight)
@@ -166,7 +167,7 @@ def _draw_kernel(
 
 
 def draw_tokens(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """See `engine.kernels.draw.draw_tokens`; takes scratch memory of the logits' size."""
+    """See `engine.kernels.draw.draw_tokens`; needs scratch memory of the logits' size."""
     num_rows, vocab_size = logits.shape
     num_blocks = triton.cdiv(vocab_size, BLOCK)
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

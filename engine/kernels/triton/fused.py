@@ -4,18 +4,18 @@
 
     out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j],  j over the positions up to t's own, its group's prefix first
 
-Every program takes one tile of the work list (work_list.py) for one KV head: prefix tiles, own tiles and
-paged tiles, each of the narrow or the wide shape, run side by side, so that none of them has a tail of its own. A tile
-that is not all of its rows' attention leaves a partial result (fp32, lse base 2) and counts it per row; the program
-that brings a row's count to its number of parts merges them and sets the counter back to 0 for the next layer. No
-program waits for another. Parts are merged in their own order, so that the result does not depend on who came last.
+Each program computes one tile of the work list (work_list.py) for one KV head. Prefix tiles, own tiles and paged tiles,
+of the narrow or the wide shape, run in the same launch, so that there is only one tail. A tile that is only a part of
+its rows' attention writes a partial result (fp32, lse base 2) and increments a counter per row. The program that
+increments a row's counter to its number of parts merges them, and resets the counter to 0 for the next layer. No
+program waits for another. Parts are merged in a fixed order, so that the result does not depend on timing.
 
-Grid: one program per tile and KV head; the heads of a tile are neighbours, since a KV block holds them side by side.
+Grid: one program per tile and KV head; the heads of a tile are adjacent, since a KV block has them side by side.
 Layouts: query and out ``[T, num_q_heads, head_dim]``; caches ``[num_blocks, block_size, num_kv_heads, head_dim]``; the
-rest as DeviceWork has it. Addresses are 64-bit.
+rest as in DeviceWork. Addresses are 64-bit.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import triton
@@ -37,17 +37,17 @@ from engine.kernels.triton.tile import (
     attend_tile,
     packed_rows,
 )
-from engine.kernels.triton.triton_attention import TritonAttention, is_interpreted
+from engine.kernels.triton.triton_attention import Scoring, TritonAttention, is_interpreted
 
 LOG2_E = 1.4426950408889634
 
 
 @triton.jit
 def _finish_stores(IS_AMD: tl.constexpr):
-    """Every thread's stores are where other programs' acquire will find them, before any thread goes on.
+    """Barrier after which the program's stores are visible to a program that acquires what this one then releases.
 
-    PTX's barrier orders the stores of all of a program's threads before what any of them releases afterwards. AMD's
-    release waits for the releasing wave's own stores alone, its barrier for none: each wave has to wait for its own.
+    PTX's barrier orders the stores of all threads before a later release by any of them. AMD's release waits only for
+    the stores of its own wave, and AMD's barrier for none, so each wave waits for its own stores here.
     """
     if IS_AMD:
         tl.inline_asm_elementwise(
@@ -91,7 +91,7 @@ def _run_tile(
     out_rows = out + row.to(tl.int64) * stride_out_row + head * stride_out_head
     part = tl.load(tile + PART)
     if part < 0:
-        if HAS_SINKS:  # the tile is all of its rows' attention: what the sink leaves of it
+        if HAS_SINKS:  # the tile is all of its rows' attention: the sink takes its share of the weights
             result *= (1.0 / (1.0 + tl.exp2(sink_scores(sinks, head) - lse)))[:, None]
         tl.store(out_rows[:, None] + dim[None, :], result, mask=is_element)
     else:
@@ -107,7 +107,7 @@ def _run_tile(
             arrived = tl.atomic_add(counter, 1, mask=is_row, sem="acq_rel", scope="gpu")
             is_last = is_row & (arrived == num_parts - 1)
             tl.store(counter, tl.zeros([M], dtype=tl.int32), mask=is_last)
-            # What the announcing threads have acquired holds for all threads behind this barrier.
+            # After this barrier all threads see what the threads of the atomic have acquired.
             tl.debug_barrier()
             merge_rows(
                 out_rows, partial_out, partial_lse, first_part, num_parts, head, is_last, sinks,
@@ -169,7 +169,7 @@ def launch_attention(
     is_merging: bool,
     is_amd: bool,
 ) -> None:
-    """Launches tiles [first_tile, first_tile + num_tiles) of a step. `attend_into` has checked the arguments.
+    """Launches tiles [first_tile, first_tile + num_tiles) of a step; `attend` has checked the arguments.
 
     Args:
         out, query: ``[T, num_q_heads, head_dim]``.
@@ -177,7 +177,7 @@ def launch_attention(
         work: the step's tiles on the device; its partial results and counters are written.
         first_tile: a multiple of 4 (64 bytes).
         scale, softcap, window, sinks: see `AttentionBackend.attend`.
-        is_merging: merge the partial results of a row into `out`; False: they stay where they are.
+        is_merging: whether the launch merges the partial results of a row into `out`.
         is_amd: whether the device is an AMD GPU.
     """
     _, num_q_heads, head_dim = query.shape
@@ -202,7 +202,7 @@ def launch_attention(
 
 
 class FusedAttention(TritonAttention):
-    """One launch a layer; the cost model decides per group what is shared."""
+    """One launch per layer; the cost model decides per group which sequences share their prefix."""
 
     name: ClassVar[SharePolicy] = "fused"
 
@@ -213,23 +213,19 @@ class FusedAttention(TritonAttention):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         work: DeviceWork,
-        *,
-        scale: float,
-        softcap: float,
-        window: int,
-        sinks: torch.Tensor | None,
+        **scoring: Unpack[Scoring],
     ) -> None:
         launch_attention(
-            out, query, k_cache, v_cache, work, first_tile=0, num_tiles=work.num_tiles,
-            scale=scale, softcap=softcap, window=window, sinks=sinks, is_merging=True, is_amd=self.is_amd,
+            out, query, k_cache, v_cache, work, first_tile=0, num_tiles=work.num_tiles, is_merging=True,
+            is_amd=self.is_amd, **scoring,
         )  # fmt: skip
 
 
 class PagedAttention(FusedAttention):
-    """Paged attention, the first baseline: one launch a layer, and every sequence reads its prefix's KV itself.
+    """Paged attention, the first baseline: one launch per layer, every sequence reads its prefix's KV itself.
 
-    Tiles, their shapes, the splits of long ranges and the merge are those of `FusedAttention`, so the two differ by
-    sharing alone. `FusedAttention` computes a group that is not worth sharing in the same way.
+    Tiles, their shapes, splits and merge are those of `FusedAttention`, so the two differ only in sharing.
+    `FusedAttention` computes a group in this way if sharing does not pay.
     """
 
     name: ClassVar[SharePolicy] = "paged"

@@ -4,12 +4,12 @@
 
     out = sum_k 2^(lse_k - lse) out_k,   2^lse = sum_k 2^lse_k
 
-in fp32, lse base 2, over any number of parts. Part k of a row lies at index first_part[row] + k of
+in fp32, lse base 2, over any number of parts. Part k of a row has index first_part[row] + k in
 partial_out ``[num_partials, num_q_heads, head_dim]`` and partial_lse ``[num_partials, num_q_heads]``, both fp32. Parts
-are always taken in that order, so that a result does not depend on which program finished last.
+are always merged in this order, so that a result does not depend on which program finished last.
 
-Inside the fused launch the last program of a row calls `merge_rows`; relay attention launches `merge_partials`, whose
-grid is one program per few (row, query head) pairs.
+In the fused launch the last program of a row calls `merge_rows`. Relay attention launches `merge_partials`, with one
+program for every few (row, query head) pairs.
 """
 
 import torch
@@ -24,7 +24,7 @@ _COLUMNS = tl.constexpr(32)
 
 @triton.jit
 def sink_scores(sinks, head):
-    """The heads' scores of nothing, base 2."""
+    """The scores of the heads' sinks, base 2."""
     return tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
 
 
@@ -43,11 +43,11 @@ def merge_rows(
     M: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Merges the parts of the rows where is_merged ``[M]`` and stores them.
+    """Merges and stores the rows for which is_merged ``[M]`` is true.
 
     out_rows: pointers ``[M]`` to the rows' first element. first_part, num_parts, head (of all query heads): ``[M]``.
-    A sink (`sink_scores`) enters as a part that has a weight and no output.
-    A few columns at a time: the merge must not need more registers than the tile that it ends.
+    A sink (`sink_scores`) is a part with a weight and an output of 0.
+    A few columns at a time, so that the merge does not need more registers than the tile before it.
     """
     most = tl.max(tl.where(is_merged, num_parts, 0), 0)
     column = tl.arange(0, _COLUMNS)
@@ -63,7 +63,7 @@ def merge_rows(
         for part in range(most):
             is_read = is_merged & (part < num_parts)
             where = (first_part + part).to(tl.int64) * NUM_Q_HEADS + head
-            # .cg: other programs wrote these in this launch; the L1 cache of this processor may hold older lines.
+            # .cg bypasses L1, which may have stale lines: other programs wrote these values in this launch.
             lse = tl.load(partial_lse + where, mask=is_read, other=float("-inf"), cache_modifier=".cg")
             out = tl.load(
                 partial_out + where[:, None] * HEAD_DIM + dim[None, :],
@@ -93,7 +93,7 @@ def _merge_kernel(
     head = pair % NUM_Q_HEADS
     first_part = tl.load(rows + row * ROW_WIDTH + FIRST_PART, mask=is_pair, other=0)
     num_parts = tl.load(rows + row * ROW_WIDTH + NUM_PARTS, mask=is_pair, other=0)
-    # A row of one part was finished by its tile.
+    # The tile of a row with one part has stored the result.
     merge_rows(
         out + row * stride_out_row + head * stride_out_head, partial_out, partial_lse, first_part, num_parts, head,
         num_parts > 1, sinks, NUM_Q_HEADS, HEAD_DIM, M, HAS_SINKS,
@@ -101,11 +101,11 @@ def _merge_kernel(
 
 
 def merge_partials(out: torch.Tensor, work: DeviceWork, sinks: torch.Tensor | None = None) -> None:
-    """Merges a step's partial results into out; rows of one part keep what they have.
+    """Merges a step's partial results into out; rows of one part are not changed.
 
     Args:
         out: ``[T, num_q_heads, head_dim]``.
-        work: the step's tiles, which are computed.
+        work: of the step; its tiles have been computed.
         sinks: ``[num_q_heads]`` or None.
     """
     num_rows, num_q_heads, head_dim = out.shape

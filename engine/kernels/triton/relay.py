@@ -4,13 +4,13 @@
 2. own: every sequence's rows against its own KV, partial results (context attention),
 3. merge: the convex combination by log-sum-exp (relay fusion).
 
-The tiles, their shapes and the splits of long ranges are the fused kernel's, so that the two differ by what the paper
-does differently: every non-empty prefix is shared, and each step is a launch with a tail of its own.
+Tiles, their shapes and splits are those of the fused kernel, so the two differ only as in the paper: every non-empty
+prefix is shared, and each of the three steps is a launch with its own tail.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -20,19 +20,19 @@ from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
 from engine.kernels.triton.fused import launch_attention
 from engine.kernels.triton.merge import merge_partials
-from engine.kernels.triton.triton_attention import TritonAttention
+from engine.kernels.triton.triton_attention import Scoring, TritonAttention
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import TileField, WorkList
 
 
 class RelayAttention(TritonAttention):
-    """Three launches a layer; every prefix is shared."""
+    """Three launches per layer; every prefix is shared."""
 
     name: ClassVar[SharePolicy] = "relay"
     has_fixed_launches: ClassVar[bool] = False  # two grids, by the number of prefix tiles
 
     def plan(self, batch: AttentionBatch, launches: Sequence[Launch] = ()) -> WorkList:
-        """The prefix tiles first, filled up by tiles without work so that the own tiles begin at whole 64 bytes."""
+        """Puts prefix tiles first, padded with empty tiles so that the own tiles start at a multiple of 64 bytes."""
         work_list = super().plan(batch, launches)
         tiles = work_list.tiles
         is_prefix = tiles[:, TileField.KV_END] <= tiles[:, TileField.PREFIX_LEN]
@@ -50,18 +50,14 @@ class RelayAttention(TritonAttention):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         work: DeviceWork,
-        *,
-        scale: float,
-        softcap: float,
-        window: int,
-        sinks: torch.Tensor | None,
+        **scoring: Unpack[Scoring],
     ) -> None:
         middle = work.num_prefix_tiles
         for first, last in ((0, middle), (middle, work.num_tiles)):
             if first < last:
                 launch_attention(
-                    out, query, k_cache, v_cache, work, first_tile=first, num_tiles=last - first,
-                    scale=scale, softcap=softcap, window=window, sinks=sinks, is_merging=False, is_amd=self.is_amd,
+                    out, query, k_cache, v_cache, work, first_tile=first, num_tiles=last - first, is_merging=False,
+                    is_amd=self.is_amd, **scoring,
                 )  # fmt: skip
         if work.capacity.num_partials:
-            merge_partials(out, work, sinks)
+            merge_partials(out, work, scoring["sinks"])

@@ -3,18 +3,18 @@
 """Device code of one tile: packed query rows against a range of paged KV, with online softmax.
 
 A tile is M packed rows by a range of KV positions. The query heads of one KV head are packed into the rows: packed row
-r is query head r % GROUP_SIZE of the tile's token r // GROUP_SIZE, so that GQA and the members of a prefix group alike
-fill the rows of one matrix product, and KV is read once for all of them.
+r is query head r % GROUP_SIZE of the tile's token r // GROUP_SIZE. So the query heads of GQA and the members of a
+prefix group fill the rows of one matrix product, and KV is read once for all of them.
 
-Positions [0, prefix_len) lie in the prefix's block table, those from prefix_len on in the sequence's own. A prefix tile
-covers positions of the first, an own tile of the second, a paged tile of both, and a packed tile the own KV of several
-sequences, block after block, in positions of its own. One rule serves all four: a row sees positions from its first up
-to its own, and, where there is a sliding window, only the last `window` of them. So a row sees all of its prefix, its
-own part causally, and nothing of the sequences beside it.
+Positions [0, prefix_len) are in the prefix's block table, later ones in the sequence's own. A prefix tile covers
+positions of the first, an own tile of the second, a paged tile of both. A packed tile covers the own KV of several
+sequences, block after block, with positions of its own. The visibility rule is the same for all: a row sees the
+positions from its first one to its own, and with a sliding window only the last `window` of them. So a row sees its
+whole prefix, its own KV causally, and no KV of other sequences.
 
 An entry of a block table is a block id and, in the lowest SLOT_BITS, the last slot of the block that may be read.
 
-All arithmetic on scores, sums and partial results is fp32. Log-sum-exps are base 2 and those of the *scaled* scores.
+Scores, sums and partial results are computed in fp32. Log-sum-exps are base 2 and of the *scaled* scores.
 """
 
 import triton
@@ -42,9 +42,9 @@ SLOT_MASK = tl.constexpr((1 << SLOT_BITS) - 1)
 
 @triton.jit
 def packed_rows(tile, row_ids, GROUP_SIZE: tl.constexpr, M: tl.constexpr):
-    """The tile's rows: (row of the batch ``[M]``, query head within its KV head ``[M]``, is it a row at all ``[M]``).
+    """The tile's packed rows ``[M]``: the row of the batch, the query head within the KV head, and whether it exists.
 
-    Rows beyond the tile's tokens repeat its last token, so that every load is of valid memory; they are not stored.
+    Rows beyond the tile's tokens repeat its last token, so that every load is valid; they are not stored.
     """
     packed = tl.arange(0, M)
     token = packed // GROUP_SIZE
@@ -56,7 +56,7 @@ def packed_rows(tile, row_ids, GROUP_SIZE: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def _entries(block_table, start, last, BLOCK_SIZE: tl.constexpr, N: tl.constexpr):
-    """Entries of tokens start..start + N - 1, none beyond last: ``[N]``, or one scalar where all lie in one block."""
+    """Block table entries of tokens start..start + N - 1, up to last: ``[N]``, a scalar if N divides BLOCK_SIZE."""
     token = start if BLOCK_SIZE % N == 0 else start + tl.arange(0, N)
     return tl.load(block_table + tl.minimum(token, last) // BLOCK_SIZE)
 
@@ -92,18 +92,18 @@ def _attend_range(
     HAS_SCALES: tl.constexpr,
     WIDENS_DOT: tl.constexpr,
 ):
-    """Online softmax over tokens [begin, end) of one block table, of which `last` is the last that may be read.
+    """Online softmax over tokens [begin, end) of one block table; no token after `last` is read.
 
-    first_position is the position of the table's token 0; a row sees first_seen to positions ``[M]``. begin is a
-    multiple of N where N divides BLOCK_SIZE; end - begin is a multiple of N where not IS_MASKED. No load is masked by
-    token: beyond `last`, or a block's last slot, that token is read again and its score masked. So a slot that was
-    never written, which may hold NaN, is never read.
+    first_position is the position of the table's token 0. A row sees positions first_seen to positions, both ``[M]``.
+    begin is a multiple of N if N divides BLOCK_SIZE; end - begin is a multiple of N unless IS_MASKED. Loads are not
+    masked by token: in place of tokens after `last`, or after a block's last slot, that token is read again, and its
+    score is masked. So slots that were never written, which may hold NaN, are never read.
     """
     HEAD_DIM_PADDED: tl.constexpr = query.shape[1]
     dim = tl.arange(0, HEAD_DIM_PADDED)
     is_dim = (dim < HEAD_DIM)[None, :]
     lane = tl.arange(0, N)
-    # Read one iteration ahead, so that the address of a KV load never waits for a block table load.
+    # Loaded one iteration ahead, so that KV loads do not wait for the block table.
     entries = _entries(block_table, begin, last, BLOCK_SIZE, N)
     for start in range(begin, end, N):
         token = start + lane
@@ -127,18 +127,18 @@ def _attend_range(
         if HAS_SCALES:
             scores *= tl.load(key_scales + scale_at).to(tl.float32)[None, :]
         if HAS_CAP:
-            # cap * tanh(x), where scale has put 2 * log2(e) * x into scores.
-            # The bound is far past where tanh is 1 and short of what overflows.
+            # cap * tanh(x), where scores are 2 * log2(e) * x by the choice of scale.
+            # At the bound tanh is 1 and exp2 does not overflow.
             scores = cap - 2.0 * cap / (1.0 + tl.exp2(tl.minimum(scores, 126.0)))
         if IS_MASKED:
-            # Beyond the last token: later than any row, so that one comparison masks both.
+            # Tokens after `last` get a position after any row, so that one comparison masks both.
             position = tl.where(token <= last, first_position + token, 2147483647)
             is_visible = position[None, :] <= positions[:, None]
             if MAY_BE_PACKED or HAS_WINDOW:
                 is_visible = is_visible & (position[None, :] >= first_seen[:, None])
             scores = tl.where(is_visible, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # A row may have seen nothing yet: keep exp2 away from -inf - -inf.
+        # A row may have seen no token yet: avoid -inf - -inf.
         shift = tl.where(new_top == float("-inf"), 0.0, new_top) if IS_MASKED else new_top
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(top - shift)
@@ -191,15 +191,16 @@ def attend_tile(
 
     Args:
         query_rows: pointers ``[M]`` to the packed rows' first element.
-        first_seen, positions: int32 ``[M]``, of the rows' tokens: the first and the last position that they see.
+        first_seen, positions: int32 ``[M]``, the first and the last position that each row sees.
         scale: of the scores: softmax scale * log2(e); with a soft cap 2 * log2(e) * softmax scale / soft cap.
         cap: soft cap * log2(e).
-        key_scales, value_scales: the head's, where HAS_SCALES (fp8.py): of slot 0 in block 0.
-        WIDENS_DOT: multiply in fp32 what is given in less: Triton's interpreter multiplies bfloat16's bit patterns.
-        SPLIT_LOOP: run the KV that every row sees in a loop without masks (worth its code where arithmetic bounds);
-            such a tile is never packed.
+        key_scales, value_scales: with HAS_SCALES, pointers to the head's scales (fp8.py) of slot 0 in block 0.
+        WIDENS_DOT: multiply in fp32, because Triton's interpreter would multiply bfloat16's bit patterns.
+        SPLIT_LOOP: process the KV that every row sees in a loop without masks, which pays where arithmetic is the
+            bottleneck; such a tile is never packed.
     Returns:
-        out fp32 ``[M, HEAD_DIM_PADDED]`` normalised, 0 where a row saw nothing; lse base 2 ``[M]``, -inf there.
+        out fp32 ``[M, HEAD_DIM_PADDED]``, normalised, 0 for a row that sees no token; lse base 2 ``[M]``, -inf for
+        such a row.
     """
     dim = tl.arange(0, HEAD_DIM_PADDED)
     if HEAD_DIM == HEAD_DIM_PADDED:
@@ -223,7 +224,7 @@ def attend_tile(
         end = tl.where(segment == 0, tl.minimum(kv_end, prefix_len), kv_end - prefix_len)
         table = block_table + tl.load(tile + PREFIX_ENTRY + segment)
         if HAS_WINDOW:
-            # Skip what has left every row's window, in whole steps, so that steps keep their alignment to blocks.
+            # Skip tokens before every row's window, in multiples of N, so that steps stay aligned to blocks.
             begin += tl.maximum(tl.min(first_seen, 0) - first_position - begin, 0) // N * N
         if SPLIT_LOOP and not HAS_WINDOW:
             seen_by_all = tl.minimum(first_row_position + 1 - first_position, end)

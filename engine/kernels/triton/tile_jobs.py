@@ -1,10 +1,9 @@
-"""The tiles of a step before their KV ranges are split, and packs of short ones.
+"""Jobs, which are a step's tiles before their KV ranges are split, and packs of short jobs.
 
-Decode rows on short own KV make tiny tiles, many more than the device runs at once, each with a start, a query and a
-store of its own for a few KV blocks. A *packed tile* takes as many of them as fit its rows: it reads the same KV, the
-blocks of one sequence after those of the other, in one loop that need not begin anew at each, and the matrix product,
-whose rows a single query would leave empty, costs the same. Packs are made only as large as keeps every program slot
-busy to the end.
+Decode rows with short own KV give many tiny tiles, each with a start-up, a query load and a store for a few KV blocks.
+A *packed tile* computes several of them: it reads the blocks of one sequence after those of another in one loop, and
+uses rows of the matrix product that a single query would leave empty. Packs are kept so small that every program slot
+stays busy until the end.
 """
 
 from dataclasses import dataclass
@@ -19,18 +18,18 @@ from engine.kernels.triton.tile_ranges import Floats, Ints, slot_costs
 from engine.kernels.triton.tuned import Launch
 
 SLOT_BITS = 8
-"""The lowest bits of an entry of a block table: the last slot of the block that may be read. The others: the block."""
+"""Bits of a block table entry that hold the last slot of the block that may be read; the others hold the block id."""
 
 MOST_BLOCKS = 1 << (31 - SLOT_BITS)
-"""Of a KV cache, so that an entry is an int32."""
+"""Most blocks of a KV cache, so that an entry fits int32."""
 
 SHORT_STARTS = 4
-"""A tile is short where its start takes this part of its time, or more."""
+"""A job is short if it takes at most as long as so many tile starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """Tiles before their KV ranges are split. Every attribute is an int64 array over the jobs, but cost_us."""
+    """Tiles before their KV ranges are split. Attributes are int64 arrays over the jobs; cost_us is float64."""
 
     first_row_id: Ints
     num_tokens: Ints
@@ -43,17 +42,17 @@ class Jobs:
     cost_us: Floats
 
     def take(self, index: Ints) -> "Jobs":
-        """Jobs by their numbers."""
+        """The jobs with these indices."""
         return Jobs(**{name: getattr(self, name)[index] for name in Jobs.__slots__})
 
 
 def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size: int) -> Jobs:
-    """Every sequence's rows, in tiles of its shape; in row order.
+    """The rows of every sequence in tiles of its shape, in row order.
 
     Args:
-        batch, sizes: the step.
-        choice: of the cost model: the shapes and who shares its prefix.
-        group_size: query heads of a KV head.
+        batch, sizes: of the step.
+        choice: the cost model's: shapes, and which sequences share their prefix.
+        group_size: query heads per KV head.
     """
     tokens = tokens_a_tile(choice.launch, group_size)[choice.own_shape]
     num_tiles = cdiv(sizes.num_rows, tokens)
@@ -78,10 +77,10 @@ def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size
 
 
 def prefix_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size: int) -> tuple[Jobs, Ints, Ints]:
-    """The shared rows of each group, in tiles of its shape: jobs, row ids that follow the batch's own, jobs' groups.
+    """The shared rows of each group in tiles of its shape; arguments as for `own_jobs`.
 
-    Args:
-        batch, sizes, choice, group_size: as for `own_jobs`.
+    Returns:
+        jobs; the row ids that follow those of the batch's rows; the group of each job.
     """
     num_rows = np.where(choice.is_shared, sizes.num_rows, 0)
     sequence, offset = expand(num_rows)
@@ -108,14 +107,14 @@ def prefix_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packs:
-    """Short tiles of one row each, several to a packed tile. Positions in a pack count from its first block on.
+    """Packed tiles of short jobs of one row each. Positions in a pack are relative to its first block.
 
     Attributes:
         is_packed: bool, per own job, whether it is in a pack.
-        jobs: the packs, none of which is split; their rows follow those of other row ids.
-        part: int64, per pack, which part of its rows it is; -1: all of them.
+        jobs: the packs, none of which is split; their row ids follow all others.
+        part: int64, per pack, the index of its part in its rows' attention; -1: it is all of it.
         rows: int64, the packs' rows of the batch.
-        first_seen, positions: int64, per row: of its own KV the first position in its pack and the last.
+        first_seen, positions: int64, per row, the first and the last position of its own KV in its pack.
         entries: int32, the packs' block table.
     """
 
@@ -139,15 +138,15 @@ class Packs:
         longest_us: float,
         first_row_id: int,
     ) -> "Packs":
-        """Packs short jobs of one row and narrow shape that read nothing but own KV, and are not split.
+        """Packs short jobs of one row and narrow shape that read only own KV and are not split.
 
         Args:
-            jobs: the own tiles of the step.
-            num_parts: per job, the parts of its rows' attention; 0 where the job itself is split.
-            launch: gives the rows of a narrow tile.
-            group_size: query heads of a KV head.
-            longest_us: what a pack takes at most.
-            first_row_id: number of the row ids before the packs'.
+            jobs: the own jobs of the step.
+            num_parts: per job, the number of parts of its rows' attention; 0 if the job itself is split.
+            launch: has the rows of a narrow tile.
+            group_size: query heads per KV head.
+            longest_us: longest time of a pack.
+            first_row_id: number of row ids before the packs'.
         """
         is_short = (jobs.num_tokens == 1) & (jobs.shape == 0) & (jobs.kv_begin == jobs.prefix_len) & (num_parts > 0)
         is_short &= jobs.cost_us <= SHORT_STARTS * launch.narrow.tile_us
@@ -155,7 +154,7 @@ class Packs:
         if num_short:
             size = min(launch.narrow.rows // group_size, int(longest_us * num_short / jobs.cost_us[is_short].sum()))
         is_packed = is_short & (jobs.cost_us * size <= longest_us) & (size > 1)
-        # A tile is the same part of all its rows: those of one pack have the same number of them.
+        # A tile has one part index for all its rows: the rows of a pack must have the same number of parts.
         chosen = np.flatnonzero(is_packed)
         chosen = chosen[np.argsort(num_parts[chosen], kind="stable")]
         parts = num_parts[chosen]
@@ -199,28 +198,29 @@ class Packs:
 
 
 def whole_blocks(block_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Entries of blocks of which every slot may be read."""
+    """Block table entries that allow every slot of their block."""
     return (block_ids.astype(np.int32, copy=False) << SLOT_BITS) | ((1 << SLOT_BITS) - 1)
 
 
 def _cost_us(launch: Launch, shape: Ints, num_read: Ints) -> Floats:
-    """Of one tile each, its result not partial."""
+    """The time of tiles with num_read KV tokens, whose results are not partial."""
     tile_us, token_us, _ = slot_costs(launch, shape)
     found: Floats = tile_us + num_read * token_us
     return found
 
 
 def tokens_a_tile(launch: Launch, group_size: int) -> Ints:
-    """Rows of the batch that a tile of each of the launch's shapes holds."""
+    """Rows of the batch per tile, for each of the launch's shapes."""
     return np.array([shape.rows // group_size for shape in launch.shapes], dtype=np.int64)
 
 
 def owners(counts: npt.NDArray[np.integer]) -> Ints:
+    """For counts[i] items of each i: the i of every item."""
     return np.repeat(np.arange(len(counts)), counts)
 
 
 def expand(counts: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """For counts[i] items of each i: the i of every item, and its number within i."""
+    """For counts[i] items of each i: the i of every item, and its index among them."""
     owner = owners(counts)
     starts = np.cumsum(counts) - counts
     return owner, np.arange(len(owner)) - starts[owner]

@@ -1,4 +1,4 @@
-"""Tiles under several launches at once: what they cost, and into how many parts their KV ranges are best split."""
+"""The time of tiles under several launches at once, and the best number of splits of their KV ranges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ Floats = npt.NDArray[np.float64]
 Number = TypeVar("Number", bound=np.number)
 
 MOST_ROUNDS = 4
-"""Ranges are not split into more tiles than the program slots take in so many rounds."""
+"""Ranges are split into at most as many tiles as the program slots compute in so many rounds."""
 
 _SPLITS = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32])[:, None]
-"""Parts of the longest range that are tried."""
+"""Candidates for the number of parts of the longest range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What the two tile shapes of L launches cost, float64 ``[L, 2, 1]``; see `TileShape`.
+    """The times of the two tile shapes of L launches, float64 ``[L, 2, 1]``; see `TileShape`.
 
-    A launch without wide tiles has its narrow ones twice.
+    A launch without a wide shape has its narrow one twice.
 
     Attributes:
-        tokens: int64, rows of the batch in a tile.
+        tokens: int64, rows of the batch per tile.
     """
 
     tile_us: Floats
@@ -47,15 +47,15 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """Tiles before their KV ranges are split, under L launches: of sequences, or of sequences and groups, ``[L, n]``.
+    """The tiles of each sequence or group, before KV ranges are split, under L launches: ``[L, n]``.
 
     Attributes:
         shape: index into the launch's shapes.
-        num_tiles: with one range each.
+        num_tiles: number of tiles.
         num_read: KV tokens that all of them read.
         longest: KV tokens that the longest of them reads.
-        is_partial: their results are partial, split or not.
-        total_us: slot time of all.
+        is_partial: whether their results are partial even if they are not split.
+        total_us: slot time of all of them.
     """
 
     shape: Ints
@@ -66,32 +66,32 @@ class Ranges:
     total_us: Floats
 
     def where(self, is_kept: npt.NDArray[np.bool_]) -> "Ranges":
-        """These ranges, without tiles where they are not kept ``[L, n]``."""
+        """The same with no tiles where is_kept ``[L, n]`` is false."""
         return Ranges(
             shape=self.shape, num_tiles=self.num_tiles * is_kept, num_read=self.num_read * is_kept,
             longest=self.longest * is_kept, is_partial=self.is_partial & is_kept, total_us=self.total_us * is_kept,
         )  # fmt: skip
 
     def followed_by(self, others: "Ranges") -> "Ranges":
-        """These ranges, then the others."""
+        """Concatenates two sets of ranges."""
         return Ranges(
             **{name: np.concatenate([getattr(self, name), getattr(others, name)], axis=1) for name in Ranges.__slots__}
         )
 
     def totals(self) -> tuple[list[int], list[int], list[float]]:
-        """By launch: tiles, KV tokens that they read, slot time."""
+        """Per launch: number of tiles, KV tokens that they read, slot time."""
         return self.num_tiles.sum(1).tolist(), self.num_read.sum(1).tolist(), self.total_us.sum(1).tolist()
 
     def split(self, number: int, launch: Launch, slots_a_head: float, min_split_tokens: int) -> tuple[float, float]:
-        """The best of several ways to split the longest ranges: what the slots take, and what a tile may take for it.
+        """Finds the best limit for the time of a tile, above which its range is split.
 
         Args:
-            number: of the launch.
-            launch: itself.
-            slots_a_head: its program slots for each KV head.
-            min_split_tokens: KV tokens that a part holds at least.
+            number: index of the launch.
+            launch: the launch.
+            slots_a_head: its program slots per KV head.
+            min_split_tokens: fewest KV tokens of a part.
         Returns:
-            microseconds.
+            the time of all program slots, and the limit, in microseconds.
         """
         num_tiles, total_us = self.num_tiles[number], self.total_us[number].sum()
         longest, is_partial = self.longest[number], self.is_partial[number]
@@ -113,18 +113,18 @@ class Ranges:
 
 
 def slot_costs(launch: Launch, shape: Ints) -> Floats:
-    """``[3, n]``: slot time in microseconds of a tile, a KV token, a partial result, by index of shape ``[n]``."""
+    """Slot times in microseconds of a tile, a KV token and a partial result: ``[3, n]``, for shape indices ``[n]``."""
     costs = [(each.tile_us, each.kilotoken_us / 1000, each.partial_us) for each in launch.shapes]
     found: Floats = np.array(costs).T[:, shape]
     return found
 
 
 def cheapest(costs: Floats) -> tuple[Ints, Floats]:
-    """Of costs ``[L, 2, n]`` of the two shapes: the index of the lower one, the first of equals, and that cost."""
+    """The index of the cheaper shape, the first on ties, and its cost, from costs ``[L, 2, n]`` of the two shapes."""
     narrow, wide = costs[:, 0], costs[:, 1]
     return (wide < narrow).astype(np.int64), np.minimum(narrow, wide)
 
 
 def pick(shape: Ints, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """``[L, n]`` of values ``[L, 2, n]`` of the two shapes, by index of shape."""
+    """Selects from values ``[L, 2, n]`` of the two shapes by shape index: ``[L, n]``."""
     return np.where(shape == 0, values[:, 0], values[:, 1])

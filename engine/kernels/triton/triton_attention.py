@@ -1,8 +1,8 @@
-"""What the three Triton attention backends share: the model's shape, a step's work, the KV write, the checks."""
+"""The base class of the three Triton attention backends: shapes, a step's work, the KV write, the checks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict, Unpack
 
 import torch
 import triton
@@ -23,7 +23,16 @@ from engine.kernels.triton.work_list import WorkList, build_work_list
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 LARGEST_GROUP = 16
-"""Query heads of one KV head: they must fit the rows of the narrowest tile."""
+"""Query heads per KV head: they must fit the rows of the narrowest tile."""
+
+
+class Scoring(TypedDict):
+    """How scores become weights; see `AttentionBackend.attend`."""
+
+    scale: float
+    softcap: float
+    window: int
+    sinks: torch.Tensor | None
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,7 +42,7 @@ def _write_kv_kernel(  # type: ignore[no-untyped-def]
     NUM_KV_HEADS: tl.constexpr, NUM_KV_HEADS_PADDED: tl.constexpr,
     HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One program a row, which writes its key and value; rows without a slot are skipped."""
+    """One program per row, which writes its key and value; rows without a slot are skipped."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if slot >= 0:
@@ -48,22 +57,22 @@ def _write_kv_kernel(  # type: ignore[no-untyped-def]
 
 
 class TritonAttention(ABC):
-    """Attention of one model on one device. Frozen after construction; a step's state is in its DeviceWork.
+    """Attention of one model on one device. It does not change after construction: a step's state is in its DeviceWork.
 
     Args:
-        dtype: of queries and, unless that is fp8, of the KV cache.
-        fp8: the 8-bit format of products and of the KV cache (fp8.py); None: none, all is in dtype.
+        dtype: of queries and, unless `fp8` is given, of the KV cache.
+        fp8: the 8-bit format of products and of the KV cache (fp8.py); None: both are in dtype.
         block_size: tokens in a KV block.
-        device: a CUDA or ROCm GPU, or the CPU where Triton interprets (TRITON_INTERPRET=1).
-        architecture: names the tuned configuration; "auto" is the device's own.
-        has_layers: whether `GpuLayer` computes what the model's layers do.
+        device: a CUDA or ROCm GPU, or the CPU if Triton interprets kernels (TRITON_INTERPRET=1).
+        architecture: name of the tuned configuration; "auto": the device's.
+        has_layers: whether `GpuLayer` can compute the model's layers.
     Raises:
-        ValueError: a shape or dtype that the kernels do not cover, or a device that cannot run them.
+        ValueError: the kernels do not support the shape, dtype or device.
     """
 
     name: ClassVar[SharePolicy]
     has_fixed_launches: ClassVar[bool] = True
-    """Whether steps in one DeviceWork differ by nothing but what is in it, so that a CUDA graph serves them all."""
+    """Whether steps in one DeviceWork have the same launches, so that a CUDA graph can replay them."""
 
     def __init__(
         self,
@@ -80,7 +89,7 @@ class TritonAttention(ABC):
     ) -> None:
         if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
             raise ValueError(
-                f"{num_q_heads} query heads over {num_kv_heads} KV heads: need a whole number, at most {LARGEST_GROUP}"
+                f"{num_q_heads} query heads for {num_kv_heads} KV heads: must be 1 to {LARGEST_GROUP} times as many"
             )
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
@@ -111,7 +120,7 @@ class TritonAttention(ABC):
         )
 
     def plan(self, batch: AttentionBatch, launches: Sequence[Launch] = ()) -> WorkList:
-        """Cuts a step into tiles, for the best of the launches (all of the tuned ones unless named)."""
+        """Splits a step into tiles, for the fastest of the launches (default: all tuned ones)."""
         if batch.block_size != self.block_size:
             raise ValueError(f"batch has block_size {batch.block_size}, this backend {self.block_size}")
         return build_work_list(
@@ -125,38 +134,37 @@ class TritonAttention(ABC):
         )
 
     def reserve(self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch | None = None) -> DeviceWork:
-        """Room for steps of at most this size, at addresses that stay: what a CUDA graph needs. Fill it before use.
+        """Allocates work for steps of at most this size, at fixed addresses, as CUDA graphs need. Fill it before use.
 
         Args:
-            scratch: of at least this capacity, shared with works that are never computed at the same time; None: its
-                own.
+            scratch: of at least this capacity, may be shared by works that never run at the same time; None: a new one.
         """
         return DeviceWork(capacity, launch, scratch or self.make_scratch(capacity), device=self.device)
 
     @property
     def graphable(self) -> Self | None:
-        """Itself, where CUDA graphs can be made of its launches."""
+        """See `AttentionBackend.graphable`."""
         return self if self.has_fixed_launches else None
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether its layers end with the model's final norm."""
+        """See `AttentionBackend.has_final_norm`."""
         return self.has_layers
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """Of a step in which every row has two partial results, in its group's prefix and in its own KV."""
+        """For a step in which every row has two partial results: of its prefix and of its own KV."""
         return 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """Layers of few launches; None where the model's own ones stay, as they compute something else."""
+        """Layers with few launches; None if `GpuLayer` does not support the model's layers."""
         if self.fp8 is not None:
-            from engine.kernels.triton.layers.fp8_layers import Fp8Layer  # other formats need none of it
+            from engine.kernels.triton.layers.fp8_layers import Fp8Layer  # imported only when needed
 
             return LayerByLayer(Fp8Layer(self, layer, self.fp8) for layer in weights)
         return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """The model's own output layer stays."""
+        """None: the model keeps its own output layer."""
         return
 
     draw_tokens = staticmethod(draw_tokens)
@@ -165,7 +173,7 @@ class TritonAttention(ABC):
         return AttentionScratch(capacity, num_q_heads=self.num_q_heads, head_dim=self.head_dim, device=self.device)
 
     def prepare(self, batch: AttentionBatch) -> DeviceWork:
-        """Plans a step and moves it to the device in one transfer. Called once a step, for all layers."""
+        """Plans a step and copies it to the device in one transfer. Called once per step, for all layers."""
         work_list = self.plan(batch)
         work = self.reserve(WorkCapacity.of(work_list), work_list.launch)
         work.fill(work_list, batch.slot_mapping)
@@ -174,11 +182,11 @@ class TritonAttention(ABC):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
     ) -> None:
-        """See `AttentionBackend.write_kv`; this takes one launch.
+        """See `AttentionBackend.write_kv`; one launch.
 
         Raises:
-            ValueError: head_dim is not contiguous, the caches' strides differ, or there are more rows than slots; or
-                the caches are in fp8, which the layers write.
+            ValueError: head_dim is not contiguous, the caches' strides differ, there are more rows than slots, or the
+                caches are in fp8: only the backend's layers write those.
         """
         num_rows, num_kv_heads, head_dim = key.shape
         if self.fp8 is not None:
@@ -209,38 +217,18 @@ class TritonAttention(ABC):
         softcap: float = 0.0,
         window: int = 0,
         sinks: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`."""
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.attend_into(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window, sinks=sinks)
-        return out
-
-    def attend_into(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: DeviceWork,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
-    ) -> None:
-        """Attention of a whole token batch.
+        """See `AttentionBackend.attend`.
 
         Args:
-            out: like query; rows without work (in a room reserved for more) are not written.
-            query: ``[T, num_q_heads, head_dim]``, any row and head strides.
-            k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, this step's rows already written.
-            scale: applied to the scores.
-            softcap: c: scores become c * tanh(score / c); 0: they stay.
-            window: a row sees this many positions, its own included; 0: all.
-            sinks: ``[num_q_heads]``, a score of each head without a value: it takes its share of the weights.
+            query: any row and head strides.
+            out: like query, the tensor to write to; rows beyond the work list's are not written. None: a new tensor.
         Raises:
-            ValueError: shapes, dtypes or strides that the launch does not cover.
+            ValueError: the launch does not support the shapes, dtypes or strides.
         """
+        if out is None:
+            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         expected = (query.shape[0], self.num_q_heads, self.head_dim)
         if query.shape != expected or out.shape != expected or query.shape[0] > work.capacity.num_rows:
             raise ValueError(
@@ -268,6 +256,7 @@ class TritonAttention(ABC):
         if sinks is not None and (sinks.shape != (self.num_q_heads,) or not sinks.is_contiguous()):
             raise ValueError(f"sinks must be contiguous [{self.num_q_heads}], got {tuple(sinks.shape)}")
         self._launch(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window, sinks=sinks)
+        return out
 
     @abstractmethod
     def _launch(
@@ -277,21 +266,18 @@ class TritonAttention(ABC):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         work: DeviceWork,
-        *,
-        scale: float,
-        softcap: float,
-        window: int,
-        sinks: torch.Tensor | None,
-    ) -> None: ...
+        **scoring: Unpack[Scoring],
+    ) -> None:
+        """The launches of `attend`, which has checked the arguments."""
 
 
 def is_interpreted() -> bool:
-    """Whether Triton was told to interpret kernels on the CPU."""
+    """Whether Triton interprets kernels on the CPU."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def architecture_of(device: torch.device) -> str:
-    """The name of a device's tuned configuration: "sm_90", "gfx942", or "interpreter" for the CPU."""
+    """The name of the tuned configuration of a device: "sm_90", "gfx942", or "interpreter" for the CPU."""
     if device.type != "cuda":
         return "interpreter"
     properties = torch.cuda.get_device_properties(device)

@@ -1,9 +1,8 @@
-"""Tuned configurations: named data per architecture (`configs/*.json`), read at start, written by `benchmarks.tune`.
+"""Tuned configurations per architecture (`configs/*.json`), read at start, written by `benchmarks.tune`.
 
-A file holds one entry per element size and head dim; an entry holds the launches to choose from in each step. A launch
-is one compiled kernel: its tile shapes, its compiler options, and what a tile costs (cost_model.py); what memory and a
-launch cost is the entry's.
-An entry's `origin` says whether its costs were measured, and on what, or estimated from data sheets.
+A file has one entry per element size and head dim. An entry has the costs of memory and of a launch, and the launches
+to choose from in each step. A launch is one compiled kernel: its tile shapes, its compiler options, and the costs of a
+tile (cost_model.py). An entry's `origin` says whether costs were measured, and where, or estimated from data sheets.
 """
 
 import json
@@ -22,14 +21,14 @@ ARCHITECTURES = ("sm_80", "sm_90", "gfx90a", "gfx942", "default", "interpreter")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileShape:
-    """One tile shape of a launch, and the time of one program slot that a tile of it takes.
+    """One tile shape of a launch, and the slot times of its tiles.
 
     Attributes:
         rows: packed query rows (tokens times query heads per KV head), a power of two of at least 16.
-        tokens: KV tokens a step of its loop, a power of two of at least 16.
-        tile_us: of a tile before its first KV token: start, query, block table, store.
-        kilotoken_us: per 1,000 KV tokens, where memory does not make it wait.
-        partial_us: per tile whose result is a partial: written, announced, merged.
+        tokens: KV tokens per loop iteration, a power of two of at least 16.
+        tile_us: fixed time of a tile: start, query, block table, store.
+        kilotoken_us: time per 1,000 KV tokens, without waiting for memory.
+        partial_us: further time of a tile with a partial result: store, counter, merge.
     """
 
     rows: int
@@ -44,10 +43,10 @@ class Launch:
     """One way to compile the attention kernel.
 
     Attributes:
-        narrow: the shape for few query rows, where memory bounds.
-        wide: the shape for many, where arithmetic bounds; None where the launch has narrow tiles only, and with them
-            fewer registers and more programs per processor.
-        programs_per_processor: that run at once; with the processors they make the program slots.
+        narrow: the shape for few query rows, where memory is the bottleneck.
+        wide: the shape for many, where arithmetic is the bottleneck; None: only narrow tiles, which take fewer
+            registers and allow more programs per processor.
+        programs_per_processor: programs that a processor runs at the same time: its program slots.
         options: further compiler options of the architecture (waves_per_eu, matrix_instr_nonkdim, ...).
     """
 
@@ -66,14 +65,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedAttention:
-    """What the attention of one model uses on one architecture.
+    """The tuned configuration of one attention shape on one architecture.
 
     Attributes:
         origin: where the costs come from.
-        num_processors: of the device the costs were taken on; a launch on a real device uses that device's own number.
-        min_split_tokens: KV tokens that a split of a tile's range holds at least.
-        start_us: of a launch, whatever it computes.
-        memory_kilotoken_us: what the whole device takes to read 1,000 KV tokens of one KV head from memory.
+        num_processors: of the device on which costs were measured; a launch uses its own device's number.
+        min_split_tokens: fewest KV tokens of a split.
+        start_us: fixed time of a launch.
+        memory_kilotoken_us: time in which the whole device reads 1,000 KV tokens of one KV head from memory.
         l2_kilotoken_us: the same for tokens that another program has just read.
     """
 
@@ -87,10 +86,10 @@ class TunedAttention:
     launches: tuple[Launch, ...]
 
     def for_8_bit_kv(self) -> "TunedAttention":
-        """The same for KV in 8 bits. Converting it takes registers: with more stages, or longer steps where several
-        programs of wide tiles run at once, these would spill some."""
+        """The configuration for KV in 8 bits. Its conversion takes registers, so launches get fewer stages or shorter
+        loop iterations, without which registers would spill."""
 
-        def converting(found: Launch) -> Launch:
+        def for_conversion(found: Launch) -> Launch:
             narrow, wide = found.narrow, found.wide
             if wide is None:
                 return replace(found, narrow=replace(narrow, tokens=min(narrow.tokens, 64)))
@@ -102,17 +101,17 @@ class TunedAttention:
             self,
             memory_kilotoken_us=self.memory_kilotoken_us / 2,
             l2_kilotoken_us=self.l2_kilotoken_us / 2,
-            launches=tuple(converting(found) for found in self.launches),
+            launches=tuple(for_conversion(found) for found in self.launches),
         )
 
 
 def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedAttention:
-    """Reads the entry for an element size and the smallest head dim that holds head_dim.
+    """Reads the entry for an element size and the smallest head dim that is at least head_dim.
 
     Args:
-        architecture: "sm_90", "gfx942", ...; one without a file of its own uses "default".
+        architecture: "sm_90", "gfx942", ...; "default" is used if it has no file.
     Raises:
-        ValueError: no entry fits, or a file has a key that is unknown or missing.
+        ValueError: no entry fits, or the file has an unknown key or lacks one.
     """
     path = CONFIG_FOLDER / f"{architecture}.json"
     document = json.loads((path if path.exists() else CONFIG_FOLDER / "default.json").read_text())

@@ -1,12 +1,12 @@
-"""The work list: one step's attention cut into tiles, one per program and KV head, built once and used by every layer.
+"""The work list: one step's attention split into tiles, built once and used by every layer.
 
-A *prefix tile* holds rows of any members of a group against (a split of) the group's prefix. An *own tile* holds
-consecutive rows of one sequence against (a split of) its own KV, or, where its prefix is not shared, against prefix and
-own KV in one go. A row with one tile is finished by it. A row with several has partial results, merged by whichever
-tile finishes last: its `num_parts` says how many there are, its `first_part` where they lie. (BatchLLM section 4.4.)
-A *packed tile* holds decode rows of several sequences, each against its own KV (tile_jobs.py).
+A *prefix tile* has rows of any members of a group against (a split of) the group's prefix. An *own tile* has
+consecutive rows of one sequence against (a split of) its own KV; if its prefix is not shared, against prefix and own
+KV. A row with one tile gets its result from it. A row with several has partial results, which the tile that finishes
+last merges: `num_parts` is their number, `first_part` the index of the first (BatchLLM section 4.4). A *packed tile*
+has decode rows of several sequences, each against its own KV (tile_jobs.py).
 
-Tiles are sorted by cost, the longest first: programs start in that order, and the short ones fill the gaps at the end.
+Tiles are sorted by time, the longest first: programs start in this order, so short tiles fill the gaps at the end.
 """
 
 from collections.abc import Sequence
@@ -28,26 +28,26 @@ class TileField(IntEnum):
     """Columns of WorkList.tiles."""
 
     FIRST_ROW_ID = 0  # into row_ids
-    NUM_TOKENS = 1  # rows of the batch; 0 is a tile without work
+    NUM_TOKENS = 1  # rows of the batch; 0: no work
     IS_WIDE = 2
-    KV_BEGIN = 3  # positions in the sequence, the prefix counted
+    KV_BEGIN = 3  # positions in the sequence, prefix included
     KV_END = 4
     PREFIX_LEN = 5
     PREFIX_ENTRY = 6  # into block_table
     OWN_ENTRY = 7
-    PART = 8  # which part of its rows this is; -1: all of them
-    POSITION_AT = 9  # where in a row its position is, followed by the first that it sees
-    WIDTH = 12  # columns in all: a multiple of 16 bytes
+    PART = 8  # index of this part of its rows' attention; -1: it is all of it
+    POSITION_AT = 9  # the RowField of the position to use; the next field is the first position seen
+    WIDTH = 12  # number of columns: a multiple of 16 bytes
 
 
 class RowField(IntEnum):
     """Columns of WorkList.rows."""
 
-    POSITION = 0  # in the sequence, the prefix counted
+    POSITION = 0  # in the sequence, prefix included
     FIRST_SEEN = 1  # 0
     PACKED_POSITION = 2  # in a packed tile
     PACKED_FIRST_SEEN = 3
-    FIRST_PART = 4  # of the step's partial results
+    FIRST_PART = 4  # index into the step's partial results
     NUM_PARTS = 5
     WIDTH = 6
 
@@ -57,14 +57,14 @@ class WorkList:
     """One step's tiles on the host, all int32.
 
     Attributes:
-        launch: the compiled kernel it was cut for.
+        launch: the compiled kernel for which the tiles are made.
         tiles: ``[num_tiles, TileField.WIDTH]``.
-        row_ids: rows of the batch, as tiles refer to them: first 0..T-1, then each shared group's rows, then packs'.
+        row_ids: rows of the batch, in the order of tiles: 0..T-1, then each shared group's rows, then the packs' rows.
         rows: ``[T, RowField.WIDTH]``.
-        block_table: the prefixes' entries, then the sequences', then the packs' (tile_jobs.py, `SLOT_BITS`).
-        num_partials: partial results of the step, each ``[num_q_heads, head_dim]``.
-        num_prefix_tiles: how many of the tiles are prefix tiles.
-        tile_us: float64 ``[num_tiles]``, what each should cost.
+        block_table: entries of the prefixes, then the sequences, then the packs (see `SLOT_BITS` in tile_jobs.py).
+        num_partials: number of partial results of the step, each ``[num_q_heads, head_dim]``.
+        num_prefix_tiles: number of prefix tiles.
+        tile_us: float64 ``[num_tiles]``, the predicted time of each.
     """
 
     launch: Launch
@@ -87,14 +87,14 @@ def build_work_list(
     policy: SharePolicy,
     launches: Sequence[Launch],
 ) -> WorkList:
-    """Cuts a step into tiles, under whichever of the launches should take the least time.
+    """Splits a step into tiles, for the launch with the shortest predicted time.
 
     Args:
         tuned: the device's costs.
         group_size: query heads per KV head.
-        num_processors: of the device that will run it.
+        num_processors: of the device.
         policy: see `choose`.
-        launches: of which one is taken.
+        launches: the candidates.
     """
     sizes = StepSizes.of(batch)
     choice = choose(
@@ -108,7 +108,7 @@ def build_work_list(
         for jobs in (owns, prefixes)
     )
     sequence, group = owners(sizes.num_rows), sizes.group
-    # All tiles of a group's prefix have the same range and shape, so the same number of splits.
+    # All jobs of a group's prefix have the same range and shape, so the same number of splits.
     group_parts = np.zeros(batch.num_groups, dtype=np.int64)
     group_parts[job_group] = prefix.num_splits
     sequence_parts = np.where(choice.is_shared, group_parts[group], 0)
@@ -158,13 +158,13 @@ def build_work_list(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Splits:
-    """KV ranges of jobs, cut into tiles.
+    """Tiles, which are jobs with their KV ranges split.
 
     Attributes:
         num_splits: int64, per job.
-        job, index: int64 per tile, its job and which of the job's splits it is.
-        begin, end: int64 per tile, positions.
-        cost_us: float64 per tile.
+        job, index: int64, per tile, its job, and its index among the job's splits.
+        begin, end: int64, per tile, positions.
+        cost_us: float64, per tile.
     """
 
     num_splits: Ints
@@ -176,7 +176,7 @@ class _Splits:
 
     @classmethod
     def of(cls, jobs: Jobs, block_size: int, launch: Launch, longest_us: float, min_split_tokens: int) -> "_Splits":
-        """Cuts ranges that take longer than longest_us, at whole blocks and whole loop steps of the tile's shape."""
+        """Splits ranges that take longer than longest_us, at multiples of the block and of the loop iteration."""
         numbers = np.arange(len(jobs.cost_us))
         if (jobs.cost_us <= longest_us).all():
             once = np.ones_like(numbers)
@@ -184,7 +184,7 @@ class _Splits:
                 num_splits=once, job=numbers, index=once - 1, begin=jobs.kv_begin, end=jobs.kv_end, cost_us=jobs.cost_us
             )
         steps = np.array([np.lcm(shape.tokens, block_size) for shape in launch.shapes], dtype=np.int64)[jobs.shape]
-        # Count as if the prefix's last block were full: then blocks and steps are multiples of the same unit all along.
+        # Positions as if the prefix's last block were full, so that blocks and iterations align in prefix and own KV.
         hole = -jobs.prefix_len % block_size
         begin = np.where(jobs.kv_begin > 0, jobs.kv_begin + hole, 0)
         end = np.where(jobs.kv_end > jobs.prefix_len, jobs.kv_end + hole, jobs.kv_end)
@@ -213,7 +213,7 @@ class _Splits:
 
 
 def _tiles(jobs: Jobs, begin: Ints, end: Ints, part: Ints) -> npt.NDArray[np.int32]:
-    """Tiles of jobs against the positions from begin to end."""
+    """The rows of `WorkList.tiles` for jobs and their ranges of positions."""
     tiles = np.zeros((len(begin), TileField.WIDTH), dtype=np.int32)
     for field, values in (
         (TileField.FIRST_ROW_ID, jobs.first_row_id),

@@ -1,1 +1,1 @@
-"""LoRA adapters: their files, their weights, and models that exchange them."""
+"""LoRA adapters: their files, their weights, and models that can switch between them."""

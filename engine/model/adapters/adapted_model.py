@@ -1,4 +1,4 @@
-"""A model with a LoRA adapter in its weights, which can be exchanged for another one where the base is kept."""
+"""A model with a LoRA adapter merged into its weights, and optionally the base weights, to switch adapters."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +16,12 @@ from engine.model.model import Model
 
 
 class AdaptedModel(Model):
-    """Weights are merged layer by layer as the backend takes them, each time from the base, so that no error adds up.
+    """A model whose layers get the adapter's updates as the backend reads them, always from the base weights.
 
     Made by `AdaptedModel.load_with`.
 
     Attributes:
-        keeps_base: whether `use_adapter` may be called; the base's weights are then held beside those in use.
+        keeps_base: whether the base weights are kept in memory, so that `use_adapter` may be called.
     """
 
     def __init__(self, language_model: transformers.PreTrainedModel, **arguments: Any) -> None:
@@ -40,15 +40,15 @@ class AdaptedModel(Model):
         """`Model.load`, with an adapter.
 
         Args:
-            adapter: None: the base as it is.
+            adapter: None: the base without changes.
             model: checkpoint or loaded model.
             keeps_base: see the attribute.
-            how: as `Model.load` has it.
+            how: further arguments of `Model.load`.
         Raises:
-            ModelError: as `Model.load`; or the adapter cannot be read, or is none of this model.
+            ModelError: as `Model.load`; or the adapter cannot be read, or does not fit the model.
         """
         made = cls.load(model, **how)
-        assert isinstance(made, cls), "load makes the class that it is called of"
+        assert isinstance(made, cls), "load returns an instance of the class it is called on"
         made.keeps_base = keeps_base
         made._owns_weights = made._owns_weights and not keeps_base
         made._choose(adapter)
@@ -60,35 +60,35 @@ class AdaptedModel(Model):
         if not self.has_replaced_layers:
             self._merge_stock_layers()
         if not self.keeps_base:
-            self._language_model = None  # frees what the backend's output layer has a copy of
+            self._language_model = None  # frees weights that the backend has copied
 
     @torch.inference_mode()
     def use_adapter(self, adapter: Adapter | None, backend: AttentionBackend) -> None:
-        """Exchanges the adapter.
+        """Switches to another adapter.
 
         Args:
-            adapter: the next one; None: the base as it is.
-            backend: whose layers compute the model.
+            adapter: the next one; None: the base without changes.
+            backend: the one whose layers compute the model.
         Raises:
-            ModelError: the adapter cannot be read, or is none of this model; the one in use stays.
+            ModelError: the adapter cannot be read, or does not fit the model; the current one stays in use.
         """
-        assert self.keeps_base, "the base is not there any more"
+        assert self.keeps_base, "the base weights have been dropped"
         self._choose(adapter)
         if self.has_replaced_layers:
             layers = backend.make_layers(self._take_layers())
-            assert layers is not None, "the backend has had layers"
+            assert layers is not None, "the backend has made layers before"
             self.base.layers = nn.ModuleList([self.join_layers(layers)])
         else:
             restore(self._replaced_weights)
             self._merge_stock_layers()
 
     def _choose(self, adapter: Adapter | None) -> None:
-        assert self._language_model is not None, "an adapter is chosen before the base is dropped"
+        assert self._language_model is not None, "the base model has been dropped"
         self._updates = {} if adapter is None else Lora.read(adapter).find_targets(self._language_model)
         self.adapter = adapter
 
     def _merge_stock_layers(self) -> None:
-        assert self._language_model is not None, "merged while the base is there"
+        assert self._language_model is not None, "the base model has been dropped"
         self._replaced_weights = []
         for name, update in self._updates.items():
             replaced = merge(self._language_model, {name: update})

@@ -1,4 +1,4 @@
-"""A LoRA adapter's folder in peft's file format: found, and refused by name where it is more than LoRA."""
+"""The folder of a LoRA adapter in peft's file format; adapters that are more than LoRA are refused by name."""
 
 import hashlib
 import json
@@ -29,19 +29,19 @@ _NOT_COVERED = {
     "monteclora_config": "MonteCLoRA",
     "velora_config": "VeLoRA",
 }
-"""Settings of adapter_config.json which, where they are on, make an adapter more than products of two factors."""
+"""Settings of adapter_config.json that, if set, make an adapter more than low-rank updates of linear layers."""
 
 _BASE_KEEPING_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base as its checkpoint has it."""
+"""Values of `init_lora_weights` with which training does not change the base weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A LoRA adapter (Hu et al. 2021) as it was found.
+    """The location and identity of a LoRA adapter (Hu et al. 2021).
 
     Attributes:
         folder: absolute path.
-        digest: sha256 over its settings and its weight file's header, size and samples.
+        digest: sha256 over its settings, and its weight file's size and samples.
     """
 
     folder: str
@@ -49,10 +49,10 @@ class Adapter:
 
     @classmethod
     def find(cls, folder: str | Path) -> "Adapter":
-        """Looks at a folder's files; weights are not read.
+        """Checks and identifies the adapter in a folder; weights are sampled, not read.
 
         Raises:
-            ModelError: a file is missing or unreadable, or the adapter is of a kind that is not covered.
+            ModelError: a file is missing or unreadable, or the kind of adapter is not supported.
         """
         folder = Path(folder).expanduser().absolute()
         for name in (CONFIG_FILE, WEIGHTS_FILE):
@@ -65,13 +65,13 @@ class Adapter:
         return cls(folder=str(folder), digest=digest.hexdigest())
 
     def verify(self) -> None:
-        """Raises `ModelError` where the folder does not hold this adapter any more, or another one on this host."""
+        """Raises `ModelError` if the folder has changed since `find`, or differs on this host."""
         if Adapter.find(self.folder) != self:
-            raise ModelError(f"adapter {self.folder!r} is another one than where the run began")
+            raise ModelError(f"adapter {self.folder!r} is not the one with which the run began")
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The settings of an adapter's folder; `ModelError` where they are no JSON object."""
+    """The settings in an adapter's folder; raises `ModelError` if they are not a JSON object."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())
         if isinstance(config, dict):
@@ -83,7 +83,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
-    """Raises `ModelError` where an adapter is more than low-rank updates of linear layers.
+    """Raises `ModelError` if an adapter is more than low-rank updates of linear layers.
 
     Args:
         config: its settings.
@@ -102,13 +102,13 @@ def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
 
 @lru_cache(maxsize=64)
 def check_adapter(adapter: Adapter, checkpoint: Path) -> None:
-    """Reads the adapter and compares it with the shapes of a checkpoint's model, of which no weight is read.
+    """Reads the adapter and compares its shapes with those of a checkpoint's model, whose weights are not read.
 
     Args:
         adapter: from `Adapter.find`.
         checkpoint: the model's folder.
     Raises:
-        ModelError: a target does not exist, or a factor has another shape; names the adapter and the target.
+        ModelError: a target module does not exist or has another shape; names the adapter and the target.
     """
     from engine.model.adapters.lora import Lora, empty_model
 

@@ -1,4 +1,4 @@
-"""Low-rank updates of linear layers (LoRA, Hu et al. 2021, section 4.1): read, checked, added to a model's weights."""
+"""Reads the low-rank updates of a LoRA adapter (Hu et al. 2021, section 4.1) and merges them into a model's weights."""
 
 import math
 import re
@@ -19,17 +19,17 @@ from engine.model.loading.stock_weights import read_config
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 Base = list[tuple[nn.Linear, nn.Parameter]]
-"""Linear layers, each with its weights before an adapter was merged into them."""
+"""Linear layers and their base weights, which `restore` puts back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an adapter adds to a linear layer's weights: ``scale * b @ a``.
+    """The update of a linear layer's weights: ``scale * b @ a``.
 
     Args:
         a: ``[rank, depth]``.
         b: ``[columns, rank]``.
-        scale: lora_alpha / rank; / sqrt(rank) for rank-stabilised LoRA.
+        scale: lora_alpha / rank, or lora_alpha / sqrt(rank) for rank-stabilised LoRA.
     """
 
     a: torch.Tensor
@@ -38,21 +38,17 @@ class Update:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weights that it is for."""
+        """Shape of the updated weights."""
         return self.b.shape[0], self.a.shape[1]
 
     def added_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """A sum of its own in the dtype of `weight`, computed in float32 and rounded once."""
+        """The updated weights, a new tensor in the dtype of `weight`, computed in float32 and rounded once."""
         a, b = (factor.to(weight.device, torch.float32) for factor in (self.a, self.b))
         return torch.addmm(weight.float(), b, a, alpha=self.scale).to(weight.dtype)
 
 
 class Lora:
-    """The updates of an adapter by the names of their modules, as its file has them.
-
-    Attributes:
-        adapter: where they were read.
-    """
+    """The updates of an adapter, by the module names in its file."""
 
     def __init__(self, adapter: Adapter, updates: Mapping[str, Update], base_name: str) -> None:
         self.adapter = adapter
@@ -64,14 +60,14 @@ class Lora:
         """Reads an adapter's weights into host memory.
 
         Raises:
-            ModelError: the file is damaged, or holds tensors that are no factors of linear layers, or half a pair.
+            ModelError: the file is damaged, has tensors that are not factors of linear layers, or lacks a factor.
         """
         adapter.verify()
         folder = Path(adapter.folder)
         config = read_adapter_config(folder)
         try:
             tensors = load_file(folder / WEIGHTS_FILE)
-        except Exception as error:  # safetensors has a kind of its own for a damaged file
+        except Exception as error:  # safetensors raises errors of any kind for a damaged file
             raise ModelError(f"adapter {adapter.folder!r}: {WEIGHTS_FILE} cannot be read: {error}") from error
         factors: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
@@ -104,10 +100,10 @@ class Lora:
         return cls(adapter, updates, str(config.get("base_model_name_or_path") or ""))
 
     def find_targets(self, model: transformers.PreTrainedModel) -> dict[str, Update]:
-        """The updates by the names that their modules have in `model`.
+        """The updates by the names of their modules in `model`.
 
         Raises:
-            ModelError: a module does not exist there, is no linear layer of the model's body, or has another shape.
+            ModelError: a module does not exist, is not a linear layer of the model's body, or has another shape.
         """
         head = model.get_output_embeddings()
         found = {}
@@ -129,35 +125,35 @@ class Lora:
 
 
 def merge(root: nn.Module, updates: Mapping[str, Update], prefix: str = "") -> Base:
-    """Gives linear layers weights with their updates; the base weights themselves are not written.
+    """Replaces the weights of linear layers by updated ones; the base weights are not overwritten.
 
     Args:
         root: a model, or a part of it.
         updates: from `Lora.find_targets`.
-        prefix: of the names in `updates` that lie in `root`.
+        prefix: of the names in `updates` that belong to `root`.
     Returns:
-        what `restore` takes to undo it.
+        the argument of `restore`.
     """
     base: Base = []
     for name, update in updates.items():
         if name.startswith(prefix):
             linear = root.get_submodule(name[len(prefix) :])
-            assert isinstance(linear, nn.Linear), "find_targets gives linear layers alone"
+            assert isinstance(linear, nn.Linear), "find_targets returns only linear layers"
             weight = linear.weight
-            assert isinstance(weight, nn.Parameter), "of a model as transformers loads it"
+            assert isinstance(weight, nn.Parameter), "transformers' weights are parameters"
             base.append((linear, weight))
             linear.weight = nn.Parameter(update.added_to(weight), requires_grad=False)
     return base
 
 
 def restore(base: Base) -> None:
-    """Gives linear layers the weights back that they had before `merge`, bit for bit."""
+    """Puts back the weights that linear layers had before `merge`."""
     for linear, weight in base:
         linear.weight = weight
 
 
 def empty_model(checkpoint: Path) -> transformers.PreTrainedModel:
-    """The model of a checkpoint without memory for its weights."""
+    """The model of a checkpoint on the meta device."""
     config = read_config(checkpoint)
     is_causal = any(name.endswith("ForCausalLM") for name in config.architectures or ())
     kind = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModel
@@ -167,7 +163,7 @@ def empty_model(checkpoint: Path) -> transformers.PreTrainedModel:
 
 
 def _value_for(name: str, config: Mapping[str, Any], patterns: str, default: str) -> float:
-    """A module's own rank or alpha, where one of the patterns matches the end of its name."""
+    """A module's rank or alpha: of the first pattern that matches the end of its name, else the default."""
     for pattern, value in (config.get(patterns) or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", name):
             return float(value)
@@ -175,7 +171,7 @@ def _value_for(name: str, config: Mapping[str, Any], patterns: str, default: str
 
 
 def _find_module(model: transformers.PreTrainedModel, name: str) -> tuple[str, nn.Module | None]:
-    """By the name that the model has for it with or without a head, alone or beside an image tower."""
+    """The module and its name in `model`, which may have another prefix: with or without a head or an image tower."""
     modules = dict(model.named_modules())
     prefix = model.base_model_prefix
     names = [name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."), name.removeprefix("model.")]

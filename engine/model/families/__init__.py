@@ -1,1 +1,1 @@
-"""Families whose layers the CPU kernels compute beside Llama's: what their modules are called, and what they hold."""
+"""Model families that are not plain but whose layers the C++ kernels compute: how their weights are read."""

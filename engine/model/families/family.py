@@ -1,7 +1,7 @@
-"""Reads the layers of families that batchloom's CPU kernels compute beside Llama's.
+"""Reads the layers of families that are not plain but that the C++ kernels support.
 
-Where a layer has anything else, transformers' own layers compute the model. The proof at the door compares what is read
-here with transformers in float32 (`engine.model.proof.probe`).
+If a layer has anything unknown, transformers' own layers compute the model. `engine.model.proof.probe` compares what is
+read here with transformers, in float32.
 """
 
 import inspect
@@ -25,12 +25,12 @@ _HEADS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 def find_family(
     language_model: transformers.PreTrainedModel, device: torch.device, kv_dtype: torch.dtype
 ) -> "Family | None":
-    """How the layers of a model are read; None where they have anything that is not covered.
+    """The reader of a model's layers; None if the kernels do not support them.
 
     Args:
         language_model: loaded.
-        device: where it is; layers of a GPU do not cover these families.
-        kv_dtype: of its KV; layers in 8-bit formats do not either.
+        device: where it is; only the CPU kernels support these families.
+        kv_dtype: of its KV; the layers in 8-bit formats do not support these families.
     """
     config = language_model.config.get_text_config(decoder=True)
     layout = LAYOUTS.get(config.model_type)
@@ -58,7 +58,7 @@ class Family:
 
     Args:
         layout: of its family.
-        decoder: the model without its output layer; its rotations are used in every step.
+        decoder: the model without its output layer; its rotary embedding computes the angles of every step.
     """
 
     def __init__(self, layout: Layout, decoder: Any) -> None:
@@ -75,9 +75,9 @@ class Family:
         ]
         self._rotations = tuple(dict.fromkeys(self._kinds))
         device = next(decoder.parameters()).device
-        nowhere, first = torch.zeros(1, 1, 1, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device)
+        row, position = torch.zeros(1, 1, 1, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device)
         sizes = {
-            kind: self._head_dim if kind is None else angles_of(self._rotary, kind, nowhere, first)[0].shape[-1]
+            kind: self._head_dim if kind is None else angles_of(self._rotary, kind, row, position)[0].shape[-1]
             for kind in self._rotations
         }
         self._orders = {
@@ -87,8 +87,8 @@ class Family:
     def read_weights(self, layer: Any, index: int) -> BranchedWeights:
         """The weights of a transformers layer.
 
-        The dimensions of query and key heads are put in the order in which the kernels rotate them; scores are sums
-        over all of them.
+        The dimensions of query and key heads are reordered for the kernels' rotation. Scores do not change: they are
+        sums over all dimensions.
         """
         attention, layout = layer.self_attn, self._layout
         kind = self._kinds[index]
@@ -126,7 +126,7 @@ class Family:
         )
 
     def join_layers(self, layers: DecoderLayers) -> nn.Module:
-        """All layers of the transformers model as one."""
+        """The backend's layers as one module, in place of all layers of the transformers model."""
         return RotatedLayers(layers, self._rotary, self._rotations, self._head_dim)
 
     def _read_heads(self, attention: Any, order: torch.Tensor | None) -> Linear:
@@ -146,14 +146,14 @@ class Family:
         return parts[0], parts[1] if len(parts) == 2 else None
 
     def _reorder(self, heads: Any, order: torch.Tensor | None) -> Any:
-        """``[heads * head_dim, ...]``, or none, with the dimensions of each head in this order."""
+        """``[heads * head_dim, ...]``, or None, with the dimensions of each head in this order."""
         if heads is None or order is None:
             return heads
         return heads.unflatten(0, (-1, self._head_dim))[:, order.to(heads.device)].flatten(0, 1)
 
 
 def _norm(layer: Any, name: str) -> torch.Tensor:
-    """Empty where the layer has no such norm."""
+    """The weight of a norm; empty if the layer has no such norm."""
     return getattr(layer, name).weight if name else torch.empty(0)
 
 

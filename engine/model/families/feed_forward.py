@@ -1,4 +1,4 @@
-"""The feed-forward of a transformers layer, dense or of experts, as the fields of `BranchedWeights`."""
+"""Reads the feed-forward of a transformers layer, dense or with experts, into the fields of `BranchedWeights`."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ _GATES = {
 }
 _PRODUCTS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"), ("c_fc", "c_proj"), ("fc1", "fc2"))
 _DENSE = {f"{name}.{kind}" for names in _PRODUCTS for name in names for kind in ("weight", "bias")}
-_MIXED = {
+_OF_EXPERTS = {
     *(f"experts.{name}_proj{kind}" for name in ("gate_up", "down") for kind in ("", "_bias")),
     *(f"{name}.{kind}" for name in ("gate", "router") for kind in ("weight", "bias")),
     *(f"shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")),
     "shared_expert_gate.weight",
 }
-PARAMETERS = frozenset(_DENSE | _MIXED)
+PARAMETERS = frozenset(_DENSE | _OF_EXPERTS)
 """The parameters that `read_feed_forward` reads."""
 
 
 def is_covered(mlp: Any) -> bool:
-    """Whether `read_feed_forward` reads all of it."""
+    """Whether `read_feed_forward` supports the module."""
     if not hasattr(mlp, "experts"):
         return _function_of(mlp) in _GATES
     shared = getattr(mlp, "shared_expert", None)
@@ -42,8 +42,8 @@ def read_feed_forward(mlp: Any, *, among_experts: bool) -> dict[str, Any]:
     """The feed-forward's fields of `BranchedWeights`.
 
     Args:
-        mlp: covered.
-        among_experts: whether other layers have experts; a dense layer is then one expert that all rows share.
+        mlp: a module for which `is_covered` is true.
+        among_experts: whether other layers have experts; a dense layer then becomes one shared expert.
     """
     if hasattr(mlp, "experts"):
         return _read_experts(mlp)
@@ -70,7 +70,7 @@ def _read_experts(mlp: Any) -> dict[str, Any]:
     gate, up = _halves(experts, gate_up)
     router_weight, num_shared = router.weight, 0
     if (shared := getattr(mlp, "shared_expert", None)) is not None:
-        # Its intermediate dimensions, as those of so many experts of the others' size.
+        # A shared expert of n times the intermediate size becomes n shared experts.
         size = down.shape[2]
         num_shared = shared.gate_proj.out_features // size
         gate = torch.cat([gate, shared.gate_proj.weight.unflatten(0, (-1, size))])
@@ -98,7 +98,7 @@ def _read_experts(mlp: Any) -> dict[str, Any]:
 
 
 def _halves(experts: Any, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[experts, 2 intermediate, ...]`` as gate and up."""
+    """Splits ``[experts, 2 * intermediate, ...]`` into gate and up."""
     if experts.is_concatenated:
         gate, up = gate_up.chunk(2, dim=1)
         return gate, up
@@ -106,5 +106,6 @@ def _halves(experts: Any, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _function_of(mlp: Any) -> str:
+    """The class name of the activation function."""
     functions = (getattr(mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
     return type(next((function for function in functions if function is not None), None)).__name__

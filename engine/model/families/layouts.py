@@ -1,4 +1,4 @@
-"""What families call their modules, and what cannot be read from them."""
+"""The module names of each family, and the differences that its modules do not show."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,16 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a family calls its modules, and in what else it differs.
+    """The module names of a family, and its other differences.
 
     Attributes:
-        attention_norm, mlp_norm: before attention and feed-forward; empty: none.
-        post_attention_norm, post_mlp_norm: after them, before they are added; empty: none.
-        output, mlp: the output product of attention, and the feed-forward.
+        attention_norm, mlp_norm: norms before attention and feed-forward; empty: none.
+        post_attention_norm, post_mlp_norm: norms after them, before the residual addition; empty: none.
+        output, mlp: attention's output product, and the feed-forward.
         norm_offset: added to the weights of norms.
-        is_parallel: whether the feed-forward reads what attention reads, after the one norm that there is.
-        is_interleaved: whether neighbouring dimensions are rotated together, not those half a head apart.
-        angles: which of the rotary embedding's angles are those of different dimensions; None: the first half.
+        is_parallel: whether attention and feed-forward both read the rows of attention_norm.
+        is_interleaved: whether dimensions 2 d and 2 d + 1 are rotated as a pair, not d and d + head_dim / 2.
+        angles: which of the rotary embedding's angles are distinct; None: the first half, and the second repeats them.
         is_rotated: whether an attention module rotates its heads.
     """
 
@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The names of those that there are."""
+        """The names of all norms."""
         names = (self.attention_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm)
         return tuple(name for name in names if name)
 

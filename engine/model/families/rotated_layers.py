@@ -1,4 +1,4 @@
-"""Rotations of layers that differ in them: other angles by kind of layer, none, or of a part of each head."""
+"""Layers with different rotations: other angles by kind of layer, no rotation, or of a part of each head."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from engine.model.attention import AttentionStep
 
 
 class RotatedLayers(nn.Module):
-    """All decoder layers of a transformers model as one, with the rotations that layers differ in.
+    """The backend's layers as one module, in place of all decoder layers; computes the angles of every rotation.
 
     Args:
-        layers: the backend's; what they take as ``cos`` and ``sin`` are all rotations one after the other.
+        layers: the backend's; their ``cos`` and ``sin`` are those of all rotations, concatenated.
         rotary: the model's rotary embedding.
-        rotations: kind of layer that `rotary` tells apart, empty where it does not; None: heads stay as they are.
+        rotations: the argument `layer_type` of `rotary` for each rotation, empty if it takes none; None: no rotation.
         head_dim: of query and key heads.
     """
 
@@ -57,11 +57,11 @@ class RotatedLayers(nn.Module):
 
 
 class DistinctAngles(nn.Module):
-    """A rotary embedding whose angles come in another order, in the usual one: all distinct ones, then the same again.
+    """Wraps a rotary embedding so that its angles are in the usual order: the distinct ones, then the same again.
 
     Args:
         rotary: the model's.
-        distinct: which of its angles are those.
+        distinct: which of its angles are the distinct ones.
     """
 
     def __init__(self, rotary: nn.Module, distinct: slice) -> None:
@@ -75,14 +75,14 @@ class DistinctAngles(nn.Module):
 
 
 def order_of_dims(head_dim: int, num_rotated: int, is_interleaved: bool) -> torch.Tensor | None:
-    """Which dimension of a head goes where, so that those rotated together lie half a head apart; None: as they are.
+    """The order of a head's dimensions in which d and d + head_dim / 2 are rotated as a pair; None: the model's order.
 
     Args:
         head_dim: of a head.
-        num_rotated: the first so many are rotated, the others stay.
+        num_rotated: how many dimensions are rotated, the first ones.
         is_interleaved: see `Layout`.
     Returns:
-        int64 ``[head_dim]``, the old place of each.
+        int64 ``[head_dim]``, for each dimension its index in the model's order.
     """
     if num_rotated == head_dim and not is_interleaved:
         return None
@@ -97,8 +97,8 @@ def angles_of(rotary: Any, kind: str, x: torch.Tensor, positions: torch.Tensor) 
 
     Args:
         rotary: the model's rotary embedding.
-        kind: of layer, see `RotatedLayers`.
-        x: on the device of the result.
+        kind: an entry of `rotations`, see `RotatedLayers`.
+        x: has the device and dtype of the result.
         positions: int64 ``[1, T]``.
     """
     found: tuple[torch.Tensor, torch.Tensor] = rotary(x, positions, kind) if kind else rotary(x, positions)

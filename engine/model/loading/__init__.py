@@ -1,1 +1,1 @@
-"""Checkpoints on disk or on a hub: found, named by a digest, read."""
+"""Finds checkpoints on disk or on a hub, identifies them by a digest, and reads them."""

@@ -1,4 +1,4 @@
-"""A model's files: a local folder, a GGUF file converted once, or a hub id's snapshot; and which need no proof."""
+"""The files of a checkpoint: a folder, a GGUF file, or a hub id's snapshot; and which architectures are plain."""
 
 import hashlib
 import json
@@ -16,25 +16,25 @@ TOKENIZER_FILES = (
 )
 
 GGUF_TENSORS = "gguf_tensors.json"
-"""In the folder of a GGUF file: where the file is, and its tensors."""
+"""File in the folder of a GGUF file: the GGUF file's path, and a table of its tensors."""
 
 QUANT_METHODS = ("compressed-tensors", "awq", "gptq")
-"""Of safetensors files whose weights may stay quantized."""
+"""Methods of safetensors files whose weights may stay quantized."""
 
 SENTENCE_FILES = (
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
     *("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
 )
-"""Patterns of sentence-transformers' files, which say how a checkpoint makes embeddings."""
+"""Patterns of sentence-transformers' files, which configure how a checkpoint computes embeddings."""
 
 
 def resolve_checkpoint(model: str | Path) -> Path:
     """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors.
 
     Args:
-        model: a checkpoint folder, a .gguf file (whose folder is made once, in the cache folder), or a hub id.
+        model: a checkpoint folder, a .gguf file (its folder is made once, in the cache folder), or a hub id.
     Raises:
-        ModelError: nothing readable is there; the message says what was looked for.
+        ModelError: there is no such checkpoint, or one of its files is missing.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -43,23 +43,22 @@ def resolve_checkpoint(model: str | Path) -> Path:
         if not any(path.glob("*.safetensors")) and not (path / GGUF_TENSORS).is_file():
             raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file")
         return path
-    from engine.model.loading.hub import hub_snapshot, open_file  # most models are local folders
+    from engine.model.loading.hub import hub_snapshot, open_file  # imported only when needed
 
     return open_file(model) if path.is_file() else hub_snapshot(str(model))
 
 
 def is_quantized(model: str | Path) -> bool:
-    """Whether dtype "quantized" may compute a checkpoint, see `resolve_checkpoint`."""
+    """Whether a checkpoint (see `resolve_checkpoint`) has quantized weights, which dtype "quantized" may support."""
     folder = resolve_checkpoint(model)
     method = (json.loads((folder / "config.json").read_bytes()).get("quantization_config") or {}).get("quant_method")
     return (folder / GGUF_TENSORS).is_file() or method in QUANT_METHODS
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Identity of a checkpoint: sha256 over its configuration, tokenizer files and weight files' headers and sizes.
+    """Identity of a checkpoint: sha256 over configuration and tokenizer files, and over sizes and samples of weights.
 
-    Weights are not read whole: a safetensors header names every tensor and its place, and the file's last bytes
-    are sampled with it, so that another revision of the same architecture has another digest.
+    Weight files are sampled, not read whole: their headers and spread samples tell revisions apart.
     """
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
@@ -78,7 +77,7 @@ def checkpoint_digest(folder: Path) -> str:
 
 
 def weight_sample(file: Path) -> bytes:
-    """Digest of a weight file's beginning and of evenly spread samples: milliseconds, whatever its size."""
+    """Digest of a weight file's beginning and of evenly spread samples; takes milliseconds for any size."""
     num_samples, sample_bytes = 64, 4096
     size = file.stat().st_size
     digest = hashlib.sha256()
@@ -91,18 +90,18 @@ def weight_sample(file: Path) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where conversions are kept: $BATCHLOOM_CACHE, else batchloom/ in the user's cache folder."""
+    """For compiled kernels, converted checkpoints and proofs: $BATCHLOOM_CACHE, else a folder in the user's cache."""
     if "BATCHLOOM_CACHE" in os.environ:
         return Path(os.environ["BATCHLOOM_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "batchloom"
 
 
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures that the backends' own layers compute; tests hold each to transformers' own `generate`."""
+"""Architectures whose layers every backend computes; tests compare each with transformers' `generate`."""
 
 
 def is_plain(config: Mapping[str, Any]) -> bool:
-    """Whether a model of this config.json is computed by the backends' own layers; any other one is proven first."""
+    """Whether every backend's layers compute a model with this config.json; other models are proven before use."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
         config.get("model_type") in PLAIN_MODEL_TYPES
@@ -114,7 +113,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
 
 
 def find_eos_token_ids(language_model: Any) -> frozenset[int]:
-    """Tokens that end an answer: of its generation config, else of its config."""
+    """Tokens that end an answer: the generation config's, else the config's."""
     eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
     if eos is None:
         eos = language_model.config.eos_token_id

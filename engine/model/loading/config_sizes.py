@@ -1,4 +1,4 @@
-"""Sizes of a decoder, read from its config.json; no weights are needed."""
+"""Sizes of a decoder, from its config.json; no weights are needed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +9,14 @@ from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 
 _SCALE_BYTES = 2
-"""In 8-bit formats, of the scale of a token's head in the KV cache."""
+"""Size of a scale in an 8-bit KV cache, which has one per head and token."""
 
 
 def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text model's values under the names that transformers uses for most architectures.
+    """The text model's values under transformers' usual names.
 
-    Of architectures other than those of the backends' own layers, transformers' class completes and names them.
-    Raises `ModelError` where config.json has no such values.
+    For architectures that are not plain, transformers' config class adds defaults and renames keys.
+    Raises `ModelError` if config.json cannot be used.
     """
     values = config.get("text_config", config)
     if not isinstance(values, Mapping):
@@ -30,12 +30,12 @@ def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive whole number; raises `ModelError` for anything else.
+    """A size, which must be a positive integer; raises `ModelError` if it is not.
 
     Args:
         values: from `read_sizes`.
         name: of the size.
-        default: where it is absent or null; None for none.
+        default: if the size is absent or null; None: no default.
     """
     value = values.get(name)
     value = default if value is None else value
@@ -45,12 +45,12 @@ def read_size(values: Mapping[str, Any], name: str, default: int | None = None) 
 
 
 def kv_bytes_per_layer(values: Mapping[str, Any], dtype: str) -> int:
-    """Bytes of a token's KV in one layer, given values of `read_sizes` and the KV's dtype as torch names it."""
+    """KV bytes of a token in one layer, from values of `read_sizes` and the KV's dtype, a key of `VALUE_BYTES`."""
     num_q_heads = read_size(values, "num_attention_heads")
     head_dim = read_size(values, "head_dim", read_size(values, "hidden_size") // num_q_heads)
     return 2 * read_size(values, "num_key_value_heads", num_q_heads) * kv_head_bytes(head_dim, VALUE_BYTES[dtype])
 
 
 def kv_head_bytes(head_dim: int, value_bytes: int) -> int:
-    """Bytes of a head's key, or value, of one token."""
+    """Bytes of the key or value of one head and token."""
     return head_dim * value_bytes + (_SCALE_BYTES if value_bytes == 1 else 0)

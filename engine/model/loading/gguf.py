@@ -1,4 +1,4 @@
-"""GGUF files as checkpoint folders: configuration and tokenizer, made once; weights stay in the file."""
+"""Converts GGUF files, once, to checkpoint folders with configuration and tokenizer; weights stay in the file."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _CONVERTER_VERSION = 2
 
 
 def open_gguf(file: Path) -> Path:
-    """A checkpoint folder for a GGUF file, kept in the cache folder, with no weights but where they lie.
+    """The checkpoint folder of a GGUF file, in the cache folder: no weights, but a table of the file's tensors.
 
     Raises:
         ModelError: the file cannot be read.
@@ -28,10 +28,10 @@ def open_gguf(file: Path) -> Path:
 
 
 def unpack_gguf(folder: Path) -> Path:
-    """The same folder with weights in float32 safetensors, made once: loading that takes a tenth of the time.
+    """A copy of the folder with float32 safetensors weights, made once: it loads ten times faster.
 
     Args:
-        folder: of `open_gguf`; any other folder is returned as it is.
+        folder: from `open_gguf`; any other folder is returned unchanged.
     Raises:
         ModelError: the file cannot be read.
     """
@@ -41,12 +41,12 @@ def unpack_gguf(folder: Path) -> Path:
 
 
 def gguf_file(folder: Path) -> Path:
-    """The GGUF file of a folder of `open_gguf`."""
+    """The GGUF file of a folder from `open_gguf`."""
     return Path(json.loads((folder / GGUF_TENSORS).read_text())["file"])
 
 
 def write_tensor_table(file: Path, folder: Path) -> None:
-    """Writes where each tensor of a GGUF file lies: name, format, shape with the rows first, offset and bytes."""
+    """Writes the table of a GGUF file's tensors: name, format, shape (rows first), offset and size."""
     from gguf import GGUFReader
 
     tensors = {
@@ -62,7 +62,7 @@ def write_tensor_table(file: Path, folder: Path) -> None:
 
 
 def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) -> Path:
-    """`write(file, folder)` into a folder that appears whole."""
+    """The target folder; unless it exists, `write(file, folder)` fills a scratch folder, which is then renamed."""
     if (target / "config.json").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
     except OSError as error:
         if not (target / "config.json").is_file():  # else another process converted it meanwhile
             raise ModelError(f"model {str(file)!r}: cannot be converted: {error}") from error
-    except Exception as error:  # the parsers raise whatever a damaged file leads them to
+    except Exception as error:  # parsers raise errors of any kind for a damaged file
         raise ModelError(f"model {str(file)!r}: not a readable GGUF file: {type(error).__name__}: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -102,11 +102,11 @@ def _write_unpacked(file: Path, folder: Path) -> None:
     import torch
     import transformers
 
-    # Newer transformers keep GGUF weights packed unless told otherwise; older ones always unpack them.
+    # Newer transformers keep GGUF weights packed by default; older ones always unpack them.
     unpack = (
         {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     )
-    # GGUF holds weights of 4 to 8 bits with scales; float32 keeps each product of the two exactly enough for parity.
+    # A code of 4 to 8 bits times its scale: float32 is exact enough for parity tests.
     from engine.model.loading.stock_weights import no_progress_bars
 
     with no_progress_bars():

@@ -1,4 +1,4 @@
-"""Checkpoints that are no folders: a GGUF file, or a repository of the Hugging Face hub."""
+"""Checkpoints that are not local folders: a GGUF file, or a repository on the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES, *SENTE
 
 
 def open_file(model: str | Path) -> Path:
-    """The folder of a GGUF file, made once in the cache folder; `ModelError` for any other file."""
+    """The folder of a GGUF file, made once in the cache folder; raises `ModelError` for any other file."""
     path = Path(model).expanduser()
     if path.suffix != ".gguf":
         raise ModelError(f"model {str(model)!r}: a file must be a .gguf file; else name the checkpoint's folder")
@@ -19,10 +19,10 @@ def open_file(model: str | Path) -> Path:
 
 
 def hub_snapshot(model: str) -> Path:
-    """The folder of a hub id's checkpoint, fetched where it is not there yet.
+    """The folder of a hub id's checkpoint, downloaded if needed.
 
     Raises:
-        ModelError: it is named as a path, cannot be fetched, or holds no checkpoint.
+        ModelError: the name looks like a path, or the repository cannot be downloaded or has no checkpoint.
     """
     if _is_named_as_path(model):
         raise ModelError(f"model {model!r}: no such file or folder")
@@ -30,12 +30,12 @@ def hub_snapshot(model: str) -> Path:
 
 
 def resolve_head(model: str | Path) -> Path:
-    """A folder with the model's config.json and tokenizer files, in seconds: no weights of a hub id are fetched.
+    """A folder with the model's config.json and tokenizer files; the weights of a hub id are not downloaded.
 
     Args:
-        model: as `resolve_checkpoint` takes it.
+        model: see `resolve_checkpoint`.
     Raises:
-        ModelError: nothing usable is there; the message says what was looked for.
+        ModelError: there is no such checkpoint, or one of its files is missing.
     """
     if Path(model).expanduser().exists() or _is_named_as_path(str(model)):
         return resolve_checkpoint(model)
@@ -56,7 +56,7 @@ def _fetch(model: str, patterns: list[str]) -> Path:
 
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
-    except Exception as error:  # offline, no such repository, no permission: the library's message says which
+    except Exception as error:  # offline, no such repository, no permission: the message says which
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"model {model!r}: neither a local checkpoint nor a hub id that can be fetched: {first_line}"
@@ -68,5 +68,5 @@ def _has_weights(model: str) -> bool:
 
     try:
         return any("/" not in name and name.endswith(".safetensors") for name in list_repo_files(model))
-    except Exception as error:  # offline, with the small files at hand alone
+    except Exception as error:  # offline, and only the small files are in the hub's cache
         raise ModelError(f"model {model!r}: its weights are not here and cannot be fetched: {error}") from error

@@ -1,4 +1,4 @@
-"""Settings in files of JSON, as checkpoints have them."""
+"""Reads JSON files of checkpoints."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from engine.errors import ModelError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object of a JSON file; `ModelError` where there is none."""
+    """The object in a JSON file; raises `ModelError` if there is none."""
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

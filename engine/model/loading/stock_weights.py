@@ -1,4 +1,4 @@
-"""Configurations and weights as transformers reads them, for models that are not plain."""
+"""Reads configurations and weights with transformers, for models that are not plain."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from engine.model.loading.checkpoint import GGUF_TENSORS
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing bars of its own for the length of the block."""
+    """Disables transformers' progress bars within the block."""
     is_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -33,18 +33,18 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
     """
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # classes check what they are given in ways of their own
+    except Exception as error:  # config classes raise errors of any kind
         raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
 
 
 def empty_stock_model(
     config: transformers.PretrainedConfig, folder: Path, dtype: torch.dtype
 ) -> transformers.PreTrainedModel:
-    """A checkpoint's model without memory for its weights, but with what turns positions into angles.
+    """A checkpoint's model with weights on the meta device, but with rotary frequencies.
 
     Args:
-        config: of it, or of a share of it.
-        folder: of the checkpoint, whose generation_config.json is read.
+        config: of the checkpoint, or of one rank's share of it.
+        folder: the checkpoint's, whose generation_config.json is read.
         dtype: of the weights.
     """
     if hasattr(config, "quantization_config"):
@@ -61,7 +61,7 @@ def empty_stock_model(
 def load_weights(
     folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[transformers.PreTrainedModel, bool]:
-    """Reads a checkpoint's weights straight onto a device.
+    """Reads a checkpoint's weights onto a device.
 
     Args:
         folder: the checkpoint's.
@@ -69,9 +69,9 @@ def load_weights(
         dtype: of the weights.
         device: where they go.
     Raises:
-        ModelError: a file is damaged, or weights of the architecture are missing, which would else be random.
+        ModelError: a file is damaged, or weights are missing, which transformers would initialise randomly.
     Returns:
-        the model, and whether its output layer was read: models that embed or classify need none.
+        the model, and whether the checkpoint has an output layer, which embedding models and classifiers do not need.
     """
     if (folder / GGUF_TENSORS).is_file():
         from engine.model.loading.gguf import unpack_gguf
@@ -87,15 +87,15 @@ def load_weights(
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except Exception as error:  # safetensors and torch raise their own kinds for a damaged file
+    except Exception as error:  # safetensors and torch raise errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
-    # A file stays mapped, with all that was read of it, while a tensor is used as it lies there; kernels copy others.
+    # A file's pages stay mapped while any of its tensors is in use. Kernels copy matrices; copy the other tensors here.
     embedding = loaded.get_input_embeddings().weight
     for parameter in (each for each in loaded.parameters() if each.ndim == 1 or each is embedding):
         parameter.data = parameter.data.clone()
     head = loaded.get_output_embeddings()
     names = [name for name, module in loaded.named_modules() if module is head]
-    lacking = set(info["missing_keys"])
-    if missing := sorted(lacking - {f"{name}.{part}" for name in names for part in ("weight", "bias")}):
+    missing_keys = set(info["missing_keys"])
+    if missing := sorted(missing_keys - {f"{name}.{part}" for name in names for part in ("weight", "bias")}):
         raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
-    return loaded, not lacking
+    return loaded, not missing_keys

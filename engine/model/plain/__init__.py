@@ -1,1 +1,1 @@
-"""Llama, Mistral and Qwen models without transformers, whose models take seconds to import."""
+"""Llama, Mistral and Qwen models without transformers, which takes seconds to import."""

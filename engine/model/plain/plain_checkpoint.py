@@ -1,6 +1,6 @@
-"""Checkpoints of Llama, Mistral and Qwen models: config.json, read as their transformers classes read it, and weights.
+"""Reads config.json and weights of Llama, Mistral and Qwen models without transformers.
 
-What is not sure is left to those classes, and a test holds all that is read here to theirs.
+A config with anything unknown in it is left to transformers; tests compare what is read here with transformers.
 """
 
 import json
@@ -22,21 +22,21 @@ _SIZES = (
     *("num_key_value_heads", "max_position_embeddings"),
 )
 _NEEDED = (*_SIZES, "model_type", "rms_norm_eps", "eos_token_id")
-"""Classes differ in what they take for these where a file has none."""
+"""Keys whose defaults differ between transformers' classes."""
 
 _OPTIONAL = {"tie_word_embeddings": False, "attention_bias": False, "sliding_window": None, "head_dim": None}
 
 _OF_QWEN = frozenset(["layer_types", "max_window_layers", "use_sliding_window"])
 _READ_BELOW = _OF_QWEN | {"hidden_act", "mlp_bias", "rope_parameters", "rope_theta", "rope_scaling"}
 
-_WITHOUT_EFFECT = frozenset(
+_IGNORED = frozenset(
     [
         *("architectures", "attention_dropout", "dtype", "torch_dtype", "initializer_range"),
         *("pretraining_tp", "transformers_version", "transformers.js_config", "use_cache", "id2label", "label2id"),
         *("is_llama_config", "rope_interleaved", "use_mrope"),
     ]
 )
-"""On the answers; so have the ids of other special tokens, and keys that begin with an underscore."""
+"""Keys that do not change answers; nor do ids of special tokens, and keys that begin with an underscore."""
 
 _ROPE = {
     "default": {"rope_type", "rope_theta"},
@@ -45,27 +45,26 @@ _ROPE = {
         "original_max_position_embeddings",
     },
 }
-"""The parameters of each way to turn positions into angles that `Rotation` computes."""
+"""The types of rotary embeddings that `Rotation` computes, and their parameters."""
 
 
 def read_plain_config(folder: Path) -> PlainConfig | None:
-    """The config of a checkpoint folder; None where anything in it is not covered, or not there."""
+    """The config of a checkpoint folder; None if a key of it is unknown, missing, or has a value not supported here."""
     try:
         values = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):  # the other reader says what is wrong
+    except (OSError, ValueError):  # transformers' reader raises the error
         return None
     if not isinstance(values, dict) or not is_plain(values) or any(name not in values for name in _NEEDED):
         return None
-    known = {*_NEEDED, *_OPTIONAL, *_READ_BELOW, *_WITHOUT_EFFECT}
+    known = {*_NEEDED, *_OPTIONAL, *_READ_BELOW, *_IGNORED}
     if any(key not in known and not key.endswith("_token_id") and key[0] != "_" for key in values):
         return None
     if not all(isinstance(values[name], int) for name in _SIZES) or not isinstance(values["rms_norm_eps"], float):
         return None
     kind = values["model_type"]
-    config = PlainConfig(**{name: values[name] for name in _NEEDED})
-    vars(config).update({name: values.get(name, default) for name, default in _OPTIONAL.items()})
+    config = PlainConfig(**{name: values.get(name, _OPTIONAL.get(name)) for name in (*_NEEDED, *_OPTIONAL)})
     config.rope_parameters = _read_rope(values)
-    # Where a file has none of these, each class has its own idea of it.
+    # transformers' classes differ in their defaults for these.
     if config.rope_parameters is None or (not config.head_dim and (kind == "qwen3" or "head_dim" in values)):
         return None
     if kind == "mistral" and ("sliding_window" not in values or values.keys() & _OF_QWEN):
@@ -80,7 +79,7 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
 
 
 def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """In the form of version 5: one object, where version 4 had rope_theta beside rope_scaling."""
+    """The rotary parameters in the form of transformers 5, one object; version 4 had rope_theta beside rope_scaling."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         return None
@@ -91,25 +90,8 @@ def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return rope if is_numeric and rope.keys() == _ROPE.get(str(rope["rope_type"])) else None
 
 
-def make_skeleton(folder: Path, dtype: torch.dtype, change: Callable[[Any], Any] = lambda config: config) -> Any:
-    """The model of a plain checkpoint without memory for its weights, but with what turns positions into angles.
-
-    It is transformers' model where `read_plain_config` does not cover the configuration.
-
-    Args:
-        folder: the checkpoint's.
-        dtype: of the weights.
-        change: what is done to the configuration before.
-    """
-    if (config := read_plain_config(folder)) is not None:
-        return empty_model(change(config), folder, dtype)
-    from engine.model.loading.stock_weights import empty_stock_model, read_config  # seconds to import
-
-    return empty_stock_model(change(read_config(folder)), folder, dtype)
-
-
 def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainModel:
-    """See `make_skeleton`; of a config that `read_plain_config` has read."""
+    """The model of a checkpoint folder with weights on the meta device, but with rotary frequencies."""
     with torch.device("meta"):
         model = PlainModel(config)
         for parameter in model.parameters():
@@ -126,19 +108,18 @@ def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainM
 def load_plain(
     folder: Path, config: PlainConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[PlainModel, bool]:
-    """See `engine.model.loading.stock_weights.load_weights`; of a config that `read_plain_config` has read."""
+    """See `engine.model.loading.stock_weights.load_weights`; with a config from `read_plain_config`."""
     model = empty_model(config, folder, dtype)
     if (folder / GGUF_TENSORS).is_file():
         from engine.model.loading.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
     missing = fill_in(model, folder, device)
-    has_output_layer = "lm_head.weight" not in missing
-    if missing := sorted({*missing} - {"lm_head.weight"}):
-        raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
-    if not has_output_layer:
-        model.lm_head.weight = model.model.embed_tokens.weight  # something that takes no memory; nobody reads it
-    return model, has_output_layer
+    if needed := sorted({*missing} - {"lm_head.weight"}):
+        raise ModelError(f"model {str(folder)!r}: its files lack {len(needed)} weights, {needed[0]} first")
+    if missing:
+        model.lm_head.weight = model.model.embed_tokens.weight  # never read; takes no memory of its own
+    return model, not missing
 
 
 def fill_in(
@@ -147,15 +128,15 @@ def fill_in(
     device: torch.device,
     take: Callable[[Any, str, torch.Size], torch.Tensor] = lambda file, name, shape: file.get_tensor(name),
 ) -> list[str]:
-    """Puts the tensors of a checkpoint in the place of a skeleton's parameters.
+    """Reads a checkpoint's weights into a model on the meta device.
 
     Args:
-        model: from `make_skeleton`; changed.
+        model: from `empty_model` or `empty_stock_model`; changed.
         folder: the checkpoint's.
-        device: where all of the model goes.
-        take: reads a tensor of an open file that is to have this shape.
+        device: where the model goes.
+        take: reads a tensor of this name and shape from an open file.
     Returns:
-        names of the parameters that the files have not.
+        names of the parameters that the files lack.
     Raises:
         ModelError: a file is damaged, or a tensor has another shape.
     """
@@ -168,7 +149,7 @@ def fill_in(
             for path in sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors")):
                 file = opened.enter_context(safe_open(path, framework="pt", device="cpu"))
                 files |= dict.fromkeys(file.keys(), file)
-            # Saved without an output layer.
+            # A model saved without its output layer has names without "model.".
             is_base = "norm.weight" in files and "model.norm.weight" not in files
             for name, parameter in [*model.named_parameters()]:
                 owner_name, _, leaf = name.rpartition(".")
@@ -183,13 +164,12 @@ def fill_in(
                 if tensor.shape != parameter.shape:
                     shapes = f"{list(tensor.shape)}, expected {list(parameter.shape)}"
                     raise ModelError(f"model {str(folder)!r}: the weight {stored} has the shape {shapes}")
-                # A file stays mapped, with all that was read of it, while a tensor is used as it lies there; kernels
-                # copy those of products.
+                # A file's pages stay mapped while any of its tensors is in use. Kernels copy matrices; copy the others.
                 tensor = tensor.to(device, parameter.dtype, copy=tensor.ndim == 1 or owner is embedding)
                 setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))
     except ModelError:
         raise
-    except Exception as error:  # safetensors raises its own kinds for a damaged file
+    except Exception as error:  # safetensors raises errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
     if is_tied:
         head.weight = embedding.weight

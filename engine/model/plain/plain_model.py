@@ -1,6 +1,6 @@
-"""Llama, Mistral and Qwen models as torch modules; parts have the names that checkpoints and transformers give them.
+"""Llama, Mistral and Qwen models as torch modules, with the names that checkpoints and transformers use.
 
-Where a backend brings layers of its own, these hold the weights that it reads, and are gone after loading.
+If a backend has its own layers, it reads the weights from these modules, which are then dropped.
 """
 
 import math
@@ -18,10 +18,10 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class PlainConfig(SimpleNamespace):
-    """The values that a model is made of, by transformers' names; `plain_checkpoint` reads them."""
+    """A model's configuration under transformers' names; read by `plain_checkpoint`."""
 
     def get_text_config(self, decoder: bool = True) -> "PlainConfig":
-        """Itself; as transformers' configs, of which some have several parts."""
+        """Itself. transformers' configs of several modalities return a part."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -29,11 +29,10 @@ class PlainConfig(SimpleNamespace):
 
 
 class PlainModel(nn.Module):
-    """A decoder and its output layer.
+    """A decoder and its output layer, with the methods of transformers' models that the engine calls.
 
     Attributes:
-        config: what it was made of.
-        generation_config: has ``eos_token_id``; the checkpoint's, or the config's.
+        generation_config: has ``eos_token_id``, from generation_config.json, else from config.json.
     """
 
     base_model_prefix = "model"
@@ -62,7 +61,7 @@ class PlainModel(nn.Module):
 
 
 class PlainDecoder(nn.Module):
-    """Token ids to last hidden states. `layers` may be one module in the place of all."""
+    """Token ids to last hidden states. `layers` may be replaced by one module of the backend."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
@@ -75,13 +74,13 @@ class PlainDecoder(nn.Module):
     def forward(
         self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_step: AttentionStep, use_cache: bool
     ) -> Any:
-        """As transformers' decoders: the result's ``last_hidden_state`` is ``[1, T, hidden]``, or fewer rows where the
-        layers compute the step's output rows alone.
+        """Returns ``last_hidden_state``, as transformers' decoders do: ``[1, T, hidden]``, or ``[1, R, hidden]`` if the
+        backend's layers return only the step's output rows.
 
         Args:
             input_ids, position_ids: int64 ``[1, T]``.
             attention_step: the step's work and KV cache, which is written.
-            use_cache: False; KV is in the step's cache.
+            use_cache: ignored; KV is in the step's cache.
         """
         hidden = self.embed_tokens(input_ids)
         angles = self.rotary_emb(hidden, position_ids)
@@ -91,7 +90,7 @@ class PlainDecoder(nn.Module):
 
 
 class Linear(nn.Linear):
-    """Draws no weights, as all are read; on the meta device, too, drawing takes a second to import what it needs."""
+    """Does not initialise its weights, which are read from files: that would import for a second, even on meta."""
 
     def reset_parameters(self) -> None:
         pass
@@ -121,7 +120,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """The products around attention, which the step's backend computes."""
+    """Projections around attention, which the step's backend computes."""
 
     is_causal = True
 
@@ -153,14 +152,12 @@ class Attention(nn.Module):
         return self.o_proj(attended.flatten(1)).unsqueeze(0)  # type: ignore[no-any-return]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """See `engine.kernels.attention_backend.AttentionBackend.attend`; writes the KV of the step's rows, too."""
+        """Writes the step's KV, then attends; see `engine.kernels.attention_backend.AttentionBackend`."""
         cache, index = step.cache, self.layer_idx
         k_cache, v_cache, work = cache.keys[index], cache.values[index], step.works[cache.tables[index]]
         step.backend.write_kv(k, v, k_cache, v_cache, work)
         window = window_of(self.config.sliding_window, self.config)
-        return step.backend.attend(
-            q, k_cache, v_cache, work, scale=self.scaling, softcap=0.0, window=window, sinks=None
-        )
+        return step.backend.attend(q, k_cache, v_cache, work, scale=self.scaling, window=window)
 
 
 class FeedForward(nn.Module):
@@ -190,16 +187,16 @@ class RMSNorm(nn.Module):
 
 
 class Rotation(nn.Module):
-    """Positions to angles (RoFormer, Su et al. 2021, section 3.4.2), with Llama 3's longer waves where it has them."""
+    """Rotary embeddings (RoFormer, Su et al. 2021, section 3.4.2), with Llama 3's scaling if configured."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
         rope = config.rope_parameters
-        # In host memory, also where the model itself is made without any.
+        # On the CPU, also if the model is made on the meta device.
         numbers = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / (rope["rope_theta"] ** (numbers / config.head_dim))
         if rope["rope_type"] == "llama3":
-            frequencies = _lengthen(frequencies, rope)
+            frequencies = _scale_llama3(frequencies, rope)
         self.inv_freq = nn.Buffer(frequencies, persistent=False)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Angles:
@@ -209,18 +206,18 @@ class Rotation(nn.Module):
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
-def _lengthen(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
-    """Waves longer than the context of the first training are stretched, short ones stay, between them it is smooth."""
+def _scale_llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
+    """Divides low frequencies by `factor`, keeps high ones, and interpolates between them."""
     context = rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    waves = 2 * math.pi / frequencies
-    kept = ((context / waves - low) / (high - low)).clamp(0, 1)
-    lengthened: torch.Tensor = (1 - kept) * frequencies / rope["factor"] + kept * frequencies
-    return lengthened
+    wavelengths = 2 * math.pi / frequencies
+    kept = ((context / wavelengths - low) / (high - low)).clamp(0, 1)
+    scaled: torch.Tensor = (1 - kept) * frequencies / rope["factor"] + kept * frequencies
+    return scaled
 
 
 def _rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """``[T, heads, head_dim]``: dimensions half a head apart are rotated together."""
+    """Rotates heads ``[T, heads, head_dim]``: dimensions d and d + head_dim / 2 are a pair."""
     cos, sin = (each[0].unsqueeze(1) for each in angles)
     left, right = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-right, left], dim=-1) * sin

@@ -1,1 +1,1 @@
-"""Whether an architecture is computed as transformers does: a tiny model of its kind, run both ways."""
+"""Proves that the engine computes an architecture as transformers does, on a tiny model of its kind."""

@@ -1,4 +1,4 @@
-"""Why a tiny model is not computed as transformers does: the first layer that differs, and the switch that makes it."""
+"""Explains why a tiny model's results differ from transformers': the first layer that differs, and the setting."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,36 +21,36 @@ from engine.model.proof.tiny_run import (
 )
 from engine.planning.prefix_groups import plan_prefix_groups
 
-_SWITCH = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias", "norm", "temperature", "gate", "attn")
-"""What the names of switches contain."""
+_SETTINGS = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias", "norm", "temperature", "gate", "attn")
+"""Parts of the names of settings that may change the computation."""
 
 
 def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference) -> str:
-    """Which layer differs first, and which switch makes the difference.
+    """Names the first layer that differs, and a setting without which there is no difference.
 
     Args:
         config: of the tiny model.
         make_engine: the engine's class.
-        found: what `find_difference` gave.
+        found: the result of `find_difference`.
     """
     layer = _first_layer_that_differs(config, make_engine)
     where = f"layer {layer} is the first that differs" if layer is not None else "it depends on the rest of the batch"
     reason = f"with {found.policy}, log-probabilities differ by up to {found.error:.2g}; {where}"
     for name, value in config.to_dict().items():
-        if any(part in name for part in _SWITCH) and value and isinstance(value, bool | int | float):
+        if any(part in name for part in _SETTINGS) and value and isinstance(value, bool | int | float):
             neutral = False if value is True else 1.0 if isinstance(value, float) and value != 1.0 else None
             for other in dict.fromkeys((neutral, None)):
                 try:
                     without = type(config).from_dict(config.to_dict() | {name: other})
                     if find_difference(without, make_engine) is None:
-                        return f"{reason}, and it does not with {name}={other} in place of {value}"
-                except Exception:  # a value that the class does not take, or cannot compute with
+                        return f"{reason}, but not with {name}={other} in place of {value}"
+                except Exception:  # the class does not accept the value, or cannot compute with it
                     continue
     return reason
 
 
 def _first_layer_that_differs(config: PretrainedConfig, make_engine: MakeEngine) -> int | None:
-    """Of a prompt alone in its batch; None where all layers are alike."""
+    """The index of the first layer whose output differs, for a single prompt; None if none does."""
     prompt = max(prompts(), key=len)
     reference, mine = make_tiny_model(config), make_tiny_model(config)
     with torch.inference_mode(), _keeping_outputs(reference) as expected:
@@ -67,7 +67,7 @@ def _first_layer_that_differs(config: PretrainedConfig, make_engine: MakeEngine)
 
 @contextmanager
 def _keeping_outputs(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """The outputs of the decoder layers, as they are computed within the block."""
+    """Collects the outputs of the decoder layers within the block."""
     outputs: list[torch.Tensor] = []
 
     def keep(module: nn.Module, given: object, made: Any) -> None:

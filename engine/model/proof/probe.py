@@ -1,9 +1,9 @@
-"""A proof at the door: a tiny model of a new architecture, computed by us and by transformers' own `generate`.
+"""Compares the engine with transformers' `generate` before an architecture is used for the first time.
 
-The tiny model has the class and the switches of the checkpoint (`tiny_model.shrink`). We compute it in float32 with
-prompts in chunks, shared beginnings and preemption; transformers one prompt at a time. Where tokens and
-log-probabilities are alike, the architecture is accepted and remembered in the cache folder, by the tiny model's config
-and the versions of torch, transformers and this engine.
+Both compute a tiny model with the class and the settings of the checkpoint (`tiny_model.shrink`) in float32: the engine
+with chunked prefill, shared prefixes and preemption, transformers one prompt at a time. If tokens and log-probabilities
+agree, the architecture is accepted. The cache folder has a record of it, keyed by the tiny model's config and the
+versions of torch, transformers and this engine.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:
-    """Refuses an architecture that is not computed as transformers does.
+    """Refuses an architecture for which the engine's results differ from transformers'.
 
     Args:
         config: of the checkpoint.
         make_engine: the engine's class.
     Raises:
-        ModelError: with the reason: the layer, and the switch without which there is no difference.
+        ModelError: names the layer that differs, and a setting without which there is no difference.
     """
     refuse_known(config)
     text_config = config.get_text_config(decoder=True)
@@ -61,15 +61,15 @@ def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:
 
 
 def _check_decoder(config: PretrainedConfig, text_config: PretrainedConfig) -> None:
-    """Refuses a model of several modalities unless the decoder in it is what the text model alone has."""
+    """Refuses a model of several modalities unless its decoder has the same class as the text model's."""
     if text_config is config:
         return
     try:
         with torch.device("meta"):
             both = [AutoModelForCausalLM.from_config(found) for found in (config, text_config)]
-    except Exception as error:  # no class for the text model alone, or sizes that do not fit
+    except Exception as error:  # no class for the text model, or sizes that do not fit
         raise ModelError(
-            f"architecture {config.model_type!r} is not supported: its text model is no model of its own: {error}"
+            f"architecture {config.model_type!r} is not supported: its text model cannot be made alone: {error}"
         ) from error
     inside, alone = (type(model.get_decoder()).__name__ for model in both)
     if inside != alone:
@@ -85,7 +85,7 @@ def _digest(tiny: PretrainedConfig) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of torch and transformers, and a digest of the engine's own source."""
+    """The versions of torch and transformers, and a digest of the engine's source."""
     root, source = Path(__file__).parents[2], hashlib.sha256()
     for file in sorted(path for kind in ("*.py", "*.h", "*.cpp") for path in root.rglob(kind)):
         source.update(file.read_bytes())

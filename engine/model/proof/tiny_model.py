@@ -1,4 +1,4 @@
-"""A tiny random model with the class and the switches of a large one: what is small in it is its sizes alone."""
+"""Makes a tiny random model with the class and the settings of a large one; only its sizes are smaller."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from engine.errors import ModelError
 
 VOCAB_SIZE = 160
 WINDOW = 24
-"""Positions of a shrunk window: less than the prompts that are computed have."""
+"""Positions of a shrunk window: shorter than the prompts of the proof."""
 
 MOST_EXPERTS = 16
 SMALLEST = 64
@@ -22,16 +22,16 @@ _NO_WINDOW_NAME = re.compile("layer|pattern|expert|experts|theta|freq|feed")
 
 
 def shrink(config: PretrainedConfig) -> PretrainedConfig:
-    """A config of the same switches: fewer layers, but one of each kind; fewer heads, experts, tokens; small windows.
+    """A config with the same settings and smaller sizes: layers, but one of each kind, heads, experts, tokens, windows.
 
-    Head dims, query heads of a KV head, positions, rotary embeddings, caps and scales stay.
+    Head dims, query heads per KV head, positions, rotary embeddings, caps and scales do not change.
 
     Raises:
-        ModelError: the sizes cannot be read, or a small model cannot have the layers of the large one.
+        ModelError: the sizes cannot be read, or a small model does not have all kinds of layers of the large one.
     """
     try:
         kinds = layer_kinds(config)
-    except Exception as error:  # classes check what they are given in ways of their own
+    except Exception as error:  # config classes raise errors of any kind
         raise ModelError(f"architecture {config.model_type!r}: its layers cannot be made: {error}") from error
     num_layers = max(2, max(kinds.index(kind) for kind in set(kinds)) + 1)
     values = config.to_dict() | {
@@ -63,7 +63,7 @@ def shrink(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def make_tiny_model(config: PretrainedConfig) -> PreTrainedModel:
-    """A model of a shrunk config in float32, its weights random from a fixed seed, norms and biases too."""
+    """A float32 model of a shrunk config; all weights, norms and biases included, are random from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -79,7 +79,7 @@ def make_tiny_model(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def layer_kinds(config: PretrainedConfig) -> list[frozenset[Any]]:
-    """What each layer consists of: its modules, and of their settings the flags and names; no weights are made."""
+    """What distinguishes each layer: its modules, and the flags and names in their settings; takes no weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return [_kind_of(layer) for layer in decoder_layers(model)]
@@ -102,7 +102,7 @@ def _kind_of(layer: nn.Module) -> frozenset[Any]:
 
 
 def _flags(module: nn.Module) -> list[tuple[str, str]]:
-    """Flags and names as they are, of all else the type."""
+    """A module's attributes: the values of flags and names, the types of all others."""
     return [
         (name, repr(value) if value is None or isinstance(value, bool | str) else type(value).__name__)
         for name, value in vars(module).items()
@@ -115,7 +115,7 @@ def _head_sizes(config: PretrainedConfig) -> dict[str, int]:
     num_kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
     group_size = num_heads // num_kv_heads
     own_head_dim = config.to_dict().get("head_dim")
-    # Where the hidden size is that of all heads, two KV heads of many query heads each would make it large.
+    # Without a head_dim the hidden size is that of all heads: two KV heads with many query heads would make it large.
     num_tiny_kv_heads = min(num_kv_heads, 2 if own_head_dim or group_size <= 4 else 1)
     sizes = {"num_attention_heads": num_tiny_kv_heads * group_size}
     if "num_key_value_heads" in config.to_dict():

@@ -1,4 +1,4 @@
-"""A tiny model computed both ways: by the engine under several policies, and by transformers' own `generate`."""
+"""Computes a tiny model with the engine, under several policies, and with transformers' `generate`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +22,13 @@ from engine.request import Completion, Request
 
 NUM_NEW_TOKENS = 6
 MOST_ERROR = 1e-3
-"""Of a log-probability, in float32. What is computed alike differs by some 1e-5."""
+"""Of a log-probability, in float32. Equivalent computations differ by about 1e-5."""
 
 BLOCK_SIZE = 32
 
 
 class Answers(Protocol):
-    """The engine, as far as it is needed here."""
+    """The part of `Engine` that is needed here, which this package cannot import."""
 
     def run_plan(
         self,
@@ -45,11 +45,11 @@ MakeEngine = Callable[[Model, EngineConfig], Answers]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How what we compute differs.
+    """A difference between the engine's results and transformers'.
 
     Attributes:
-        policy: which of `policies` the run had.
-        error: largest of a log-probability.
+        policy: the key of `policies` with which the engine ran.
+        error: largest difference of a log-probability.
     """
 
     policy: str
@@ -57,7 +57,7 @@ class Difference:
 
 
 def policies(config: PretrainedConfig) -> dict[str, EngineConfig]:
-    """The ways in which the tiny model is computed."""
+    """The engine configurations with which the tiny model is computed."""
     common: dict[str, Any] = {"dtype": "float32", "device": "cpu", "block_size": BLOCK_SIZE, "compile": "never"}
     block_bytes = BLOCK_SIZE * kv_shape_of(config, torch.float32).bytes_per_token
     num_blocks = cdiv(max(map(len, prompts())) + NUM_NEW_TOKENS, BLOCK_SIZE) + 1
@@ -71,7 +71,7 @@ def policies(config: PretrainedConfig) -> dict[str, EngineConfig]:
 
 
 def prompts() -> list[list[int]]:
-    """Two levels of shared beginnings, longer than a shrunk window; prompts that end at a block; one token alone."""
+    """Two levels of shared prefixes, longer than a shrunk window; prompts that end with a block; a single token."""
     rng = np.random.default_rng(3)
 
     def draw(count: int) -> list[int]:
@@ -83,7 +83,7 @@ def prompts() -> list[list[int]]:
 
 
 def as_request(name: str, prompt: list[int]) -> Request:
-    """A prompt to go on with, whatever token comes."""
+    """A request that generates NUM_NEW_TOKENS tokens, also after an eos token."""
     token_ids = np.array(prompt, dtype=np.int32)
     return Request(request_id=name, token_ids=token_ids, max_new_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 
@@ -91,22 +91,22 @@ def as_request(name: str, prompt: list[int]) -> Request:
 def find_difference(
     config: PretrainedConfig, make_engine: MakeEngine, on_step: Callable[[Any], None] | None = None
 ) -> Difference | None:
-    """Computes a tiny model both ways; None where all is alike.
+    """Computes a tiny model with both; None if the results agree.
 
     Args:
         config: of the tiny model.
         make_engine: the engine's class.
-        on_step: called after each of our steps.
+        on_step: called after each of the engine's steps.
     Raises:
-        ModelError: one of us cannot compute it at all.
+        ModelError: the engine or transformers cannot compute the model.
     """
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more would wait for each other
+    torch.set_num_threads(1)  # a tiny model is slower with more threads
     try:
         return _compare(config, make_engine, on_step)
     except ModelError:
         raise
-    except Exception as error:  # layers that do not expect us, or a size that must not be small, raise anything
+    except Exception as error:  # layers that do not fit the engine, or a size that is too small, raise anything
         raise ModelError(f"a tiny model of it cannot be computed: {type(error).__name__}: {error}") from error
     finally:
         torch.set_num_threads(num_threads)
@@ -143,7 +143,7 @@ def _compare(
 
 
 def _generate(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
-    """transformers' greedy tokens, and float64 ``[vocab_size]`` log-probabilities of the first one."""
+    """transformers' greedy tokens, and the log-probabilities of the first one, float64 ``[vocab_size]``."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         made = model.generate(
@@ -160,7 +160,7 @@ def _generate(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], tor
 
 @contextmanager
 def _noting_layers(layers: set[int]) -> Iterator[None]:
-    """Adds the layers whose attention is called within the block."""
+    """Adds to `layers` the indices of the layers whose attention is called within the block."""
 
     def attend(module: nn.Module, *tensors: Any, **keywords: Any) -> Any:
         layers.add(int(module.layer_idx))  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Models whose weights stay as files quantize them, on the CPU."""
+"""Models on the CPU whose weights stay quantized as in their files."""

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file as the CPU kernels read them."""
+"""Reads the tensors of a GGUF file for the CPU kernels."""
 
 import ctypes
 import json
@@ -27,21 +27,17 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Modules of a layer by transformers' names, and what GGUF files call them."""
+"""Modules of a layer: transformers' names, and those in GGUF files."""
 
 
 class GgufWeights:
     """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head".
 
     Args:
-        folder: of `engine.model.loading.gguf.open_gguf`.
+        folder: from `engine.model.loading.gguf.open_gguf`.
     Raises:
-        ModelError: the file is not there any more, or is another one.
-    Attributes:
-        has_rotated_rows: whether heads of Llama have the pairs that rotate beside each other.
+        ModelError: the file cannot be read, or is shorter than its table of tensors says.
     """
-
-    has_rotated_rows = True
 
     def __init__(self, folder: Path) -> None:
         table = json.loads((folder / GGUF_TENSORS).read_text())
@@ -50,12 +46,12 @@ class GgufWeights:
         self._tensors.add(self.file, table["tensors"])
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a weight of this name."""
+        """Whether the file has the weight of a module."""
         return f"{_gguf_name(name)}.weight" in self._tensors
 
     @property
     def why_not_covered(self) -> str | None:
-        """What keeps the tensors from being computed as they are; None: nothing does."""
+        """Why the kernels do not support the tensors; None if they do."""
         for name, tensor in self._tensors.items():
             if tensor.format not in ({**FORMATS, **PLAIN} if len(tensor.shape) == 2 else PLAIN):
                 return f"tensor {name} has format {tensor.format}"
@@ -63,27 +59,16 @@ class GgufWeights:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Of the matrices on average."""
+        """Average over the matrices."""
         matrices = [tensor for _, tensor in self._tensors.items() if len(tensor.shape) == 2]
         return sum(tensor.num_bytes for tensor in matrices) / sum(math.prod(tensor.shape) for tensor in matrices)
 
     def vector(self, name: str, kind: str = "weight") -> torch.Tensor:
-        """A norm's weight, or a bias, in bfloat16.
-
-        Args:
-            name: of the module.
-            kind: "weight" or "bias".
-        """
+        """The weight or bias of a module, which is not quantized, in bfloat16."""
         return self._tensors.vector(f"{_gguf_name(name)}.{kind}")
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
-        """The weight of a linear layer or of a table of embeddings.
-
-        Args:
-            library: of the kernels.
-            name: of the module.
-            order: the row of the file that each column is; None: as they come.
-        """
+        """See `MappedTensors.columns`, by the name of a module."""
         return self._tensors.columns(library, f"{_gguf_name(name)}.weight", order)
 
 

@@ -1,4 +1,4 @@
-"""Quantized safetensors files of compressed-tensors, AWQ and GPTQ, mapped and repacked piece by piece."""
+"""Reads quantized safetensors files of compressed-tensors, AWQ and GPTQ for the CPU kernels."""
 
 import ctypes
 import json
@@ -15,10 +15,10 @@ from engine.kernels.cpu.quantized_formats import HALF, grouped_format
 from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors
 
 _CODES_AT_ONCE = 4 << 20
-"""Codes of a tensor that are unpacked at a time while they are packed again."""
+"""Codes of a tensor that are unpacked at the same time while they are repacked."""
 
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Of 32 bits of an AWQ file, where the code of each of eight neighbouring columns lies."""
+"""The position of the code of each of eight consecutive columns in a 32-bit word of an AWQ file."""
 
 _CODES = {"compressed-tensors": ("weight_packed", "weight"), "awq": ("qweight",), "gptq": ("qweight",)}
 _SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -34,8 +34,6 @@ class GroupedWeights:
         ModelError: a file cannot be read.
     """
 
-    has_rotated_rows = False
-
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.file, self._config = folder, config
         self._method = str(config["quant_method"])
@@ -45,12 +43,12 @@ class GroupedWeights:
             self._tensors.add_safetensors(file)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a weight of this name."""
+        """Whether the files have the weight of a module."""
         return self._codes_of(name) is not None or f"{_full(name)}.weight" in self._tensors
 
     @property
     def why_not_covered(self) -> str | None:
-        """What keeps the tensors from being computed as they are; None: nothing does."""
+        """Why the kernels do not support the tensors; None if they do."""
         reason = {"compressed-tensors": _why_not_compressed, "awq": _why_not_awq, "gptq": _why_not_gptq}[self._method](
             self._config
         )
@@ -71,7 +69,7 @@ class GroupedWeights:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Of the matrices on average."""
+        """Average over the matrices."""
         num_weights = num_bytes = 0
         for name, tensor in self._tensors.items():
             place, _, part = name.rpartition(".")
@@ -83,22 +81,11 @@ class GroupedWeights:
         return num_bytes / num_weights
 
     def vector(self, name: str, kind: str = "weight") -> torch.Tensor:
-        """A norm's weight, or a bias, in bfloat16.
-
-        Args:
-            name: of the module.
-            kind: "weight" or "bias".
-        """
+        """The weight or bias of a module, which is not quantized, in bfloat16."""
         return self._tensors.vector(f"{_full(name)}.{kind}")
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
-        """The weight of a linear layer or of a table of embeddings.
-
-        Args:
-            library: of the kernels.
-            name: of the module.
-            order: rows as they come.
-        """
+        """See `MappedTensors.columns`, by the name of a module; `order` does not apply to quantized weights."""
         place, codes = _full(name), self._codes_of(name)
         if codes is None:
             return self._tensors.columns(library, f"{place}.weight", order)
@@ -132,7 +119,7 @@ class GroupedWeights:
         return None
 
     def _sizes(self, codes: MappedTensor) -> tuple[int, int]:
-        """Columns and depth of a layer."""
+        """Number of columns and depth of a layer."""
         rows, columns = codes.shape
         if self._method == "awq":
             return 8 * columns, rows
@@ -150,23 +137,23 @@ class GroupedWeights:
         return found.T if self._is_transposed else found.view(len(found), -1)
 
     def _zeros(self, place: str) -> torch.Tensor | None:
-        """uint8 ``[columns, groups]``; None where every zero is the middle."""
+        """Zero points uint8 ``[columns, groups]``; None if all are the middle of the range."""
         tensor = self._tensors.get(f"{place}.{'qzeros' if self._is_transposed else 'weight_zero_point'}")
         if tensor is None or tensor.format != "I32":
             return None
         nibbles = _nibbles(torch.from_numpy(self._tensors.raw(tensor).copy()))
-        if self._method == "compressed-tensors":  # packed along the columns: [columns / 8, groups, 8]
+        if self._method == "compressed-tensors":  # eight columns per word: [columns / 8, groups, 8]
             return nibbles.view(tensor.shape[0], tensor.shape[1], 8).permute(0, 2, 1).reshape(-1, tensor.shape[1])
         if self._method == "awq":
             return _awq_columns(nibbles)
-        return nibbles.T + 1  # GPTQ files hold one less
+        return nibbles.T + 1  # GPTQ files have zero points minus one
 
     def _unpack(self, raw: npt.NDArray[np.uint8], some: slice, num_bits: int) -> torch.Tensor:
-        """Codes ``[columns, depth]`` of some columns.
+        """The codes ``[columns, depth]`` of a range of columns.
 
         Args:
             raw: the rows of the file's tensor.
-            some: columns, from a multiple of 16 on.
+            some: the columns; begins at a multiple of 16.
             num_bits: of a code.
         """
         if self._method == "compressed-tensors":
@@ -174,7 +161,7 @@ class GroupedWeights:
             return rows if num_bits == 8 else _nibbles(rows)
         if self._method == "awq":
             return _awq_columns(_nibbles(torch.from_numpy(raw[:, some.start // 2 : some.stop // 2].copy())))
-        words = torch.from_numpy(raw.reshape(len(raw), -1, 4)[:, some].copy())  # of eight neighbours in the depth
+        words = torch.from_numpy(raw.reshape(len(raw), -1, 4)[:, some].copy())  # a word has eight codes along the depth
         return _nibbles(words).permute(1, 0, 2).reshape(words.shape[1], -1)
 
 
@@ -189,12 +176,12 @@ def _full(name: str) -> str:
 
 
 def _nibbles(x: torch.Tensor) -> torch.Tensor:
-    """uint8 ``[..., n]`` -> ``[..., 2 n]``: the lower half of each byte, then the upper one."""
+    """Splits bytes into codes of 4 bits, the low bits first: uint8 ``[..., n]`` -> ``[..., 2 n]``."""
     return torch.stack([x & 15, x >> 4], dim=-1).flatten(-2)
 
 
 def _awq_columns(nibbles: torch.Tensor) -> torch.Tensor:
-    """``[rows, columns]`` in the order of AWQ files -> ``[columns, rows]``."""
+    """Reorders the columns of an AWQ file: ``[rows, columns]`` -> ``[columns, rows]``."""
     return nibbles.view(len(nibbles), -1, 8)[:, :, list(_AWQ_NIBBLES)].flatten(1).T
 
 

@@ -1,4 +1,4 @@
-"""Tensors of weight files that are mapped into memory, whose pages are given back when they have been read."""
+"""Tensors of memory-mapped weight files; their pages are released once they have been read."""
 
 import ctypes
 import json
@@ -17,19 +17,19 @@ from engine.kernels.cpu.quantized import QuantizedColumns
 from engine.kernels.cpu.quantized_formats import FORMATS, HALF
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats of numbers that are not quantized."""
+"""Formats that are not quantized."""
 
 _BYTES_AT_ONCE = 4 << 20
-"""Of a tensor that are in memory twice, in the file's order and repacked."""
+"""Bytes of a tensor that are repacked at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedTensor:
-    """Where a tensor lies.
+    """The location of a tensor.
 
     Attributes:
         file: index of the mapped file.
-        format: as the file names it.
+        format: its name in the file.
         shape: rows first.
     """
 
@@ -41,7 +41,7 @@ class MappedTensor:
 
 
 class MappedTensors:
-    """Tensors by their names in the files that are added."""
+    """The tensors of one or several files, by name."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, MappedTensor] = {}
@@ -52,8 +52,8 @@ class MappedTensors:
         """Maps a file.
 
         Args:
-            file: of which tensors are read.
-            tensors: format, shape, offset and num_bytes of each.
+            file: has the tensors.
+            tensors: format, shape, offset and num_bytes of each, by name.
         Raises:
             ModelError: the file cannot be read, or ends before a tensor does.
         """
@@ -74,7 +74,7 @@ class MappedTensors:
         """Maps a safetensors file.
 
         Raises:
-            ModelError: its header cannot be read, or see `add`.
+            ModelError: its header cannot be read; or as `add`.
         """
         try:
             with file.open("rb") as stream:
@@ -105,33 +105,33 @@ class MappedTensors:
         return self._tensors.items()
 
     def find(self, name: str) -> MappedTensor:
-        """Raises `ModelError` where there is no such tensor."""
+        """A tensor by name; raises `ModelError` if there is none."""
         if name not in self._tensors:
             raise ModelError(f"model {str(self._files[0])!r}: lacks the tensor {name}")
         return self._tensors[name]
 
     def raw(self, tensor: MappedTensor) -> npt.NDArray[np.uint8]:
-        """The bytes of each row, in the mapped file."""
+        """The bytes ``[rows, bytes of a row]`` in the mapped file."""
         flat = np.frombuffer(self._maps[tensor.file], np.uint8, tensor.num_bytes, tensor.offset)
         return flat.reshape(tensor.shape[0], -1)
 
     def forget(self, tensor: MappedTensor) -> None:
-        """Gives the pages of a tensor back; what is read again comes from the file."""
+        """Releases the pages of a tensor; they would be read from the file again."""
         start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
         self._maps[tensor.file].madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
 
     def vector(self, name: str) -> torch.Tensor:
-        """A tensor that is not quantized, in bfloat16, as one row."""
+        """A tensor that is not quantized, in bfloat16, flattened."""
         tensor = self.find(name)
         return torch.from_numpy(self.raw(tensor).copy()).view(PLAIN[tensor.format]).bfloat16().flatten()
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
-        """A matrix in one of `FORMATS`, or in one of `PLAIN`, which is kept in bfloat16.
+        """Repacks a matrix in one of `FORMATS`, or in one of `PLAIN`, which is converted to bfloat16.
 
         Args:
             library: of the kernels.
             name: of the tensor, whose rows are output columns.
-            order: the row of the file that each column is; None: as they come.
+            order: for each output column its row in the file; None: the file's order.
         """
         tensor = self.find(name)
         num_columns = tensor.shape[0]
@@ -155,6 +155,6 @@ class MappedTensors:
 def _in_bf16(
     rows: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8], dtype: torch.dtype
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Rows of floats in bfloat16, and their numbers among themselves."""
+    """Converts the given rows to bfloat16; returns their indices in the result, -1 unchanged, and the bytes."""
     used = torch.from_numpy(raw[np.maximum(rows, 0)]).view(dtype).bfloat16()
     return np.where(rows < 0, -1, np.arange(len(rows))), used.view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""A model whose weights stay quantized as its file has them, computed in bfloat16 on the CPU."""
+"""A model on the CPU whose weights stay quantized as in its file, computed in bfloat16."""
 
 import ctypes
 import logging
@@ -26,7 +26,7 @@ from engine.model.layer_windows import find_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, is_plain, resolve_checkpoint
 from engine.model.model import Model
-from engine.model.plain.plain_checkpoint import make_skeleton, read_plain_config
+from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
 
@@ -36,33 +36,27 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 def load_quantized(model: str | Path, config: EngineConfig, device: torch.device) -> "QuantizedModel | None":
-    """A checkpoint with its weights as they are; None where dtype "auto" unpacks a GGUF file, which a log line says.
+    """A model with its weights left quantized; None if dtype "auto" unpacks a GGUF file instead, which is logged.
 
     Args:
-        model: as for `resolve_checkpoint`; `is_quantized`.
-        config: of dtype "quantized", or "auto".
-        device: where the model is to be computed.
+        model: see `resolve_checkpoint`; `is_quantized` is true for it.
+        config: its dtype is "quantized" or "auto".
+        device: where the model will be computed.
     Raises:
-        ModelError: the checkpoint or this machine is not covered; of a GGUF file, and dtype is "quantized".
+        ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
     """
     folder = resolve_checkpoint(model)
     weights = find_quantized(folder, config, device)
     if weights is None:
         return None
     unpacking = "; dtype bfloat16 would unpack them" if isinstance(weights, GgufWeights) else ""
-    LOGGER.info("weights stay as %s has them%s", weights.file.name, unpacking)
+    LOGGER.info("weights stay quantized as in %s%s", weights.file.name, unpacking)
     return QuantizedModel(make_skeleton(folder, torch.bfloat16), weights, device)
 
 
 def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> QuantizedWeights | None:
-    """The weights that the engine leaves quantized, or None.
-
-    Args:
-        folder: of the checkpoint; the rest as for `load_quantized`.
-    Raises:
-        ModelError: see `load_quantized`.
-    """
-    values = _read_config(folder)
+    """The weights that the engine leaves quantized, or None; see `load_quantized`."""
+    values = read_config_of(folder)
     is_gguf = (folder / GGUF_TENSORS).is_file()
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
     reason = _why_not(values, weights, config, device)
@@ -105,19 +99,11 @@ def _why_not(values: Any, weights: QuantizedWeights, config: EngineConfig, devic
     return None
 
 
-def _read_config(folder: Path) -> Any:
-    if (plain := read_plain_config(folder)) is not None:
-        return plain
-    from engine.model.loading.stock_weights import read_config  # seconds to import
-
-    return read_config(folder)
-
-
 class QuantizedModel(Model):
-    """A `Model` on the CPU whose layers, output layer and embeddings read quantized weights.
+    """A `Model` on the CPU whose layers, output layer and embeddings have quantized weights.
 
     Args:
-        skeleton: the model on the device "meta".
+        skeleton: the model on the meta device.
         weights: of the same model.
         device: the CPU.
     """
@@ -128,11 +114,11 @@ class QuantizedModel(Model):
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
-        """Reads the weights, for the backend's attention."""
-        assert isinstance(backend, NativeBackend), "load_quantized has looked"
+        """Reads the weights into the backend's layers."""
+        assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
         library, weights, base = load_quantized_library(cache_folder()), self._weights, self.base
         self._draw_tokens = backend.draw_tokens
-        is_permuted = weights.has_rotated_rows and base.config.model_type in ("llama", "mistral")
+        is_permuted = isinstance(weights, GgufWeights) and base.config.model_type in ("llama", "mistral")
         layers = [
             _read_layer(weights, library, layer, index, is_permuted=is_permuted)
             for index, layer in enumerate(base.layers)
@@ -155,17 +141,18 @@ def _read_layer(
 
     Args:
         library: of the kernels.
-        layer: on the device "meta".
+        layer: on the meta device.
         index: of the layer.
-        is_permuted: whether the file has the rows of query and key heads in another order.
+        is_permuted: whether the file has the rows of query and key heads in GGUF's order for Llama.
     """
     shape, place = read_weights(layer, index), f"layers.{index}"
 
     def order_of(name: str) -> npt.NDArray[np.int64]:
         linear = layer.get_submodule(name)
         num_rows = int(linear.out_features)
-        is_turned = is_permuted and name.endswith(("q_proj", "k_proj"))
-        return _rotated_rows(num_rows, layer.self_attn.head_dim) if is_turned else np.arange(num_rows)
+        if is_permuted and name.endswith(("q_proj", "k_proj")):
+            return _permuted_rows(num_rows, layer.self_attn.head_dim)
+        return np.arange(num_rows)
 
     def product(*names: str, has_bias: bool = False, is_gated: bool = False) -> QuantizedWeight:
         parts = [weights.columns(library, f"{place}.{name}", order_of(name)) for name in names]
@@ -188,6 +175,6 @@ def _read_layer(
     )
 
 
-def _rotated_rows(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
-    """Rows of heads in which GGUF files have the pairs that rotate beside each other, in transformers' order."""
+def _permuted_rows(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """The file's row of each row in transformers' order: GGUF files interleave the two halves of Llama's heads."""
     return np.arange(num_rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel().astype(np.int64)

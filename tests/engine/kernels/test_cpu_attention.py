@@ -269,10 +269,9 @@ def test_the_largest_column_is_found_without_the_product(
         if packed is None:
             assert not kernels.has_products
             continue
-        x = torch.randn(2 * num_rows, 64, generator=generator).to(dtype)
-        rows = kernels.copy_rows(x, some)
-        assert torch.equal(rows, x[some])
-        assert torch.equal(kernels.copy_rows(rows), rows)
+        x = torch.randn(2 * num_rows, 64, generator=generator).to(dtype)[some]
+        rows = kernels.copy_rows(x)
+        assert torch.equal(rows, x)
         expected = rows.double() @ weight.double().T + (0 if addend is None else addend.double())
         found = kernels.largest_column(rows, packed)
         assert found.shape == (num_rows,)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer
+from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer, load_int8_library
 from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread, spread_group
-from engine.kernels.cpu.native_build import load_library
 from engine.kernels.output_layer import mask_logits
 from tests.engine.kernels.ragged_batches import CPU_FLAGS, NATIVE_BATCHES, Layout
 
@@ -34,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for units, folder in folders.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CXXFLAGS", UNITS[units])
-            load_library(folder, "int8")
+            load_int8_library(folder)
     return folders
 
 
@@ -183,7 +182,7 @@ def test_columns_are_spread_over_groups_of_neighbours(
     found = []
     for folder in folders.values():
         torch.set_num_threads(1 + len(found) % 2)
-        found.append(spread(load_library(folder, "int8"), columns, group))
+        found.append(spread(load_int8_library(folder), columns, group))
     assert all(torch.equal(other, found[0]) for other in found)
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(columns, before)
@@ -198,12 +197,12 @@ def test_errors_of_weights_hardly_meet_large_channels(depth: int, folders: dict[
     energy[::150] = 256
     rows = torch.randn(200, depth, generator=generator) * energy.sqrt().float()
     errors = []
-    library = load_library(folders["best"], "int8")
+    library = load_int8_library(folders["best"])
     for feedback in (None, error_feedback(library, energy, spread_group(depth))):
         found = []
         for folder in folders.values():
             torch.set_num_threads(1 + len(found) % 2)
-            unit = load_library(folder, "int8")
+            unit = load_int8_library(folder)
             packed = PackedInt8(unit, [spread(unit, weight.T)], None, feedback)
             found.append(packed.columns(torch.arange(num_columns)))
         assert all(torch.equal(columns, found[0][0]) for columns, _ in found)

@@ -121,7 +121,7 @@ def test_layers_in_one_call(
         query = heads.view(num_rows, -1, DIM)[:, :HEADS]
         attended = kernels.attend(query, *kv, work, scale=SCALE, window=layer.window).flatten(1)
         if output_rows is not None and index == len(layers) - 1:
-            attended, hidden = kernels.copy_rows(attended, output_rows), kernels.copy_rows(hidden, output_rows)
+            attended, hidden = kernels.copy_rows(attended[output_rows]), kernels.copy_rows(hidden[output_rows])
         hidden = kernels.project(attended, pack(*layer.output), hidden)
         gate_up = kernels.pack_gated(layer.gate, layer.up)
         assert gate_up is not None

@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_unpacked_weights(
     opened, plain = write_quantized(shaped(family), tmp_path, kinds)
     with caplog.at_level(logging.INFO, logger="batchloom.engine"):
         engine = load(opened)
-    assert "weights stay as model.gguf has them; dtype bfloat16 would unpack them" in caplog.messages
+    assert "weights stay quantized as in model.gguf; dtype bfloat16 would unpack them" in caplog.messages
     found = answers_of(engine)
     assert found == answers_of(load(plain, dtype="bfloat16"))
     assert found == answers_of(load(opened, dtype="quantized", max_num_batched_tokens=64))

@@ -1,17 +1,17 @@
-// What the first product of a feed-forward ends in.
+// Activation and gating of a feed-forward's first product.
 #pragma once
 
 #include "number.h"
 
 namespace {
 
-// engine/kernels/cpu/branched_layers.py has the same numbers. The clamped one is gpt-oss's.
+// engine/kernels/cpu/branched_layers.py has the same numbers. `clamped` is gpt-oss's.
 enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3, clamped = 4 };
 
 struct Gating {
   Activation activation = Activation::none;
-  bool is_gated = false;          // a panel holds 16 columns of the gate beside the same of what it gates
-  float alpha = 0, limit = 0;     // of the clamped one
+  bool is_gated = false;          // a panel holds 16 columns of the gate, then the same 16 columns of up
+  float alpha = 0, limit = 0;     // of `clamped`
 };
 
 inline Gating swiglu_if(bool is_gated) {
@@ -25,7 +25,7 @@ inline __m512 gate_16(__m512 x, float factor) {
   return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
 }
 
-// x times the logistic function of 2 u, which is GELU with tanh.
+// GELU's tanh approximation: x times the logistic function of 2 u.
 inline __m512 gelu_tanh_16(__m512 x) {
   const __m512 cubed = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
   const __m512 u = _mm512_fmadd_ps(cubed, _mm512_set1_ps(0.044715f), x);
@@ -59,7 +59,7 @@ inline __m512 activate_16(__m512 x, const Gating& gating) {
   }
 }
 
-// What is gated, as it meets its gate.
+// The factor that the activated gate is multiplied with: up, or for `clamped` up within the limit, plus 1.
 inline __m512 gated_16(__m512 up, const Gating& gating) {
   if (gating.activation != Activation::clamped) return up;
   const __m512 limit = _mm512_set1_ps(gating.limit);
@@ -68,13 +68,13 @@ inline __m512 gated_16(__m512 up, const Gating& gating) {
 }
 #endif
 
-// x's logistic function.
+// The logistic function.
 inline float logistic(float x) {
   const float e = exp2_negative(-std::fabs(x) * LOG2E);  // exp(-|x|)
   return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-// As gelu_tanh_16 and gelu_16, with the exponential of floats.
+// As gelu_tanh_16 and gelu_16, with the float32 exponential.
 inline float gelu_tanh(float x) { return x * logistic(2 * 0.79788456f * (x + 0.044715f * x * x * x)); }
 
 inline float gelu(float x) {
@@ -104,7 +104,7 @@ inline void activate(float* values, int count, const Gating& gating) {
   }
 }
 
-// out = the activated gate times up, as it meets its gate, for `count` columns. gate: overwritten.
+// out = the activated gate times the factor of `gated_16`, for `count` columns. gate: overwritten.
 inline void activate_gated(float* gate, const float* up, float* out, int count, const Gating& gating) {
   activate(gate, count, gating);
   if (gating.activation == Activation::clamped) {

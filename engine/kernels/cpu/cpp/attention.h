@@ -1,11 +1,11 @@
 // Prefix-shared attention over paged KV (RelayAttention section 3.2, BatchLLM Eq. 1).
 //
-// KV layout. A KV block holds, head by head, sub-blocks of 32 tokens, each in the order in which a tile product reads it:
+// KV layout. A KV block has, for each head, sub-blocks of 32 tokens, in the order in which a tile product reads them:
 //   keys   [2 halves of 16 tokens][D / 2][16 tokens][2]   (pairs along the head dim)
 //   values [16 pairs of tokens][D][2]                     (pairs along the tokens)
-// A block thus takes as much memory as [block_size, num_kv_heads, D] and is copied whole like any other.
+// A block has the size of [block_size, num_kv_heads, D], so code that copies whole blocks need not know the layout.
 //
-// Log-sum-exps are not kept: a row's running maximum, sum and output pass from its prefix to its own part.
+// There are no log-sum-exps: a row's running maximum, sum and output are carried from its prefix to its own part.
 #pragma once
 
 #include <memory>
@@ -28,11 +28,11 @@ struct alignas(64) Workspace {
   float out[ROWS * MAX_DIM];
   float top[ROWS];
   float sum[ROWS];
-  float rescale[ROWS];  // what the output has to be multiplied with before more is added
-  int lowest[ROWS];     // the first token of a part that each row sees, where there is a window
+  float rescale[ROWS];  // factor of the output before the next chunk is added
+  int lowest[ROWS];     // with a window: the first token of the prefix, or of the own part, that each row sees
 };
 
-// Rows of a set share what is loaded of keys and values, and their sums stay in registers.
+// Rows of a set share loads of keys and values; their sums stay in registers.
 constexpr int SET = 4;
 
 // sums[r] += the pair at x of each row of a set, times pairs of 16 columns.
@@ -47,7 +47,7 @@ __attribute__((always_inline)) inline void add_pairs(Lanes (&sums)[SET][2], cons
   }
 }
 
-// scores[r][0..32) = q[r] . keys of a sub-block for whole sets of rows, scores with row stride CHUNK.
+// scores[r][0..32) = q[r] . keys of a sub-block, for whole sets of rows. Row stride of scores: CHUNK.
 template <typename T>
 void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim) {
   for (int first = 0; first < num_rows; first += SET) {
@@ -59,7 +59,7 @@ void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim
   }
 }
 
-// out[r] += weights[r] . values of all sub-blocks of a chunk; weights with row stride CHUNK.
+// out[r] += weights[r] . values of all sub-blocks of a chunk. Row stride of weights: CHUNK.
 template <typename T>
 void weigh_plain(const T* weights, const T* const* values, int num_subs, float* out, int num_rows, int dim) {
   for (int first = 0; first < num_rows; first += SET) {
@@ -147,7 +147,7 @@ void score_halves(const bf16* q, const bf16* keys, float* scores, int num_rows, 
   });
 }
 
-// The same as other products of a sub-block, but of its first half alone where there are no more tokens.
+// The same on vectors. Only the first half of a sub-block is computed if it has at most 16 tokens.
 void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows, int count, int dim) {
   if (count > 16)
     score_halves<2>(q, keys, scores, num_rows, dim);
@@ -155,7 +155,7 @@ void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows,
     score_halves<1>(q, keys, scores, num_rows, dim);
 }
 
-// All tokens of a chunk at once, so that the output stays in registers: out = out rescale + weights . values.
+// out = out rescale + weights . values of all tokens of a chunk, so that the output stays in registers.
 void weigh_vectors(const bf16* weights, const bf16* const* values, int count, const float* rescale, float* out,
                    int num_rows, int dim) {
   by_rows(num_rows, [=](auto rows, int first) {
@@ -230,7 +230,7 @@ inline float exponentiate(const float* scores, bf16* weights, int count, int wid
 }
 #endif
 
-// scores[j] = tanh(scores[j] scale), relative error about 5e-7: near 0 by its series, as 1 - e would cancel there.
+// scores[j] = tanh(scores[j] scale), relative error about 5e-7; near 0 by a series, where 1 - e would lose digits.
 inline void cap_scores(float* scores, int count, float scale) {
 #pragma omp simd
   for (int j = 0; j < count; j++) {
@@ -242,14 +242,14 @@ inline void cap_scores(float* scores, int count, float scale) {
 
 constexpr float HIDDEN = -3e38f;  // the score of a token that a row does not see
 
-// Attention of up to ROWS rows to KV tokens, on top of what the workspace holds. Row r sees the first
-// `visible + r / group` tokens where `causal`, else the first `visible`; with a window, from its `lowest` on. Where the KV
-// `is_cold`, in no cache, memory is what takes the time: it is fetched ahead.
+// Attention of up to ROWS rows to KV tokens, added to the workspace's state. Row r sees the first `visible + r / group`
+// tokens if `causal`, else the first `visible`; with a window, only those from its `lowest` on. KV that `is_cold`, in no
+// cache, is prefetched.
 template <typename T>
 struct Attend {
   int num_kv_heads, group, dim, block_size;
-  float scale;      // with log2(e) in it, unless capped
-  float cap_scale;  // scores are capped: of what tanh takes; 0: they are not
+  float scale;      // factor of scores in the exponent of 2: scale * log2(e), with a cap softcap * log2(e)
+  float cap_scale;  // factor of scores in tanh: scale / softcap; 0: no cap
   bool has_window;
   Units units;
 
@@ -258,7 +258,7 @@ struct Attend {
     return (block * num_kv_heads + head) * block_size * dim + int64_t(token % block_size) / SUB * SUB * dim;
   }
 
-  // Begins to fetch a sub-block of keys or values.
+  // Prefetches a sub-block of keys or values.
   void fetch(const T* sub_block) const {
     for (int i = 0; i < SUB * dim; i += 64 / sizeof(T)) __builtin_prefetch(sub_block + i, 0, 2);
   }
@@ -267,7 +267,7 @@ struct Attend {
            bool causal, bool is_cold) const {
     const int num_tokens = visible + (causal ? (num_rows - 1) / group : 0);
     const T* parts[CHUNK / SUB];
-    int begin = 0;  // what no row sees is not read, in whole sub-blocks
+    int begin = 0;  // with a window, sub-blocks that no row sees are skipped
     if (has_window) begin = std::max(0, *std::min_element(w.lowest, w.lowest + num_rows)) / SUB * SUB;
     for (int first = begin; first < num_tokens; first += CHUNK) {
       const int count = std::min(CHUNK, num_tokens - first);
@@ -318,8 +318,8 @@ struct Attend {
     score_plain(q, keys, scores, num_rows, dim);
   }
 
-  // Scores to weights, with each row's running maximum and sum brought to the new maximum. Pass by pass, so that rows do
-  // not wait for each other's reductions.
+  // Turns scores into weights, and updates each row's running maximum and sum. In one pass over all rows per step, so
+  // that the reductions of different rows overlap.
   void scores_to_weights(Workspace<T>& w, int num_rows, const int* seen, int width) const {
     alignas(64) float tops[ROWS] = {};
     for (int r = 0; r < num_rows; r++) tops[r] = seen[r] ? largest(w.scores + r * CHUNK, seen[r]) * scale : w.top[r];
@@ -347,18 +347,18 @@ struct Attend {
 
 template <typename T>
 Workspace<T>& workspace() {
-  // Behind a pointer: the address of a thread's own memory would be asked for, by a call, wherever it is used.
+  // A pointer, because every access to a thread_local object itself would call a function for its address.
   static thread_local const auto own = std::make_unique<Workspace<T>>();
   return *own;
 }
 
-// Rows that products compute for `used` ones.
+// The number of rows that products compute if `used` rows are needed.
 inline int padded_rows(int used, Units units) {
   if (units == Units::tiles) return used > 16 ? 32 : 16;
   return (used + SET - 1) / SET * SET;
 }
 
-// Query rows (token-major, then query head) of tokens [first, first + count) for one KV head; unused rows are zero.
+// Copies the query rows (token-major, then query head) of tokens [first, first + count) for one KV head; unused rows are 0.
 template <typename T>
 void pack_queries(Workspace<T>& w, const T* query, int64_t stride, int64_t first, int count, int head, int group,
                   int dim, Units units) {
@@ -377,7 +377,7 @@ void start_rows(Workspace<T>& w, int num_rows, int dim, Units units) {
   std::memset(w.out, 0, size_t(padded_rows(num_rows, units)) * dim * sizeof(float));
 }
 
-// Items as work_items.h says.
+// Attention of a whole token batch; work_items.h describes the items.
 template <typename T>
 void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T* values, int num_q_heads,
             int num_kv_heads, int dim, int block_size, float scale, const AttentionRule& rule, const int64_t* shared,
@@ -415,7 +415,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) states.take(w, r, item[OWN_ROW], head);
       const int prefix = int(item[OWN_PREFIX_LENGTH]), visible = int(item[OWN_VISIBLE]);
       for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] = prefix + visible + r / group - rule.window;
-      if (prefix && !item[OWN_NUM_SHARED])  // else all of it is done
+      if (prefix && !item[OWN_NUM_SHARED])  // else a shared item has done it
         part.run(w, rows, keys, values, prefix_blocks + item[OWN_PREFIX_TABLE], head, prefix, false, count == 1);
       for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] -= prefix;
       part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, visible, true, count == 1);

@@ -1,4 +1,4 @@
-// What decoder layers of some families have besides: LayerNorm, norms with an offset or of all heads, sums with a branch.
+// Operations of decoder layers that are not plain: LayerNorm, norms with an offset or over all heads, residual branches.
 #pragma once
 
 #include <algorithm>
@@ -7,22 +7,22 @@
 
 #include "activation.h"
 
-// What a layer of such a family has besides `LayerWeights`; engine/kernels/cpu/branched_layers.py has the same fields. Absent
+// The further weights and settings of such a layer; engine/kernels/cpu/branched_layers.py has the same fields. Absent
 // tensors are null.
 template <typename T>
 struct Branches {
   const T *post_attention_norm, *post_mlp_norm, *apart_q_norm, *apart_k_norm, *attention_norm_bias, *mlp_norm_bias;
   const float* sinks;              // [num_q_heads]
-  const T* router;                 // panels, as products have them, of router_columns: one an expert, zeros up to a panel
+  const T* router;                 // panels of router_columns columns: one per expert, padded with zeros to whole panels
   const float* router_bias;        // [num_experts]
-  int32_t has_wide_norms;          // of heads: all heads together
+  int32_t has_wide_norms;          // query and key norms extend over all heads of a row
   int32_t is_centered;             // LayerNorm, not RMSNorm
   float norm_offset, softcap, multiplier;
   Activation activation;
   int32_t is_gated;
   float alpha, limit;
-  // A row chooses num_chosen of num_experts; num_shared more are computed with all rows. is_renormalised: the weights of the
-  // chosen add up to 1. has_shared_gate: the router's column after those of the experts weighs the shared ones.
+  // A row chooses num_chosen of num_experts; num_shared more experts compute every row. is_renormalised: the weights of the
+  // chosen experts sum to 1. has_shared_gate: the router has one more column, the weight of the shared experts.
   int32_t num_experts, num_chosen, num_shared, router_columns, is_renormalised, has_shared_gate;
 
   Gating gating() const { return {activation, is_gated != 0, alpha, limit}; }
@@ -39,7 +39,7 @@ float norm_factor(const T* x, int64_t size, float epsilon, float mean = 0) {
   return 1.0f / std::sqrt(squares / float(size) + epsilon);
 }
 
-// out = norm(x) * (weight + offset) + bias: LayerNorm where `is_centered`, else RMSNorm; without a weight a copy.
+// out = norm(x) * (weight + offset) + bias: LayerNorm if `is_centered`, else RMSNorm; a copy if there is no weight.
 template <typename T>
 void norm_rows(const T* x, const T* weight, const T* bias, T* out, int64_t num_rows, int64_t size,
                       float epsilon, const Branches<T>& b) {
@@ -68,7 +68,7 @@ void norm_rows(const T* x, const T* weight, const T* bias, T* out, int64_t num_r
   }
 }
 
-// Norms the first `size` columns of rows in place, `width` columns at a time: a head, or all of them. Nothing without a weight.
+// Norms the first `size` columns of rows in place, in groups of `width`: a head, or all heads. No-op without a weight.
 template <typename T>
 void norm_heads(T* x, const T* weight, int64_t num_rows, int64_t stride, int64_t size, int64_t width,
                        float epsilon, float offset) {
@@ -83,7 +83,7 @@ void norm_heads(T* x, const T* weight, int64_t num_rows, int64_t stride, int64_t
   }
 }
 
-// out = residual + multiplier * RMSNorm(branch) * (weight + offset); without a weight, of the branch itself.
+// out = residual + multiplier * RMSNorm(branch) * (weight + offset); without a weight, residual + multiplier * branch.
 template <typename T>
 void add_branch(const T* residual, const T* branch, const T* weight, T* out, int64_t num_rows,
                        int64_t size, float epsilon, float offset, float multiplier) {

@@ -1,4 +1,4 @@
-// Random draws of tokens from logits, after temperature, top-k and top-p. Nothing of a whole row is sorted.
+// Random draws of tokens from logits, after temperature, top-k and top-p. Only likely tokens are sorted, not whole rows.
 #pragma once
 
 #include <vector>
@@ -30,7 +30,7 @@ inline double weigh(const float* x, double temperature, int64_t size, float* wei
   return total;
 }
 
-// The ids that top-k and top-p leave, ascending. Of equal logits the first ids stay. `total` becomes their sum.
+// The ids that top-k and top-p keep, ascending; lower ids first on ties. `total` becomes the sum of their weights.
 inline void keep_likely(const float* x, const float* weights, const DrawSettings& settings, int64_t size, double& total,
                         std::vector<int32_t>& kept) {
   const auto is_before = [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
@@ -41,7 +41,7 @@ inline void keep_likely(const float* x, const float* weights, const DrawSettings
     std::nth_element(kept.begin(), kept.begin() + top_k, kept.end(), is_before);
     kept.resize(top_k);
   } else {
-    // All that is lighter than this has less than 1 - top_p of the weight together, so top-p leaves none of it.
+    // The tokens up to this weight have less than 1 - top_p of the total weight, so top-p keeps none of them.
     const float least = float((1 - settings.top_p) * total / double(size));
     for (int64_t i = 0; i < size; i++)
       if (weights[i] > least) kept.push_back(int32_t(i));
@@ -59,12 +59,12 @@ inline void keep_likely(const float* x, const float* weights, const DrawSettings
   std::sort(kept.begin(), kept.end());
 }
 
-// The first id at which the sum of the weights so far, by ascending id, is more than the uniform number's share of all.
+// The first id, ascending, at which the cumulative weight exceeds the uniform number times the total.
 inline int64_t draw_row(const float* x, const DrawSettings& settings, int64_t size, float* weights, double* chunk_sums,
                         std::vector<int32_t>& kept) {
   double total = weigh(x, settings.temperature, size, weights, chunk_sums);
   double sum = 0;
-  int64_t drawn = 0;  // where rounding leaves the sum short, the last id that has a weight
+  int64_t drawn = 0;  // the last id with a weight, if the sum is too small by rounding
   if (int64_t(settings.top_k) < size || settings.top_p < 1) {
     keep_likely(x, weights, settings, size, total, kept);
     for (const int32_t id : kept) {

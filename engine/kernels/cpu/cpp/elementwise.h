@@ -1,4 +1,4 @@
-// What a decoder layer does between its products and its attention: RMSNorm, rotary embedding with the KV write, SwiGLU.
+// The operations of a plain decoder layer besides products and attention: RMSNorm, rotation with the KV write, SwiGLU.
 #pragma once
 
 #include "attention.h"
@@ -16,7 +16,7 @@ void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float epsil
 }
 
 #ifdef HAS_AVX512
-// The same on vectors, which compilers make less of.
+// The same with AVX-512 intrinsics, which are faster than what compilers make of the loops above.
 inline void rms_norm_row(const bf16* x, const bf16* weight, bf16* out, int64_t size, float epsilon) {
   if (size % 32) return rms_norm_row<bf16>(x, weight, out, size, epsilon);
   __m512 low = _mm512_setzero_ps(), high = low;
@@ -50,7 +50,7 @@ void rotate(T* x, const float* cos, const float* sin, int dim) {
   }
 }
 
-// to[2 d] = x[d]: a token's values, between those of its neighbour, which another thread may write meanwhile.
+// to[2 d] = x[d]. Elements between them are those of the next token, which another thread may write at the same time.
 template <typename T>
 void store_every_other(const T* x, T* to, int dim) {
   for (int d = 0; d < dim; d++) to[2 * d] = x[d];

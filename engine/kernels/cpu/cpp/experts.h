@@ -1,5 +1,5 @@
-// Mixtures of experts: each row goes through some of them. Rows are sorted by expert, and all products of a layer are one
-// pass over blocks of up to 32 rows of one expert.
+// Mixtures of experts: some experts compute each row. Rows are sorted by expert, and a product of all experts is one pass
+// over blocks of up to 32 rows of one expert.
 #pragma once
 
 #include "branches.h"
@@ -13,12 +13,12 @@ struct ExpertBlock {
   int32_t count, expert;
 };
 
-// Which rows go where in the layer under way. A slot is one of a row's experts: those it chose, then the shared ones.
+// The routing of the current layer. A slot is one of a row's experts: the chosen ones, then the shared ones.
 struct Routing {
   std::vector<float> logits;       // [rows][router_columns]
   std::vector<float> weights;      // [rows][slots]
   std::vector<int32_t> experts;    // [rows][slots]
-  std::vector<int64_t> places;     // [rows][slots]: where the row is among the sorted ones
+  std::vector<int64_t> places;     // [rows][slots]: index among the sorted rows
   std::vector<int32_t> expert_of;  // [sorted rows]
   std::vector<ExpertBlock> blocks;
 };
@@ -28,7 +28,7 @@ inline Routing& current_routing() {
   return routing;
 }
 
-// Keeps sums of the router's columns in float32.
+// Stores the router's products in float32.
 struct ToLogits {
   float* out;
   int64_t num_columns;
@@ -40,7 +40,8 @@ struct ToLogits {
   }
 };
 
-// The experts of one row with the largest logits, and their weights by softmax: of the chosen, or of all. logits: overwritten.
+// Chooses the experts of one row by the largest logits, and their weights: softmax over the chosen, or over all. logits:
+// overwritten.
 template <typename T>
 void choose_experts(float* logits, const Branches<T>& b, int32_t* experts, float* weights) {
   if (b.router_bias)
@@ -61,7 +62,7 @@ void choose_experts(float* logits, const Branches<T>& b, int32_t* experts, float
   }
 }
 
-// Sorts rows of x by expert: sorted [num_rows * slots, size].
+// Chooses experts, and copies rows of x sorted by expert: sorted [num_rows * slots, size].
 template <typename T>
 void route_rows(const T* x, const Branches<T>& b, T* sorted, int64_t num_rows, int64_t size) {
   Routing& to = current_routing();
@@ -89,7 +90,7 @@ void route_rows(const T* x, const Branches<T>& b, T* sorted, int64_t num_rows, i
     std::memcpy(static_cast<void*>(sorted + to.places[i] * size), x + i / slots * size, size_t(size) * sizeof(T));
 }
 
-// As Operands of `PanelProduct`, for `multiply`'s rows 32 b to 32 b + 31 those of block b, which meet their expert's panels.
+// Operands whose rows 32 b to 32 b + 31 are those of block b, multiplied with the panels of the block's expert.
 template <typename T>
 struct ExpertOperands {
   typedef typename PanelProduct<T>::Operands Operands;
@@ -121,7 +122,7 @@ struct ExpertsToOutput {
   }
 };
 
-// out = sorted rows of x times their expert's packed weights, + bias, activated. x is in memory for 32 rows more.
+// out = sorted rows of x times their expert's packed weights, + bias, activated. 32 more rows of x may be read.
 template <typename T>
 void project_experts(const T* x, const T* panels, const T* bias, T* out, int64_t num_columns, int64_t depth,
                      const Gating& gating) {
@@ -133,7 +134,7 @@ void project_experts(const T* x, const T* panels, const T* bias, T* out, int64_t
            ExpertsToOutput<Finish>{{bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns}, 32);
 }
 
-// out[row] = the sum over its slots of their weight times what their experts made of it.
+// out[row] = the sum over the row's slots of the slot's weight times its expert's result.
 template <typename T>
 void combine_experts(const T* sorted, T* out, int64_t num_rows, int64_t size, int64_t slots) {
   const Routing& by = current_routing();

@@ -1,4 +1,4 @@
-// Linear layers in float32, on vectors as wide as the processor's, with what follows them: bias, activation, residual stream.
+// Linear layers in float32, on the widest vectors of the processor, then bias, activation and residual stream.
 #pragma once
 
 #include "activation.h"
@@ -8,7 +8,7 @@
 namespace {
 
 #if defined(__AVX512F__) && !defined(NO_VECTORS)
-constexpr int FLOATS = 16, FLOAT_ROWS = 12;  // 24 sums and their operands are what 32 registers hold
+constexpr int FLOATS = 16, FLOAT_ROWS = 12;  // 24 sums and their operands fit 32 registers
 #elif defined(__AVX__)
 constexpr int FLOATS = 8, FLOAT_ROWS = 4;
 #else
@@ -16,7 +16,7 @@ constexpr int FLOATS = 4, FLOAT_ROWS = 4;
 #endif
 typedef float Floats __attribute__((vector_size(FLOATS * 4)));
 
-// Terms of a sum that are added up one by one, at most; such parts then to each other, which rounds less than one long sum.
+// A sum is split into parts of at most so many terms, which are then added: this rounds less than one long sum.
 constexpr int64_t FLOAT_TERMS = 512;
 
 // Rows of x [rows, depth] and panels [depth][32 columns].
@@ -29,7 +29,7 @@ struct FloatOperands {
   FloatOperands(const float* x, const float* panels, int64_t depth)
       : x(x), panels(panels), depth(depth), row_bytes(depth * int64_t(sizeof(float))) {}
 
-  // As PairOperands has it.
+  // See PairOperands.
   void multiply_vectors(int64_t first_row, int64_t panel, float* block, int count) const {
     const float *from = x + first_row * depth, *columns = panels + panel * PANEL * depth;
     const int64_t num_parts = (depth + FLOAT_TERMS - 1) / FLOAT_TERMS;
@@ -42,7 +42,7 @@ struct FloatOperands {
     }
   }
 
-  // to[r][c] += the terms [begin, end) of R rows times one panel. Inlined it would take 1.1 times as long.
+  // to[r][c] += the terms [begin, end) of R rows times one panel. Not inlined: inlining makes it 10 % slower.
   template <int R>
   __attribute__((noinline)) void add_terms(const float* rows, const float* columns, int64_t begin, int64_t end, float* to) const {
     const int64_t stride = depth;
@@ -70,7 +70,7 @@ struct FloatOperands {
   }
 };
 
-// What becomes of a row of sums for one panel: bias, activation, residual stream.
+// Finishes a row of sums for one panel: bias, activation, residual stream.
 struct ToFloats {
   const float *bias, *residual;
   float* out;

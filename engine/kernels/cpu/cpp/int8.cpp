@@ -1,13 +1,13 @@
-// The CPU kernels of int8: decoder layers and the output layer, on whatever multiplies bytes here.
+// The CPU kernels of int8: decoder layers and the output layer, on the best units of the processor for bytes.
 //
-// Compiled where a model is first computed in int8, see engine/kernels/cpu/native_build.py.
+// Compiled when a machine first computes a model in int8, see engine/kernels/cpu/native_build.py.
 
 #include "draw.h"
 #include "layer.h"
 #include "int8/quad_elementwise.h"
 #include "int8/quad_rounding.h"
 
-// Layers in int8. The residual stream is in the basis of `spread`, so norms have no weights: products have taken them.
+// Layers in int8. The residual stream is in the basis of `spread`; the weights of norms are folded into the products.
 struct QuadFormat {
   typedef bf16 Row;
   typedef LayerStep<bf16> Step;
@@ -34,7 +34,7 @@ struct QuadFormat {
   }
 };
 
-// Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
+// Decoder layers, see layer.h. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that remain at the end.
 extern "C" void compute_layers_int8(const LayerWeights<QuadFormat>* weights, int64_t num_layers, const int32_t* operations,
                                     int64_t num_operations, const LayerStep<bf16>* step, bf16* hidden, int8_t* const* keys,
                                     int8_t* const* values, const int64_t* output_rows, int64_t num_output_rows) {
@@ -45,7 +45,7 @@ extern "C" void compute_layers_int8(const LayerWeights<QuadFormat>* weights, int
   spread_rows(hidden, output_rows ? num_output_rows : step->num_rows, size, group);
 }
 
-// Rows of the output layer, spread, as bytes. bytes: [num_rows rounded up to 32, padded depth].
+// Spreads and quantises the input rows of the output layer. bytes: [num_rows rounded up to 32, padded depth].
 extern "C" void quantize_int8(const bf16* x, uint8_t* bytes, float* scales, int64_t num_rows, int64_t size) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
@@ -71,14 +71,14 @@ extern "C" void project_int8(const uint8_t* bytes, float* row_scales, const Quad
   project({const_cast<uint8_t*>(bytes), row_scales}, *weights, nullptr, out, num_rows, num_columns, depth, false);
 }
 
-// The column of the largest product of each row; the products themselves are not kept. allowed: null, or
+// The column of the largest product of each row; the products are not stored. allowed: null, or
 // [num_rows, num_columns / 32], a bit for each column that may be chosen.
 extern "C" void largest_column_int8(const uint8_t* bytes, float* row_scales, const QuadWeights* weights,
                                     const uint32_t* allowed, int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
   largest_column({const_cast<uint8_t*>(bytes), row_scales}, *weights, allowed, out, num_rows, num_columns, depth);
 }
 
-// As native.cpp's of other formats.
+// See native.cpp.
 extern "C" void attend_int8(const bf16* query, int64_t query_stride, bf16* out, const int8_t* keys, const int8_t* values,
                             int num_q_heads, int num_kv_heads, int dim, int block_size, float scale,
                             const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,

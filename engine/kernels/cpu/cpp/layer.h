@@ -1,4 +1,4 @@
-// All decoder layers in one call: after each kernel, whoever calls it finds little of its own code and data in the caches.
+// All decoder layers in one call. With a call per kernel, the caller's code and data would be evicted from the caches.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include "number.h"
 #include "work_items.h"
 
-// A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Products as the format's Weights, norms as its
-// Norm, absent ones null. branches: of families that have them, else null.
+// A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Absent norms are null; `branches` is null for
+// plain layers.
 template <typename Format>
 struct LayerWeights {
   const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
@@ -17,15 +17,15 @@ struct LayerWeights {
   int64_t hidden_size, intermediate_size;
   int32_t num_q_heads, num_kv_heads, dim, block_size, window;
   float epsilon, scale;
-  int32_t rotation;  // which of the step's
-  int32_t table;     // which of the steps has this layer's block table
+  int32_t rotation;  // index of the step's rotation
+  int32_t table;     // index of the step with this layer's block table
   const Branches<typename Format::Row>* branches;
 };
 
-// What the layers of a step have in common; engine/kernels/cpu/native_layers.py has the same fields. From `normed` on it is
-// scratch for rows rounded up to 32: [rows, hidden_size], qkv, attended heads, [rows, intermediate_size]; in int8 bytes of rows
-// that are multiplied, [rows, the largest padded depth], and their scales [rows]; of families with branches [rows,
-// hidden_size]; of those with experts [(slots + 1) rows, hidden_size] and [(slots + 1) rows, intermediate_size].
+// The arguments that all layers of a step share; engine/kernels/cpu/native_layers.py has the same fields. The fields from
+// `normed` on are scratch memory for rows rounded up to 32: hidden states, qkv, attended heads, [rows, intermediate_size];
+// int8 only: `bytes` [rows, largest padded depth] and their scales [rows]; branched layers only: `branch` [rows,
+// hidden_size]; experts only: [(slots + 1) rows, hidden_size] and [(slots + 1) rows, intermediate_size].
 template <typename Row>
 struct LayerStep {
   const float *cos, *sin;  // of each rotation [num_rows, dim]
@@ -39,7 +39,7 @@ struct LayerStep {
   Row *branch, *expert_rows, *expert_gated;
 };
 
-// The operations of a layer; engine/kernels/cpu/native_layers.py has the same numbers. The caller passes their order.
+// The operations of a layer; engine/kernels/cpu/branched_layers.py has the same numbers. The caller passes their order.
 enum class Operation : int32_t {
   attention_norm = 0, qkv = 1, rotate_and_write_kv = 2, attend = 3, select_rows = 4, output = 5, mlp_norm = 6, gate_up = 7,
   down = 8, attention_input = 9, norm_heads = 10, output_branch = 11, add_attention = 12, mlp_input = 13, activate = 14,
@@ -54,14 +54,14 @@ void copy_rows(const Row* from, const int64_t* rows, Row* to, int64_t num_rows, 
     std::memcpy(static_cast<void*>(to + row * size), from + rows[row] * size, size_t(size) * sizeof(Row));
 }
 
-// Where a layer under way finds what the output product reads: all rows, or copies of the output rows.
+// The inputs of the output product of the current layer: all rows, or copies of the output rows.
 template <typename Row>
 struct LayerRows {
   const Row *attended, *residual;
   int64_t num_rows;
 };
 
-// The operations of families with branches (`engine.kernels.branched_layer` says what each does).
+// The operations of branched layers, which `engine.kernels.branched_layer` describes.
 template <typename Format>
 void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep<typename Format::Row>& s,
                 LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, const int64_t* output_rows,
@@ -120,11 +120,13 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
   }
 }
 
-// hidden: [num_rows, hidden_size], in and out. Without output_rows all rows leave the layer, else those, as its first ones.
-// Format: how rows, weights, norms and KV are kept; `norm` leaves rows for `project_normed`, `project_rows` takes any.
+// Runs an operation. hidden: [num_rows, hidden_size], in and out; with output_rows, only those remain, as the first rows.
+// Format: the types of rows, weights, norms and KV. `project_normed` reads the rows that `norm` has written, `project_rows`
+// reads any rows.
 template <typename Format>
 void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typename Format::Row>& s,
-         LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, typename Format::KV* keys, typename Format::KV* values, const int64_t* output_rows, int64_t num_output_rows) {
+         LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, typename Format::KV* keys,
+         typename Format::KV* values, const int64_t* output_rows, int64_t num_output_rows) {
   const int64_t q_size = int64_t(w.num_q_heads) * w.dim, qkv_size = q_size + int64_t(2) * w.num_kv_heads * w.dim;
   switch (operation) {
     case Operation::attention_norm:
@@ -134,18 +136,19 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
       Format::project_normed(s, w.qkv, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
       break;
     case Operation::rotate_and_write_kv:
-      rotate_and_store(s.qkv, s.cos + w.rotation * s.num_rows * w.dim, s.sin + w.rotation * s.num_rows * w.dim, w.q_norm, w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows,
-                       w.num_q_heads, w.num_kv_heads, w.dim, w.block_size);
+      rotate_and_store(s.qkv, s.cos + w.rotation * s.num_rows * w.dim, s.sin + w.rotation * s.num_rows * w.dim, w.q_norm,
+                       w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows, w.num_q_heads, w.num_kv_heads, w.dim,
+                       w.block_size);
       break;
     case Operation::attend:
       attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale,
-             w.branches ? AttentionRule{w.branches->softcap, w.window, w.branches->sinks} : AttentionRule{0, w.window, nullptr},
-             s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks,
-             s.own_seen, s.state);
+             w.branches ? AttentionRule{w.branches->softcap, w.window, w.branches->sinks}
+                        : AttentionRule{0, w.window, nullptr},
+             s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks, s.own_seen, s.state);
       break;
     case Operation::select_rows:
       rows = {s.attended, hidden, s.num_rows};
-      if (output_rows) {  // qkv and normed are free from here on
+      if (output_rows) {  // qkv and normed are not needed any more
         copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
         copy_rows(hidden, output_rows, s.normed, num_output_rows, w.hidden_size);
         rows = {s.qkv, s.normed, num_output_rows};
@@ -168,17 +171,18 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
   }
 }
 
-// step: the first of as many as there are block tables. Keys and values: one address a layer. With `output_rows`, only those rows leave the last layer.
+// step: the first of an array with one step per block table. keys, values: one address per layer. output_rows: null, or the
+// rows that remain after the last layer.
 template <typename Format>
 void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
                     int64_t num_operations, const LayerStep<typename Format::Row>& step, typename Format::Row* hidden,
-                    typename Format::KV* const* keys,
-                    typename Format::KV* const* values, const int64_t* output_rows, int64_t num_output_rows) {
+                    typename Format::KV* const* keys, typename Format::KV* const* values, const int64_t* output_rows,
+                    int64_t num_output_rows) {
   for (int64_t i = 0; i < num_layers; i++) {
     LayerRows<typename Format::Row> rows{};
     for (int64_t j = 0; j < num_operations; j++)
-      run(operations[j], weights[i], (&step)[weights[i].table], rows, hidden, keys[i], values[i], i == num_layers - 1 ? output_rows : nullptr,
-          num_output_rows);
+      run(operations[j], weights[i], (&step)[weights[i].table], rows, hidden, keys[i], values[i],
+          i == num_layers - 1 ? output_rows : nullptr, num_output_rows);
   }
 }
 

@@ -1,7 +1,7 @@
-// The CPU kernels: what a decoder layer computes, for the element types bf16 and float.
+// The CPU kernels of decoder layers, for the element types bf16 and float.
 //
-// Compiled once per machine by engine/kernels/cpu/native_build.py. bf16 products run on AMX tiles where the CPU has them, else
-// on AVX-512's vectors of bf16 pairs, else in plain loops that compilers vectorise.
+// Compiled once per machine by engine/kernels/cpu/native_build.py. bf16 products run on AMX tiles if the CPU has them, else
+// on AVX-512 vectors of bf16 pairs, else in plain loops that compilers vectorise.
 
 #include "draw.h"
 #include "elementwise.h"
@@ -18,7 +18,7 @@ struct PanelFormat {
   typedef T Norm;
   typedef T KV;
   static constexpr bool has_branches = true;
-  // As pair_product.h and float_product.h say.
+  // See pair_product.h and float_product.h.
   struct Weights {
     const T *panels, *bias;
   };
@@ -46,7 +46,7 @@ struct PanelFormat {
     route_rows(s.normed, b, s.expert_rows, num_rows, hidden_size);
   }
 
-  // s.branch = the weighted sum of what the experts of each row make of it.
+  // s.branch = the weighted sum of the results of each row's experts.
   static void compute_experts(const Step& s, const LayerWeights<PanelFormat>& w, int64_t num_rows) {
     const int64_t hidden_size = w.hidden_size, size = w.intermediate_size;
     const Gating gating = w.branches->gating();
@@ -57,11 +57,11 @@ struct PanelFormat {
   }
 };
 
-// Whether bf16 is multiplied here; float32 is on every processor.
-extern "C" bool has_products() { return units_here() != Units::plain; }
+// Whether the kernels multiply bf16 on this processor; they multiply float32 on every processor.
+extern "C" int has_products() { return units_here() != Units::plain; }
 
-// x: [num_rows, depth] in memory for rows rounded up to 32; packed as pair_product.h says; columns and depth are
-// multiples of 32.
+// x: [num_rows, depth], allocated for rows rounded up to 32; packed: see pair_product.h; columns and depth are multiples
+// of 32.
 extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out,
                              int64_t num_rows, int64_t num_columns, int64_t depth, bool is_gated) {
 #ifdef HAS_AVX512
@@ -72,8 +72,8 @@ extern "C" void project_bf16(const bf16* x, const bf16* packed, const bf16* bias
 #endif
 }
 
-// The column of the largest product of each row, as for `project_bf16`; the products themselves are not kept.
-// allowed: null, or [num_rows, num_columns / 32], a bit for each column that may be chosen.
+// The column of the largest product of each row; the products are not stored. allowed: null, or
+// [num_rows, num_columns / 32], a bit for each column that may be chosen.
 extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf16* bias, const uint32_t* allowed,
                                     int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
 #ifdef HAS_AVX512
@@ -83,7 +83,7 @@ extern "C" void largest_column_bf16(const bf16* x, const bf16* packed, const bf1
 #endif
 }
 
-// Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
+// Decoder layers, see layer.h. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that remain at the end.
 extern "C" void compute_layers_bf16(const LayerWeights<PanelFormat<bf16>>* weights, int64_t num_layers, const int32_t* operations,
                                     int64_t num_operations, const LayerStep<bf16>* step, bf16* hidden, bf16* const* keys,
                                     bf16* const* values, const int64_t* output_rows, int64_t num_output_rows) {

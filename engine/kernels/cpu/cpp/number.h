@@ -1,4 +1,4 @@
-// Numbers: bf16, exponentials, and the CPU's vector and tile units where it has them.
+// Numbers: bf16, exponentials, and the CPU's vector and tile units if it has them.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
-// NO_TILES and NO_VECTORS leave units out, so that what serves CPUs without them can be tested on those that have them.
+// NO_TILES and NO_VECTORS disable units, to test the code for CPUs without them.
 #if !defined(NO_VECTORS) && defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512DQ__)
 #define HAS_AVX512 1
 #include <immintrin.h>
@@ -34,7 +34,7 @@ inline void store(bf16& to, float x) {  // to nearest, ties to even
   to.bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// 2^x for x <= 0, relative error about 2e-7; 0 below -126. Written so that compilers vectorise it.
+// 2^x for x <= 0, relative error about 2e-7; 0 below -126. Without branches, so that compilers vectorise it.
 inline float exp2_negative(float x) {
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, kept in the low bits
   const float bounded = x < -126.0f ? -126.0f : x;
@@ -51,7 +51,7 @@ inline float exp2_negative(float x) {
   return x < -126.0f ? 0.0f : p * __builtin_bit_cast(float, power);
 }
 
-// 16 floats: 8 pairs. In as many registers as that takes.
+// 16 floats, or 8 pairs, in one or more registers.
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 
@@ -142,7 +142,7 @@ struct alignas(64) TileConfig {
   }
 };
 
-// Tiles are the process's to use once the kernel has been asked.
+// Whether the process may use tiles: it has to ask the operating system once.
 bool tiles_granted() {
   static const bool granted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
   return granted;
@@ -156,7 +156,7 @@ void load_tile_config() {
 constexpr bool tiles_granted() { return false; }
 #endif
 
-// What multiplies bf16 here.
+// The units that multiply bf16.
 enum class Units { plain, vectors, tiles };
 
 inline Units units_here() {

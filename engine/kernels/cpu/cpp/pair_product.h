@@ -1,4 +1,4 @@
-// Linear layers in bf16 on tiles or vectors, with what follows them: bias, residual stream, SwiGLU.
+// Linear layers in bf16 on tiles or vectors, then bias, activation and residual stream.
 #pragma once
 
 #include "activation.h"
@@ -8,7 +8,7 @@
 #ifdef HAS_AVX512
 namespace {
 
-// What becomes of a row of sums for one panel: bias, activation, residual stream and the way to bf16.
+// Finishes a row of sums for one panel: bias, activation, residual stream, rounding to bf16.
 struct ToOutput {
   const bf16 *bias, *residual;
   bf16* out;
@@ -32,7 +32,7 @@ struct ToOutput {
   }
 };
 
-// silu(gate) * up of a row of sums for one panel, without a bias: the gating of most models, with nothing to ask for each row.
+// silu(gate) * up of a row of sums for one panel, without a bias: the case of most models, without branches per row.
 struct ToSwiglu {
   bf16* out;
   int64_t num_columns;  // of the output
@@ -45,7 +45,7 @@ struct ToSwiglu {
   }
 };
 
-// f(finish), with the one that asks least for each row.
+// Calls f with ToSwiglu if that computes the same, else with `to`.
 template <typename F>
 void with_finish(const ToOutput& to, const F& f) {
   if (to.gating.is_gated && to.gating.activation == Activation::silu && !to.bias)
@@ -54,7 +54,7 @@ void with_finish(const ToOutput& to, const F& f) {
     f(to);
 }
 
-// Keeps the largest of a row of sums, and nothing else.
+// Updates the largest column of a row; the sums are not stored.
 struct ToLargest {
   const bf16* bias;
   AllowedColumns allowed;
@@ -74,8 +74,8 @@ struct ToLargest {
   }
 };
 
-// Rows of x [rows, depth] and panels [pairs of depth][32 columns][2]: read from end to end, since the processor fetches one
-// stream ahead of its use, and hardly two that alternate.
+// Rows of x [rows, depth] and panels [pairs of depth][32 columns][2]. A panel is read sequentially: the hardware prefetches
+// one stream well, but not two that alternate.
 struct PairOperands {
   typedef float Sum;
   static constexpr bool has_shared_panels = true, has_tiles = true;
@@ -125,7 +125,7 @@ struct PairOperands {
     sums.store(block, PANEL);
   }
 
-  // A function of its own: written out beside them, it makes the other blocks a twentieth slower.
+  // Not inlined: inlining makes the other block sizes 5 % slower.
   __attribute__((noinline)) static void multiply_8_rows(const bf16* from, const bf16* columns, int64_t size, float* block) {
     multiply_rows<8>(from, columns, size, block);
   }
@@ -146,7 +146,7 @@ void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* re
               [&](const auto& finish) { multiply(operands, num_rows, num_columns, finish); });
 }
 
-// out[row] = the column of the largest of x times packed weights, + bias, of those allowed; the first one of several.
+// out[row] = the arg max of x times packed weights, + bias, over the allowed columns; the lowest column on ties.
 void largest_column(const bf16* x, const bf16* packed, const bf16* bias, const uint32_t* allowed, int64_t* out,
                     int64_t num_rows, int64_t num_columns, int64_t depth) {
   std::vector<Largest> largest(omp_get_max_threads() * num_rows);

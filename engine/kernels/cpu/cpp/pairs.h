@@ -1,5 +1,5 @@
-// Products of bf16 pairs on vectors, for CPUs that have no tiles. Columns lie as tile products want them: pairs along the
-// sum beside each other, 16 columns in a vector.
+// Products of bf16 pairs on vectors, for CPUs without tiles. The layout is that of tile products: the two elements of a
+// pair along the sum are adjacent, and a vector has 16 columns.
 #pragma once
 
 #include "number.h"
@@ -8,7 +8,7 @@
 #ifdef HAS_AVX512
 namespace {
 
-// R rows of sums for 16 H columns.
+// Sums of R rows for 16 H columns.
 template <int R, int H = 2>
 struct RowSums {
   __m512 sums[H][R];
@@ -18,7 +18,7 @@ struct RowSums {
       for (int r = 0; r < R; r++) sums[h][r] = _mm512_setzero_ps();
   }
 
-  // Each row times its factor.
+  // Loads rows, each multiplied with its factor.
   void load(const float* from, int64_t stride, const float* factors) {
     for (int r = 0; r < R; r++) {
       const __m512 factor = _mm512_set1_ps(factors[r]);
@@ -31,7 +31,7 @@ struct RowSums {
       for (int h = 0; h < H; h++) _mm512_storeu_ps(to + r * stride + 16 * h, sums[h][r]);
   }
 
-  // The pair at x of each row times the pair of each column; 16 columns lie together, the next 16 `next` further on.
+  // Adds the pair at x of each row times the pair of each column; the second 16 columns are `next` elements further on.
   __attribute__((always_inline)) void add(const bf16* x, int64_t stride, const bf16* columns, int64_t next) {
     __m512bh lanes[H];
     for (int h = 0; h < H; h++) lanes[h] = __m512bh(_mm512_loadu_si512(columns + h * next));

@@ -1,4 +1,4 @@
-// Linear layers: the order in which blocks of rows meet panels of weights, for every format; what is done with the sums.
+// Linear layers of every format: the order in which blocks of rows are multiplied with panels of weights, and the arg max.
 #pragma once
 
 #include <omp.h>
@@ -11,15 +11,15 @@
 
 namespace {
 
-constexpr int PANEL = 32;  // output columns whose weights lie together
-// How far ahead of their use weights for vectors are fetched: by itself the processor stops at the end of a page.
+constexpr int PANEL = 32;  // output columns whose weights are stored together
+// Distance of the prefetch of weights for vectors: the hardware's own prefetch stops at the end of a page.
 constexpr int64_t AHEAD_BYTES = 4096;
 
-constexpr int GROUP = 4;   // panels that 32 rows meet in turn, at most: their output's pages are touched once
+constexpr int GROUP = 4;   // most panels multiplied with 32 rows one after the other: their output's pages are touched once
 constexpr int TILE_GROUP = 8;          // the same on tiles
-constexpr int64_t DEPTH_BYTES = 4096;  // of a row that tiles read while a group of panels passes, at most
+constexpr int64_t DEPTH_BYTES = 4096;  // most bytes of a row that tiles multiply with a group of panels at a time
 
-// Bytes of input rows that stay in the second-level cache, beside panels and output, while all panels pass.
+// Bytes of input rows that stay in the second-level cache, besides panels and output, while they are multiplied.
 inline int64_t chunk_bytes() {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const int64_t cache_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -29,13 +29,13 @@ inline int64_t chunk_bytes() {
   return (cache_bytes > 0 ? cache_bytes : 1024 * 1024) / 2;
 }
 
-// The largest value of a row among those that a thread has seen, for each of 16 columns of a panel's halves.
+// A thread's largest value of a row, and its column, for each of 16 lanes.
 struct alignas(64) Largest {
   typedef int32_t Columns __attribute__((vector_size(64)));
   Lanes value = Lanes{} - INFINITY;
   Columns column = {};
 
-  // allowed: a bit for each column that may be chosen.
+  // allowed: a bit for each column, set if it may be chosen.
   void add(Lanes values, int32_t first_column, uint32_t allowed) {
     const Columns lanes = Columns{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, columns = lanes + first_column;
     const Columns is_larger = (values > value) & -((int32_t(allowed) >> lanes) & 1);
@@ -44,7 +44,7 @@ struct alignas(64) Largest {
   }
 };
 
-// Columns that may be chosen: null, or [rows][panels], a bit for each column. Panels without one are not computed.
+// The columns that may be chosen: null for all, or [rows][panels] with a bit for each column. Panels without any are skipped.
 struct AllowedColumns {
   const uint32_t* bits;
   int64_t num_panels;
@@ -58,7 +58,7 @@ struct AllowedColumns {
   }
 };
 
-// out[row] = the column of the largest value of all threads, the first one of several. largest: [threads][rows].
+// out[row] = the column of the largest value over all threads, the lowest on ties. largest: [threads][rows].
 inline void choose_largest(const std::vector<Largest>& largest, int64_t* out, int64_t num_rows) {
   for (int64_t row = 0; row < num_rows; row++) {
     float value = -INFINITY;
@@ -73,7 +73,7 @@ inline void choose_largest(const std::vector<Largest>& largest, int64_t* out, in
   }
 }
 
-// A block of sums that waits for `finish`.
+// A block of sums for which `finish` has not been called yet.
 template <typename Sum>
 struct Unfinished {
   const Sum* block = nullptr;
@@ -88,7 +88,7 @@ void finish_block(const Unfinished<Sum>& unfinished, const Finish& finish) {
 
 inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
-// Memory of the thread for sums that wait for the rest of their depth.
+// A thread's memory for sums over a part of the depth.
 template <typename Sum>
 Sum* kept_sums(int64_t count) {
   struct alignas(64) Line {
@@ -99,12 +99,12 @@ Sum* kept_sums(int64_t count) {
   return lines.data()->sums;
 }
 
-// Where part `index` of `num_parts` begins, all of one size or one less.
+// The start of part `index` of `num_parts`; the sizes of parts differ by at most 1.
 inline int64_t part_start(int64_t count, int64_t num_parts, int64_t index) { return count * index / num_parts; }
 
 #ifdef HAS_AMX
-// The bytes [begin, end) of rows that are multiplied at a time, and where sums of those before them lie: null for the first.
-// Meanwhile lines of the next panel are fetched: [first_line, last_line) of the 32 that are where a step reads in this one.
+// A part of the depth, the bytes [begin, end) of rows, and the sums over the earlier parts: null for the first part. While
+// it is multiplied, the next panel is prefetched: for each step the lines [first_line, last_line) of its 32 cache lines.
 template <typename Sum>
 struct DepthPiece {
   int64_t begin, end;
@@ -112,9 +112,9 @@ struct DepthPiece {
   int first_line, last_line;
 };
 
-// to[r][c] (32 x 32) = 32 rows of x times one panel, for a piece of the depth. Rows of x stay in the first-level cache, panels
-// pass by it. Tile products leave the vector units idle, so the block before is finished meanwhile. What the loop needs is
-// in variables of its own: elsewhere it would be read again after each of their stores.
+// to[r][c] (32 x 32) = 32 rows of x times one panel, for a part of the depth. Rows of x stay in the first-level cache,
+// panels are streamed. Tile products leave the vector units idle, which finish the previous block meanwhile. The loop reads
+// only local variables: members would be read again after every store.
 // Tile registers: 0 to 3 sums, 4 and 5 rows, 6 and 7 columns.
 template <typename Operands, typename Finish>
 void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, const DepthPiece<typename Operands::Sum>& piece,
@@ -155,11 +155,11 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
 }
 #endif
 
-// The Operands of `multiply` for rows and weights of one element type, and the Finish that makes rows of their sums.
+// For an element type: the Operands of `multiply`, and the Finish that stores rows of sums.
 template <typename T>
 struct PanelProduct;
 
-// Up to 32 rows that meet the panels of `operands`.
+// Up to 32 rows of `operands`.
 template <typename Operands>
 struct RowBlock {
   Operands operands;
@@ -172,7 +172,7 @@ RowBlock<Operands> find_block(const Operands& operands, int64_t first, int64_t e
   return {operands, first, int(std::min<int64_t>(32, end - first))};
 }
 
-// What one thread does of a product.
+// One thread's part of a product.
 template <typename Operands, typename Finish>
 struct ThreadProduct {
   typedef typename Operands::Sum Sum;
@@ -180,10 +180,10 @@ struct ThreadProduct {
 
   const Operands& operands;
   const Finish& finish;
-  const int64_t num_pieces;  // of the depth, on tiles
+  const int64_t num_pieces;  // parts of the depth, on tiles
   const bool use_tiles;
-  const bool by_panel;  // all rows meet a panel before the next one, and fetch that meanwhile
-  int64_t panels_from = 0;  // the panel that operands.panels begin with
+  const bool by_panel;  // all rows are multiplied with a panel before the next one, which is prefetched meanwhile
+  int64_t panels_from = 0;  // index of the first panel of operands.panels
   alignas(64) Sum blocks[2][BLOCK] = {};
   int turn = 0;
   Unfinished<Sum> before = {};
@@ -208,8 +208,8 @@ struct ThreadProduct {
     }
   }
 
-  // A block of rows times one panel, for a piece of the depth; sums: those of the pieces before it, and of this one unless
-  // it is the last. Lines of the next panel as in DepthPiece.
+  // A block of rows times one panel, for a part of the depth. sums: in and out, over the parts so far; the last part writes
+  // to `blocks` instead. first_line, last_line: see DepthPiece.
   template <typename BlockOperands>
   void multiply_block(const RowBlock<BlockOperands>& rows, int64_t panel, int64_t piece, Sum* sums, int first_line,
                       int last_line) {
@@ -234,10 +234,12 @@ struct ThreadProduct {
   }
 };
 
-// finish(sums, row, panel) for every row of x times every panel of weights that it needs, on all threads.
-// Operands: the type Sum; has_shared_panels, by all rows; x, panels; row_bytes, of a row of x; multiply_vectors(first_row, panel,
-// block, count); where it has_tiles, begin_tiles(panel) and multiply_tiles(), on the registers that the function of that name loads.
-// row_unit: rows that threads do not divide.
+// Multiplies rows of x with panels of weights, on all threads, and calls finish(sums, row, panel) for every row and every
+// panel that finish.needs.
+// Operands have: the type Sum; has_shared_panels: whether all rows use the same panels; x, panels; row_bytes: of a row of x;
+// multiply_vectors(first_row, panel, block, count); if has_tiles, begin_tiles(panel) and multiply_tiles(), on the tile
+// registers that the function multiply_tiles loads.
+// row_unit: rows are distributed to threads in multiples of it.
 template <typename Operands, typename Finish>
 void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish,
               int64_t row_unit = Operands::has_tiles && tiles_granted() ? 32 : 4) {
@@ -245,24 +247,24 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
   const int64_t num_threads = omp_get_max_threads();
   const int64_t num_panels = num_columns / PANEL;
   const bool use_tiles = Operands::has_tiles && tiles_granted();
-  // Few rows wait for weights: all of them meet a panel while it is in the cache, and the next one is on its way.
+  // Few rows are bound by reading weights: all are multiplied with a panel in the cache while the next one is fetched.
   const bool is_few = num_rows < 256, by_panel = use_tiles && is_few && Operands::has_shared_panels;
   const int64_t num_pieces = use_tiles ? (operands.row_bytes + DEPTH_BYTES - 1) / DEPTH_BYTES : 1;
   const int64_t group_panels = use_tiles ? TILE_GROUP : GROUP;
-  // What is read lies within the rows rounded up to 32: tiles read 32 at a time, vectors 4.
+  // Tiles read 32 rows at a time, vectors 4: never beyond the rows rounded up to 32.
   const int64_t num_units = (num_rows + row_unit - 1) / row_unit;
-  // Few rows: every thread has all of them, and some of the panels. Many: as many rows as the others.
+  // Few rows: threads divide the panels, and each computes all rows. Many rows: threads divide the rows.
   const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() * num_pieces / operands.row_bytes);
   const int64_t num_chunks = is_few ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
   const int64_t num_groups = round_up((num_panels + group_panels - 1) / group_panels, num_chunks == 1 ? num_threads : 1);
-  std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next that nobody has begun
+  std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next group that no thread has started
 #pragma omp parallel
   {
 #ifdef HAS_AMX
     if (use_tiles) load_tile_config();
 #endif
     ThreadProduct<Operands, Finish> own{operands, finish, num_pieces, use_tiles, by_panel};
-    // A thread begins with its own chunks, and helps with the others' when it is done: cores are not always alike.
+    // A thread starts with its own chunks, then helps with those of others: cores may differ in speed.
     const int64_t home = part_start(num_chunks, num_threads, omp_get_thread_num());
     for (int64_t i = 0; i < num_chunks; i++) {
       const int64_t chunk = (home + i) % num_chunks;

@@ -1,6 +1,7 @@
 // The CPU kernels of quantized weights: decoder layers, the output layer and embeddings, computed as in bf16.
 //
-// Compiled where such a model is first loaded, on CPUs that multiply bf16; see engine/kernels/cpu/native_build.py.
+// Compiled when a machine first loads such a model; the CPU must have bf16 instructions. See
+// engine/kernels/cpu/native_build.py.
 
 #include "elementwise.h"
 #include "layer.h"
@@ -31,7 +32,7 @@ struct QuantizedFormat {
   }
 };
 
-// Decoder layers as layer.h says. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that leave the last one.
+// Decoder layers, see layer.h. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that remain at the end.
 extern "C" void compute_layers_quantized(const LayerWeights<QuantizedFormat>* weights, int64_t num_layers,
                                          const int32_t* operations, int64_t num_operations, const LayerStep<bf16>* step,
                                          bf16* hidden, bf16* const* keys, bf16* const* values, const int64_t* output_rows,
@@ -40,19 +41,19 @@ extern "C" void compute_layers_quantized(const LayerWeights<QuantizedFormat>* we
                  values, output_rows, num_output_rows);
 }
 
-// x: [num_rows, depth] in memory for rows rounded up to 32; columns are a multiple of 32.
+// x: [num_rows, depth], allocated for rows rounded up to 32; columns are a multiple of 32.
 extern "C" void project_quantized(const bf16* x, const HalfPanel* halves, const bf16* bias, bf16* out, int64_t num_rows,
                                   int64_t num_columns, int64_t depth) {
   project(x, {halves, bias}, nullptr, out, num_rows, num_columns, depth, false);
 }
 
-// As native.cpp's of bf16.
+// See `largest_column_bf16` in native.cpp.
 extern "C" void largest_column_quantized(const bf16* x, const HalfPanel* halves, const bf16* bias, const uint32_t* allowed,
                                          int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
   largest_column(x, {halves, bias}, allowed, out, num_rows, num_columns, depth);
 }
 
-// out: [num_ids, depth], the columns of these numbers.
+// out: [num_ids, depth], the weights of the columns `ids`.
 extern "C" void columns_quantized(const HalfPanel* halves, const int64_t* ids, bf16* out, int64_t num_ids, int64_t depth) {
 #pragma omp parallel for
   for (int64_t i = 0; i < num_ids; i++) {
@@ -63,7 +64,7 @@ extern "C" void columns_quantized(const HalfPanel* halves, const int64_t* ids, b
   }
 }
 
-// Rows of a file's tensor as half panels. rows: [16 num_halves], which row each column is, -1 for a column of zeros.
+// Repacks rows of a file's tensor as half panels. rows: [16 num_halves], the row of each column, -1 for a column of zeros.
 extern "C" void repack_quantized(int64_t kind, const uint8_t* tensor, int64_t row_bytes, const int64_t* rows, uint8_t* out,
                                  int64_t half_bytes, int64_t num_halves, int64_t depth) {
 #pragma omp parallel for
@@ -77,7 +78,7 @@ extern "C" void repack_quantized(int64_t kind, const uint8_t* tensor, int64_t ro
   }
 }
 
-// The same of codes [16 num_halves, depth] with scales and zeros [16 num_halves, depth / group]; zeros may be null.
+// The same for codes [16 num_halves, depth] with scales and zeros [16 num_halves, depth / group]; zeros may be null.
 extern "C" void repack_codes_quantized(int64_t kind, const uint8_t* codes, const uint16_t* scales, const uint8_t* zeros,
                                        int64_t group, uint8_t* out, int64_t half_bytes, int64_t num_halves, int64_t depth) {
 #pragma omp parallel for

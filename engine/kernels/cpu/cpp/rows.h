@@ -1,4 +1,4 @@
-// Rows in blocks of sizes that compilers know.
+// Loops over rows in blocks whose size is a compile-time constant.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 
 namespace {
 
-// Calls f(rows, first) with constants MOST, 8 and 4 for `rows`, none above MOST, so that at least `count` rows are done:
-// `count` rounded up to a multiple of 4. 12 rows by two vectors of sums and their operands are what 32 registers hold.
+// Calls f(rows, first) for blocks of MOST, 8 or 4 rows, which cover `count` rows rounded up to a multiple of 4; `rows` is a
+// constant. The sums of 12 rows by two vectors, and their operands, fit 32 registers.
 template <int MOST = 12, typename F>
 __attribute__((always_inline)) inline void by_rows(int count, F f) {
   int first = 0;

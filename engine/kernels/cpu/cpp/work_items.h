@@ -1,5 +1,5 @@
-// What one thread does of a step's attention for one KV head: int64 rows of SHARED or OWN columns.
-// engine/kernels/cpu/native_work.py makes them.
+// Work items of a step's attention, int64 [items, SHARED_COLUMNS] and [items, OWN_COLUMNS], made by
+// engine/kernels/cpu/native_work.py. A thread computes an item for one KV head at a time.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace {
 
-// What a layer's attention does besides scaling its scores. 0 and null stand for nothing.
+// The settings of a layer's attention besides the scale; 0 or null if absent.
 struct AttentionRule {
   float softcap;       // c: scores become c tanh(score / c)
   int window;          // tokens that a row sees, its own included
-  const float* sinks;  // [num_q_heads], a score without a value: it takes its share of the weights
+  const float* sinks;  // [num_q_heads], one more score per head in the softmax, which has no value
 };
 
 enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
-// OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: tokens that a shared item has attended to.
+// OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: tokens that a shared item has covered.
 enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_NUM_SHARED, OWN_COLUMNS };
 
-// What shared items leave for own ones: of each row and query head its running maximum, sum and output, [dim + 2].
-// W: a workspace with these as top, sum and out; its row r is token r / group of `first_row` on, query head r % group of `head`.
+// The state that shared items pass to own items: for each row and query head the running maximum, sum and output, [dim + 2].
+// W: a workspace with the members top, sum and out; its row r is token first_row + r / group, query head r % group of `head`.
 struct RowStates {
   float* state;
   int num_q_heads, group, dim;

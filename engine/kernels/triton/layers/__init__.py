@@ -1,1 +1,1 @@
-"""What a GPU computes of a decoder layer besides attention: kernels between the products, and products in FP8."""
+"""Decoder layers on a GPU: the kernels between matrix products, and products in fp8."""

@@ -1,12 +1,12 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # Device code has no Python types: Triton infers them at the launch.
-"""8-bit floating point (e4m3): rows and weights with one fp32 scale a row, KV with one bf16 scale a token and head.
+"""8-bit floating point (e4m3): rows and weights with one fp32 scale per row, KV with one bf16 scale per token and head.
 
     scale = max(|x|) / LARGEST,   x is about fp8(x / scale) * scale
 
-A KV block holds the values ``[block_size, num_kv_heads, head_dim]``, then the scales ``[num_kv_heads, block_size]`` in
-2 bytes each: so values stay aligned, and the scales that a tile of one head reads follow each other. As a tensor that
-is ``[num_blocks, block_size, num_kv_heads, head_dim + 2]`` bytes.
+A KV block has the values ``[block_size, num_kv_heads, head_dim]``, then the scales ``[num_kv_heads, block_size]`` of 2
+bytes each, so that values stay aligned and the scales of one head are contiguous. As a tensor the cache has the shape
+``[num_blocks, block_size, num_kv_heads, head_dim + 2]``, in bytes.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ import triton
 import triton.language as tl
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-"""Of NVIDIA and of AMD's gfx95x; of AMD's gfx94x, whose largest number is 240."""
+"""The format of NVIDIA and of AMD's gfx95x, and that of AMD's gfx94x, whose largest number is 240."""
 
 LEAST = tl.constexpr(1e-12)
-"""Of a row's largest element: a row of zeros has a scale as well."""
+"""Lower bound of a row's largest magnitude, so that a row of zeros has a scale above 0."""
 
 SCALE_BYTES = tl.constexpr(2)
 
 SWIGLU_COLUMNS = 2048
-"""Of a row at a time."""
+"""Columns of a row that a program computes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Rows as `torch._scaled_mm` takes them.
+    """Quantised rows, the operands of `torch._scaled_mm`.
 
     Args:
         values: fp8 ``[T, n]``.
@@ -41,19 +41,13 @@ class ScaledRows:
 
     @classmethod
     def empty(cls, num_rows: int, size: int, dtype: torch.dtype, device: torch.device) -> "ScaledRows":
-        """Room for rows.
-
-        Args:
-            num_rows, size: T and n.
-            dtype: of the values.
-            device: where they are.
-        """
+        """Uninitialised rows ``[num_rows, size]``; dtype is that of the values."""
         scales = torch.empty((num_rows, 1), dtype=torch.float32, device=device)
         return cls(torch.empty((num_rows, size), dtype=dtype, device=device), scales)
 
 
 def quantize_weights(weights: torch.Tensor, dtype: torch.dtype) -> ScaledRows:
-    """A matrix ``[columns, depth]`` with a scale for each of its rows, a column of the product."""
+    """Quantises weights ``[columns, depth]`` with one scale per column of the product."""
     values = weights.float()
     scales = values.abs().amax(dim=1, keepdim=True).clamp(min=LEAST.value) / torch.finfo(dtype).max
     return ScaledRows((values / scales).to(dtype), scales)
@@ -70,7 +64,7 @@ def scaled_linear(
         bias: ``[columns]``.
         out_dtype: of the result ``[T, columns]``.
     """
-    if rows.values.is_cpu and torch.__version__ < "2.13":  # interpreted; such a torch has one scale a matrix there
+    if rows.values.is_cpu and torch.__version__ < "2.13":  # older torch supports only one scale per matrix on a CPU
         found = (rows.values.float() @ weights.values.float().t()) * rows.scales * weights.scales.t()
         return (found if bias is None else found + bias).to(out_dtype)
     return torch._scaled_mm(
@@ -80,25 +74,25 @@ def scaled_linear(
 
 
 def rounds_first() -> bool:
-    """Whether `to_fp8` must: only where Triton interprets."""
+    """The ROUNDS_FIRST of `to_fp8`: whether Triton interprets kernels."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def largest_of(tensor: torch.Tensor) -> float:
-    """The largest number of a tensor's 8-bit format; 0 where it has another format, and no scales."""
+    """The largest number of a tensor's 8-bit format; 0 for a tensor in another format, which has no scales."""
     return torch.finfo(tensor.dtype).max if tensor.dtype in FP8_DTYPES else 0.0
 
 
 def head_dim_of(cache: torch.Tensor) -> int:
-    """Of a KV cache ``[num_blocks, block_size, num_kv_heads, head_dim]``, in fp8 with the scales."""
+    """The head dim of a KV cache; the last dimension of an fp8 cache includes the scales."""
     return cache.shape[3] - (int(SCALE_BYTES.value) if cache.dtype in FP8_DTYPES else 0)
 
 
 def kv_strides(cache: torch.Tensor) -> tuple[int, int, int]:
-    """Elements from a block, a token and a head of a KV cache to the next.
+    """The strides of a KV cache's blocks, tokens and heads, in elements.
 
     Raises:
-        ValueError: the cache is in fp8 and its blocks are not contiguous, so that no scales are at their end.
+        ValueError: the cache is in fp8 and its blocks are not contiguous, as the layout of scales requires.
     """
     block, token, head, _ = cache.stride()
     if cache.dtype not in FP8_DTYPES:
@@ -111,16 +105,16 @@ def kv_strides(cache: torch.Tensor) -> tuple[int, int, int]:
 
 @triton.jit
 def scale_of(largest, LARGEST: tl.constexpr):
-    """The scale of elements of which the largest is given."""
+    """The scale of elements with this largest magnitude."""
     return tl.maximum(largest, LEAST) / LARGEST
 
 
 @triton.jit
 def to_fp8(x, scale, out, ROUNDS_FIRST: tl.constexpr):
-    """fp32 x / scale in the 8-bit format that `out` points to, to the nearest, ties to even.
+    """Rounds fp32 x / scale to the 8-bit format that `out` points to: to nearest, ties to even.
 
-    ROUNDS_FIRST: Triton's interpreter neither carries into the exponent nor rounds numbers below the smallest normal
-    one. Such a number is rounded by the addition of one whose last bit is worth as much as the format's.
+    ROUNDS_FIRST: round in fp32 first, because Triton's interpreter neither carries into the exponent nor rounds
+    subnormal numbers. A subnormal number is rounded by adding a number whose last bit is that of the format.
     """
     x = x / scale
     if ROUNDS_FIRST:
@@ -135,7 +129,7 @@ def to_fp8(x, scale, out, ROUNDS_FIRST: tl.constexpr):
 
 @triton.jit
 def kv_scales(cache, kv_head, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Pointer to the scale of a head in slot 0 of block 0; blocks are stride_block // 2 elements apart."""
+    """Pointer to the scale of a head in slot 0 of block 0; the stride of blocks is stride_block // 2 elements."""
     scales = cache + BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM + kv_head * BLOCK_SIZE * SCALE_BYTES
     return scales.to(tl.pointer_type(tl.bfloat16), bitcast=True)
 
@@ -145,7 +139,7 @@ def store_heads(
     cache, place, first, second, kv_head, scale_at, is_element, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of some heads of one token ``[M, HALF_PADDED]`` to their places, 0 where they are no element."""
+    """Stores both halves of M heads of one token, ``[M, HALF_PADDED]`` each, in a cache; quantised if LARGEST > 0."""
     if LARGEST > 0:
         first = first.to(tl.float32)
         second = second.to(tl.float32)
@@ -179,7 +173,7 @@ def _quantize_rows_kernel(
 
 @triton.jit
 def gated(gates, column, SIZE: tl.constexpr):
-    """silu(gate) * up in fp32 of some columns, 0 beyond the last."""
+    """silu(gate) * up of some columns in fp32; 0 after the last column."""
     is_column = column < SIZE
     gate = tl.load(gates + column, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(gates + column + SIZE, mask=is_column, other=0.0).to(tl.float32)
@@ -192,7 +186,7 @@ def _quantized_swiglu_kernel(
     gate_up, out, scales, stride_gate_up_row, stride_out_row,
     SIZE: tl.constexpr, N: tl.constexpr, LARGEST: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """A program a row, which goes through it twice: the scale is known at the end of the first time."""
+    """One program per row, which computes it twice: first for the scale, then to store it."""
     row = tl.program_id(0).to(tl.int64)
     gates = gate_up + row * stride_gate_up_row
     largest = tl.zeros([N], dtype=tl.float32)
@@ -207,13 +201,13 @@ def _quantized_swiglu_kernel(
 
 
 def quantize_rows(x: torch.Tensor, out: ScaledRows, row_parts: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-    """Quantises rows of attention's result; those that no tile has written become zeros.
+    """Quantises rows of attention's result; rows that no tile has written become zeros.
 
     Args:
         x: ``[T, n]``.
-        out: of R rows of n, written.
-        row_parts: int32 ``[T or more]``, any stride: how many parts each row's result has; 0: nothing was written.
-        rows: int64 ``[R]``, the rows of x that are wanted; None: all, R = T.
+        out: R rows of n, written.
+        row_parts: int32 ``[T or more]``, any stride: number of parts of each row's attention; 0: not written.
+        rows: int64 ``[R]``, the rows of x to quantise; None: all, R = T.
     """
     num_rows, size = out.values.shape
     if num_rows:
@@ -227,7 +221,7 @@ def quantize_rows(x: torch.Tensor, out: ScaledRows, row_parts: torch.Tensor, row
 
 
 def quantized_swiglu(gate_up: torch.Tensor, out: ScaledRows) -> None:
-    """Writes silu(gate) * up of ``[T, 2 n]``, gate beside up, quantised: out of T rows of n."""
+    """Quantises silu(gate) * up into out, T rows of n; gate_up is ``[T, 2 n]``, gate beside up."""
     num_rows, size = out.values.shape
     if num_rows:
         _quantized_swiglu_kernel[(num_rows,)](

@@ -1,4 +1,4 @@
-"""A decoder layer whose products are of 8-bit floating point (fp8.py), with 16-bit results."""
+"""A decoder layer with products in 8-bit floating point (fp8.py), whose results have 16 bits."""
 
 from typing import TYPE_CHECKING
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from engine.kernels.triton.triton_attention import TritonAttention
 
 MULTIPLE = 16
-"""Of rows and columns of a matrix: what the devices' products in fp8 take."""
+"""The rows and columns of a matrix must be multiples of it for fp8 products."""
 
 
 class Fp8Layer(GpuLayer):
-    """As `GpuLayer`, in 10 launches: attention's result is quantised, and its rows are selected, by its own.
+    """`GpuLayer` in 10 launches: one more quantises attention's result and selects its rows.
 
-    The other two results that products read are quantised where they are computed, by the norms and SwiGLU.
+    The other inputs of products are quantised by the launches that compute them, the norms and SwiGLU.
 
     Args:
-        dtype: of the products.
+        dtype: of the products' operands.
     Raises:
-        ModelError: a matrix has another size than the products take.
+        ModelError: the size of a matrix is not supported.
     """
 
     def __init__(self, attention: "TritonAttention", weights: LayerWeights, dtype: torch.dtype) -> None:
@@ -41,12 +41,12 @@ class Fp8Layer(GpuLayer):
         self._scaled: dict[str, ScaledRows] = {}
         for name, (matrix, bias) in self._linears.items():
             if matrix.shape[0] % MULTIPLE or matrix.shape[1] % MULTIPLE:
-                raise ModelError(f"dtype 'fp8': the {name} matrix is {tuple(matrix.shape)}, no multiples of {MULTIPLE}")
+                raise ModelError(f"dtype 'fp8' needs multiples of {MULTIPLE}, matrix {name} is {tuple(matrix.shape)}")
             self._scaled[name] = quantize_weights(matrix, dtype)
             self._linears[name] = (matrix.new_empty(0), bias)
 
     def select_rows(self, s: LayerState) -> None:
-        """Quantises attention's result, of the rows that are wanted. Rows that no tile wrote, in a graph, become 0."""
+        """Quantises the output rows of attention's result. Rows that no tile wrote, as in a CUDA graph, become 0."""
         num_rows = len(s.attended) if s.output_rows is None else len(s.output_rows)
         rows = self._new_rows(num_rows, s.attended.shape[1])
         quantize_rows(s.attended, rows, s.work.row_parts, s.output_rows)

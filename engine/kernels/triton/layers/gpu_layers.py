@@ -1,6 +1,6 @@
-"""The decoder layers on a GPU: torch's products, and between them the Triton launches; 9 or 10 launches a layer.
+"""Decoder layers on a GPU: torch's products, and Triton launches between them; 9 or 10 launches per layer.
 
-The additions to the residual stream are deferred to the norm that follows, the last one to the norm behind the layers.
+Additions to the residual stream are deferred to the next norm, the last one to the model's final norm.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class GpuLayer:
-    """One layer of `LayerByLayer`. An operation drops what nobody reads after it, so that the next one can have its
-    memory."""
+    """One layer of `LayerByLayer`. An operation deletes tensors that are not needed after it, so that the next one can
+    reuse their memory."""
 
     def __init__(self, attention: "TritonAttention", weights: LayerWeights) -> None:
         self._attention = attention
@@ -29,7 +29,7 @@ class GpuLayer:
             "gate_up": (torch.cat([weights.gate, weights.up]), None),
             "down": (weights.down, None),
         }
-        none = weights.down.new_empty(0)  # matrices are held here alone, so that they can be freed
+        none = weights.down.new_empty(0)  # `_linears` has the only references to matrices, so that they can be freed
         self._weights = replace(weights, qkv=(none, None), output=(none, None), gate=none, up=none, down=none)
         self.operations = weights.operations if weights.final_norm is None else (*weights.operations, "final_norm")
 
@@ -54,7 +54,7 @@ class GpuLayer:
         del s.query
 
     def select_rows(self, s: LayerState) -> None:
-        """The rows of the residual stream are selected by mlp_norm."""
+        """Selects attention's rows; mlp_norm selects those of the residual stream."""
         if s.output_rows is not None:
             s.attended = s.attended.index_select(0, s.output_rows)
 
@@ -74,13 +74,13 @@ class GpuLayer:
         s.addend = self._summed(self._product("down", s.gated))
 
     def final_norm(self, s: LayerState) -> None:
-        """After the last layer, of the rows that are wanted."""
+        """The model's final norm, of the output rows."""
         assert self._weights.final_norm is not None
-        GpuLayer._norm(self, s, self._weights.final_norm)  # no product reads it: it is not quantised
+        GpuLayer._norm(self, s, self._weights.final_norm)  # not quantised in subclasses
         s.hidden, s.addend = s.normed, None
 
     def _norm(self, s: LayerState, weight: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """The norm of the residual stream, as the next product takes it."""
+        """Adds the deferred addend and norms the residual stream, in the format that the next product reads."""
         s.hidden, s.normed = add_rms_norm(s.hidden, weight, self._weights.epsilon, addend=s.addend, rows=rows)
 
     def _product(self, name: str, rows: Any) -> torch.Tensor:

@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # Device code has no Python types: Triton infers them at the launch.
-"""What a decoder layer computes between its products and its attention: three launches, all sums in fp32.
+"""The operations of a decoder layer between its products and its attention: three launches, all sums in fp32.
 
     add_rms_norm:         sum = residual[rows] + addend,   normed = sum / sqrt(mean(sum^2) + epsilon) * weight
     rotate_and_write_kv:  query and key heads: x = x / sqrt(mean(x^2) + epsilon) * norm (where the family norms heads),
@@ -8,12 +8,12 @@
     swiglu:               gate / (1 + exp(-gate)) * up
 
 Layout: hidden states ``[T, n]``, products ``[T, columns]``, any row strides; caches
-``[num_blocks, block_size, num_kv_heads, head_dim]``. Results are rounded once, when they are stored, except that
-a sum is rounded before it is normed: the norm reads what the next addition reads. Nothing is written in place, so no
-program reads what another thread of it may have overwritten.
+``[num_blocks, block_size, num_kv_heads, head_dim]``. Results are rounded once, when they are stored. A sum is also
+rounded before it is normed, so that the norm and the next addition read the same value. Nothing is written in place, so
+no thread reads what another thread of its program may have overwritten.
 
-Grids: add_rms_norm one program a row; rotate_and_write_kv per row one for every few query heads and one for every few
-KV heads; swiglu per row one for every SWIGLU_COLUMNS columns.
+Grids: add_rms_norm has one program per row; rotate_and_write_kv, per row, one for every HEADS_A_PROGRAM query heads and
+one for every HEADS_A_PROGRAM KV heads; swiglu, per row, one for every SWIGLU_COLUMNS columns.
 """
 
 import torch
@@ -70,7 +70,7 @@ def _rotated_heads(
     heads, norm, cos, sin, is_element, is_dim, epsilon,
     HAS_NORM: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of some heads, fp32 ``[M, HALF_PADDED]``: normed where HAS_NORM, then rotated.
+    """Both halves of M heads, fp32 ``[M, HALF_PADDED]``: normed if HAS_NORM, then rotated.
 
     heads: pointers ``[M, HALF_PADDED]`` to the first halves. norm: ``[2 * HALF]``. cos, sin: pointers to the row's.
     """
@@ -160,18 +160,18 @@ def add_rms_norm(
     rows: torch.Tensor | None = None,
     normed: torch.Tensor | ScaledRows | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | ScaledRows]:
-    """The residual stream with what was last computed added to it, and its RMSNorm.
+    """Adds the addend to the residual stream, and computes the RMSNorm of the sum.
 
     Args:
         residual: ``[T, n]``.
         weight: ``[n]``.
-        addend: ``[R, n]``.
-        rows: int64 ``[R]``, the rows of residual that are wanted, with an addend; None: all, R = T.
-        normed: ``[R, n]`` to write the norm to, quantised where that is fp8 with scales; None: a new tensor.
+        addend: ``[R, n]``; None: nothing is added.
+        rows: int64 ``[R]``, the rows of residual to use, only with an addend; None: all, R = T.
+        normed: ``[R, n]`` to write the norm to, quantised if it is `ScaledRows`; None: a new tensor.
     Returns:
-        the sum ``[R, n]``, which is residual itself where there is no addend, and its norm ``[R, n]``.
+        the sum ``[R, n]``, which is `residual` if there is no addend, and its norm ``[R, n]``.
     Raises:
-        ValueError: shapes, dtypes or strides that the launch does not cover.
+        ValueError: the launch does not support the shapes, dtypes or strides.
     """
     num_rows = len(residual) if rows is None else len(rows)
     shape = (num_rows, residual.shape[1])
@@ -200,7 +200,7 @@ def add_rms_norm(
 
 
 def norm_warps(size_padded: int) -> int:
-    """Warps of an add_rms_norm program: about 16 elements a thread."""
+    """Warps of an add_rms_norm program: about 16 elements per thread."""
     return min(max(size_padded // 512, 1), 16)
 
 
@@ -218,20 +218,20 @@ def rotate_and_write_kv(
     epsilon: float = 0.0,
     query: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Norms heads where there are norms, rotates queries and keys, and writes keys and values into their slots.
+    """Norms queries and keys if norms are given, rotates them, and writes keys and values to their slots.
 
     Args:
         qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``: query, key, value heads.
         cos, sin: float32 ``[T, head_dim]``.
         k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, the same strides; or in fp8 (fp8.py).
-        slots: int64 ``[T or more]``, block id * block size + offset; -1: nowhere.
+        slots: int64 ``[T or more]``, block id * block size + offset; -1: not written.
         q_norm, k_norm: ``[head_dim]``, both or neither.
         epsilon: of the norms.
         query: ``[T, num_q_heads, head_dim]`` to write to; None: a new tensor.
     Returns:
         query.
     Raises:
-        ValueError: shapes, dtypes or strides that the launch does not cover.
+        ValueError: the launch does not support the shapes, dtypes or strides.
     """
     num_rows = len(qkv)
     block_size, num_kv_heads, _ = k_cache.shape[1:]
@@ -275,7 +275,7 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     Args:
         out: ``[T, n]`` to write to; None: a new tensor.
     Raises:
-        ValueError: shapes, dtypes or strides that the launch does not cover.
+        ValueError: the launch does not support the shapes, dtypes or strides.
     """
     num_rows, size = len(gate_up), gate_up.shape[1] // 2
     if out is None:

@@ -75,7 +75,7 @@ def check_layer(
     padded = torch.full((batch.num_rows + 2, case.num_q_heads + 2, case.head_dim + 8), GUARD, dtype=case.dtype)
     out = padded[1:-1, 1:-1, : case.head_dim]
     out.fill_(torch.nan)
-    backend.attend_into(out, inputs.query, inputs.k_cache, inputs.v_cache, work, **settings)
+    backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, out=out, **settings)
     result = out.clone()
     out.fill_(GUARD)
     if not (padded == GUARD).all():
@@ -112,7 +112,7 @@ def check_unfinished(
         work = backend.reserve(WorkCapacity.of(work_list), work_list.launch)
         work.fill(replace(work_list, tiles=np.delete(work_list.tiles, left_out, axis=0)), batch.slot_mapping)
         out = torch.full(inputs.query.shape, torch.nan, dtype=case.dtype)
-        backend.attend_into(out, inputs.query, inputs.k_cache, inputs.v_cache, work, **settings)
+        backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, out=out, **settings)
         tile = work_list.tiles[left_out]
         first = tile[TileField.FIRST_ROW_ID]
         rows = work_list.row_ids[first : first + tile[TileField.NUM_TOKENS]]
@@ -178,7 +178,7 @@ def run_refill() -> tuple[list[str], float]:
         )
         backend.write_kv(key, value, inputs.k_cache, inputs.v_cache, work)
         out = torch.full(query.shape, GUARD)
-        backend.attend_into(out, query, inputs.k_cache, inputs.v_cache, work, scale=0.125)
+        backend.attend(query, inputs.k_cache, inputs.v_cache, work, scale=0.125, out=out)
         k_cache, v_cache = (cache.double().nan_to_num(0.0) for cache in (inputs.k_cache, inputs.v_cache))
         expected = paged_attention_ref(inputs.query.double(), k_cache, v_cache, batch, scale=0.125)
         worst = max(worst, float((out[: batch.num_rows] - expected).abs().max().nan_to_num(torch.inf)))

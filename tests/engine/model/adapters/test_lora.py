@@ -227,7 +227,7 @@ def test_damaged_and_changed_files_are_named(tiny_llama: Path, tmp_path: Path) -
     tensors = load_file(weights)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights)
     assert Adapter.find(tmp_path).digest != found.digest
-    with pytest.raises(ModelError, match="is another one than where the run began"):
+    with pytest.raises(ModelError, match="is not the one with which the run began"):
         check_adapter(found, tiny_llama)
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors cannot be read"):

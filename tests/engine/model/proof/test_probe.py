@@ -63,7 +63,7 @@ def test_a_forgotten_window_is_found_with_its_layer(monkeypatch: pytest.MonkeyPa
 
 def test_a_forgotten_soft_cap_is_found_with_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "softcap")
-    switch = r"layer 0 is the first that differs, and it does not with attn_logit_softcapping=None in place of 2\.0"
+    switch = r"layer 0 is the first that differs, but not with attn_logit_softcapping=None in place of 2\.0"
     with pytest.raises(ModelError, match=switch):
         prove(vault_gemma(attn_logit_softcapping=2.0), Engine)
 
@@ -119,7 +119,7 @@ def test_what_is_alike_is_remembered_by_its_switches(
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("DeepseekV3", "projections of one small vector a token \\(MLA\\)"),
+        ("DeepseekV3", "projections of one small vector per token \\(MLA\\)"),
         ("Qwen3Next", "keep a state in place of KV"),
         ("Mamba", "keep a state in place of KV"),
         ("Lfm2", "keep a state in place of KV"),

@@ -1,14 +1,15 @@
-// Prefix-shared attention over paged KV in int8. What a row's answer is depends on the row and its own KV alone.
+// Prefix-shared attention over paged KV in int8. A row's result depends only on the row and its KV.
 //
-// Queries and keys are bytes, each with a scale for its head and token, so scores are sums of integers. A row meets its KV in
-// chunks of CHUNK tokens, counted from the prompt's first token, prefix and own part alike: their weights, as numbers of 16
-// bits relative to the chunk's largest, are multiplied with bytes of values in integers, too. Chunks are merged from left to
-// right. Where the prefix ends, how many rows share it, and what computes the products thus change nothing.
+// Queries and keys are bytes with a scale per head and token, so scores are sums of integers. A row processes its KV in
+// chunks of CHUNK tokens, counted from the prompt's first token, without regard to where the prefix ends. The weights of a
+// chunk, 16-bit integers relative to the chunk's largest, are multiplied with bytes of values, in integers again. Chunks are
+// merged from left to right. So the end of the prefix, the number of rows that share it, and the units that compute the
+// products do not change the result.
 //
-// Short sequences that share a prefix meet up to the chunk in which it ends. In that one, products with its tokens are theirs
-// together and those with own tokens each one's; sums of integers are the same either way.
+// Short sequences that share a prefix also share the chunk in which it ends. In that chunk, products with the prefix's
+// tokens are computed for all of them together, and products with own tokens for each; the sums of integers are the same.
 //
-// KV layout. A KV block holds, head by head, sub-blocks of 32 tokens:
+// KV layout. A KV block has, for each head, sub-blocks of 32 tokens:
 //   keys   [2 halves of 16 tokens][D / 4][16 tokens][4]   (quads along the head dim), then bf16 scales [32]
 //   values [8 quads of tokens][D][4]                      (quads along the tokens), then bf16 scales [32]
 #pragma once
@@ -19,12 +20,12 @@ namespace {
 
 constexpr int SUB = 32;         // tokens in a sub-block of KV
 constexpr int ROWS = 32;        // query rows of a tile: tokens x query heads of one KV head
-constexpr int CHUNK = 128;      // KV tokens whose weights have a scale in common
+constexpr int CHUNK = 128;      // KV tokens whose weights share a scale
 constexpr int MAX_DIM = 256;    // largest head dim
-constexpr int MARGIN = 32;      // after a chunk, for vectors that end there
+constexpr int MARGIN = 32;      // padding after a chunk, for vectors that extend beyond it
 constexpr int STRIDE = CHUNK + MARGIN;  // from a row's scores to the next one's
 constexpr int MAX_PIECES = CHUNK / SUB + 2;
-constexpr float WEIGHT_ONE = 65504.0f;  // the largest weight; a little above it still fits 16 bits
+constexpr float WEIGHT_ONE = 65504.0f;  // the integer of the largest weight; slightly larger ones still fit 16 bits
 
 // Bytes of a sub-block: 32 tokens and their scales.
 inline int64_t sub_block_bytes(int dim) { return int64_t(SUB) * (dim + int(sizeof(bf16))); }
@@ -36,44 +37,44 @@ struct Piece {
 };
 
 struct alignas(64) QuadWorkspace {
-  int8_t q[2 * ROWS * MAX_DIM];                   // here and below tiles of the last rows take some after them
-  float factor[ROWS];                             // of a row's scores, with log2(e) in it
+  int8_t q[2 * ROWS * MAX_DIM];                   // twice the rows, here and below: tiles read beyond the last row
+  float factor[ROWS];                             // of a row's scores, times log2(e)
   int32_t offset[2 * ROWS];                       // -128 times the sum of a row of q
-  int32_t sums[ROWS * SUB + 16];                  // of a piece that begins within its sub-block
-  float scores[2 * ROWS * STRIDE];                // of a chunk in units of `factor`; before that, sums in 32 bits
+  int32_t sums[ROWS * SUB + 16];                  // of a piece that does not start at its sub-block's first token
+  float scores[2 * ROWS * STRIDE];                // of a chunk, in units of `factor`; first the integer sums, in place
   float key_scales[CHUNK + MARGIN], value_scales[CHUNK + MARGIN];
-  float largest_scale[CHUNK + MARGIN];            // of values up to each token
+  float largest_scale[CHUNK + MARGIN];            // largest value scale up to each token
   uint8_t weights[2][2 * ROWS * CHUNK];           // high and low bytes
   int8_t values[CHUNK * MAX_DIM];                 // of a chunk: [CHUNK / 4][D][4]
-  int32_t products[2][2][ROWS * 16];              // of high and low bytes, in turn
-  int32_t shared_sums[ROWS * MAX_DIM];            // of weights times values that all rows see
+  int32_t products[2][2][ROWS * 16];              // of high and low bytes; two buffers, used alternately
+  int32_t shared_sums[ROWS * MAX_DIM];            // of weights times values of tokens that all members see
   float out[ROWS * MAX_DIM];
   float top[ROWS], sum[ROWS];
-  Lanes exponentials[ROWS];                       // sums of a row's, lane by lane
+  Lanes exponentials[ROWS];                       // sums of a row's weights, by lane
   float chunk_top[ROWS], chunk_sum[ROWS], chunk_scale[ROWS];
   float rescale[ROWS], share[ROWS];               // factors of `out` and of a chunk's products
 };
 
-// Where a sequence's KV lies: its first `prefix_length` tokens in one block table, what follows in another.
+// A sequence's block tables: one for its first `prefix_length` tokens, one for the later ones.
 struct QuadTables {
   const int32_t *prefix, *own;
   int64_t prefix_length;
 };
 
-// Neighbouring rows of a tile that see the same KV: row r the tokens before `visible + r / group` where `is_causal`, else
-// those before `visible`.
+// Consecutive rows of a tile with the same KV. Row r sees the tokens before `visible + r / group` if `is_causal`, else those
+// before `visible`.
 struct Member {
   QuadTables tables;
   int first_row, num_rows;
   int64_t visible;
   bool is_causal;
-  Piece pieces[MAX_PIECES];  // of a chunk, without what all members see
+  Piece pieces[MAX_PIECES];  // of a chunk, without the tokens that all members see
   int num_pieces, count;     // count: tokens of the chunk
 };
 
 struct QuadAttend {
   int num_kv_heads, group, dim, block_size;
-  float scale;  // with log2(e) in it
+  float scale;  // times log2(e)
   bool use_tiles;
 
   int64_t sub_block(const int32_t* table, int head, int64_t token) const {
@@ -83,7 +84,7 @@ struct QuadAttend {
 
   const bf16* scales(const int8_t* sub_block) const { return reinterpret_cast<const bf16*>(sub_block + SUB * dim); }
 
-  // The pieces of tokens [from, end) of the chunk that begins with token `first`.
+  // Lists the pieces of tokens [from, end) of the chunk that starts at token `first`; returns their number.
   int find_pieces(Piece* pieces, const int8_t* keys, const int8_t* values, const QuadTables& tables, int head,
                   int64_t first, int64_t from, int64_t end) const {
     int num_pieces = 0;
@@ -99,21 +100,21 @@ struct QuadAttend {
     return num_pieces;
   }
 
-  // Begins to fetch a sub-block of keys or values.
+  // Prefetches a sub-block of keys or values.
   void fetch(const int8_t* sub_block) const {
     for (int64_t i = 0; i < sub_block_bytes(dim); i += 64) __builtin_prefetch(sub_block + i, 0, 2);
   }
 
-  // The last token that some row of the member sees, and one.
+  // The end of the tokens that any row of the member sees.
   int64_t end_of(const Member& m) const { return m.visible + (m.is_causal ? (m.num_rows - 1) / group : 0); }
 
-  // All rows are one member's: chunks from token `first` to its end.
+  // Computes the chunks from token `first` to the end for a single member.
   void run(QuadWorkspace& w, Member& member, const int8_t* keys, const int8_t* values, int head, int64_t first,
            bool is_cold) const {
     for (; first < end_of(member); first += CHUNK) run_chunk(w, &member, 1, keys, values, head, first, 0, is_cold);
   }
 
-  // The chunk that begins with token `first`. All members see its first `num_shared` tokens, which are of their prefix.
+  // Computes the chunk that starts at token `first`. Its first `num_shared` tokens belong to the members' common prefix.
   __attribute__((noinline)) void run_chunk(QuadWorkspace& w, Member* members, int num_members, const int8_t* keys,
                                            const int8_t* values, int head, int64_t first, int num_shared,
                                            bool is_cold) const {
@@ -148,7 +149,7 @@ struct QuadAttend {
     }
   }
 
-  // Scores and weights of a member's rows, given scores and scales of what all members see.
+  // Scores and weights of a member's rows; scores and scales of the shared tokens have been computed.
   void weigh_member(QuadWorkspace& w, const Member& m, int64_t first) const {
     const auto seen_by = [&](int r) {
       return int(std::max<int64_t>(0, std::min<int64_t>(m.count, m.visible + (m.is_causal ? r / group : 0) - first)));
@@ -158,13 +159,13 @@ struct QuadAttend {
       load_piece_scales(w, m.pieces[i]);
     }
     find_largest_scales(w, seen_by(0), m.count);
-    // Pass by pass, so that rows do not wait for each other's reductions.
+    // In two passes over the rows, so that the reductions of different rows overlap.
     for (int r = 0; r < m.num_rows; r++) scale_row(w, m.first_row + r, seen_by(r));
     for (int r = 0; r < m.num_rows; r++) weigh_row(w, m.first_row + r, seen_by(r), m.count);
   }
 
-  // Sums of q[r] times keys of a piece, where scores [r][at ...] will be. What is beyond the piece, or in rows after these, is
-  // overwritten, or not looked at.
+  // Writes the sums of q[r] times keys of a piece to scores [r][at ...]. Values beyond the piece, and in later rows, are
+  // overwritten later or never read.
   void score(QuadWorkspace& w, const Piece& piece, int first_row, int num_rows) const {
     int32_t* const to = reinterpret_cast<int32_t*>(w.scores) + first_row * STRIDE + piece.at;
     int32_t* const sums = piece.first ? w.sums : to;
@@ -180,7 +181,7 @@ struct QuadAttend {
         store_ints(to + r * STRIDE + i, load_ints(sums + r * SUB + piece.first + i));
   }
 
-  // 16 scales of a sub-block from token `first` on; those beyond its end are zero.
+  // 16 scales of a sub-block, starting at token `first`; zero beyond its end.
   static Lanes load_scales(const bf16* from, int first) {
     if (first + 16 <= SUB) return load_lanes(from);
     bf16 found[16] = {};
@@ -218,7 +219,7 @@ struct QuadAttend {
   }
 #endif
 
-  // Keys are made unsigned on the way, which w.offset takes back.
+  // Keys are converted to unsigned by adding 128, which w.offset cancels.
   void score_vectors(QuadWorkspace& w, const int8_t* keys, int32_t* to, int stride, int first_row, int num_rows) const {
     const int size = dim;
     const int8_t* q = w.q + first_row * dim;
@@ -236,7 +237,7 @@ struct QuadAttend {
     }
   }
 
-  // Scales of keys and values of a piece.
+  // Loads the scales of keys and values of a piece.
   void load_piece_scales(QuadWorkspace& w, const Piece& piece) const {
     for (int j = 0; j < piece.count; j += 16) {
       const int first = piece.first + j;
@@ -245,7 +246,7 @@ struct QuadAttend {
     }
   }
 
-  // The largest scale of values up to each token that is the last of some row, the first of which is `first_seen - 1`.
+  // Computes the largest value scale up to each token that is a row's last one. The first row sees `first_seen` tokens.
   static void find_largest_scales(QuadWorkspace& w, int first_seen, int count) {
     store_lanes(w.value_scales + count, Lanes{});
     store_lanes(w.value_scales + count + 16, Lanes{});
@@ -262,7 +263,7 @@ struct QuadAttend {
       w.largest_scale[token] = most = w.value_scales[token] > most ? w.value_scales[token] : most;
   }
 
-  // The scores of a row's first `seen` tokens of a chunk, up to a multiple of 32, and the largest of them.
+  // Converts the sums of a row's first `seen` tokens of a chunk to scores, padded to a multiple of 32, and finds the largest.
   static void scale_row(QuadWorkspace& w, int row, int seen) {
     float* scores = w.scores + row * STRIDE;
     Lanes most = Lanes{} - 1e30f;
@@ -280,7 +281,7 @@ struct QuadAttend {
     w.chunk_top[row] = seen ? largest_lane(most) * w.factor[row] : -1e30f;
   }
 
-  // The weights of the same tokens, relative to the largest score; zeros for what is left of `count` tokens, up to a
+  // The weights of the same tokens, relative to the largest score; zeros for the rest of `count` tokens, rounded up to a
   // multiple of 64.
   static void weigh_row(QuadWorkspace& w, int row, int seen, int count) {
     const float* scores = w.scores + row * STRIDE;
@@ -305,7 +306,7 @@ struct QuadAttend {
     w.exponentials[row] = sums, w.chunk_scale[row] = largest_scale / WEIGHT_ONE;
   }
 
-  // Brings each row's maximum and sum to the new maximum. A row that sees nothing of the chunk stays as it is.
+  // Updates each row's maximum and sum by the chunk. Rows that see no token of the chunk do not change.
   static void merge_sums(QuadWorkspace& w) {
     for (int r = 0; r < ROWS; r += 16) {
       const Lanes old_top = load_lanes(w.top + r), chunk_top = load_lanes(w.chunk_top + r);
@@ -319,15 +320,15 @@ struct QuadAttend {
     }
   }
 
-  // Values of a piece among those of its chunk, quads along the chunk's tokens. What comes after the piece in its last quad
-  // is overwritten, or has no weight.
+  // Copies the values of a piece to their positions in the chunk, in quads along the chunk's tokens. Tokens after the piece
+  // in its last quad are overwritten later, or have weight 0.
   void gather_values(int8_t* to, const Piece& piece) const {
-    const int shift = (piece.first - piece.at) & 3;  // tokens by which quads here and there differ
+    const int shift = (piece.first - piece.at) & 3;  // offset of the sub-block's quads against the chunk's, in tokens
     for (int at = piece.at / 4 * 4; at < piece.at + piece.count; at += 4) {
-      const int first = at - piece.at + piece.first - shift;  // a quad of the sub-block, and perhaps the next one
+      const int first = at - piece.at + piece.first - shift;  // the sub-block's quad; with a shift also the next one
       const int8_t* from = piece.values + first * dim;
       const bool is_low = first >= 0, is_high = shift && first + 4 < SUB;
-      const uint32_t kept = at < piece.at ? (1u << 8 * (piece.at - at)) - 1 : 0;  // of the piece before
+      const uint32_t kept = at < piece.at ? (1u << 8 * (piece.at - at)) - 1 : 0;  // bytes of the previous piece
       if (!shift && !kept) {
         std::memcpy(to + at * dim, from, size_t(4) * dim);
         continue;
@@ -340,7 +341,7 @@ struct QuadAttend {
     }
   }
 
-  // Zeros for values of tokens [first, end) of a chunk.
+  // Zeroes the values of tokens [first, end) of a chunk.
   void clear_values(QuadWorkspace& w, int first, int end) const {
     if (first % 4 && first < end) {
       const uint32_t kept = (1u << 8 * (first % 4)) - 1;
@@ -351,9 +352,9 @@ struct QuadAttend {
     if (next < end) std::memset(w.values + next * dim, 0, size_t((end - next + 3) / 4 * 4) * dim);
   }
 
-  // Weights times values of tokens [begin, end) of a chunk: kept where they `are_shared`, else, with what was kept if there
-  // are `num_shared` such tokens, out = out rescale + share products. The products of 16 columns are used while the next ones
-  // are computed.
+  // Weights times values of tokens [begin, end) of a chunk. Products of tokens that `are_shared` are kept in shared_sums;
+  // others are added to the output, together with shared_sums if there are `num_shared` shared tokens: out = out rescale +
+  // share products. The products of 16 columns are used while the next ones are computed.
   void add_values(QuadWorkspace& w, int first_row, int num_rows, int begin, int end, bool are_shared,
                   int num_shared = 0) const {
     const auto use = [&](int d) {

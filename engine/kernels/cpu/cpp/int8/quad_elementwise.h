@@ -1,5 +1,5 @@
-// What an int8 decoder layer does between its products and its attention: rows to bytes, RMSNorm, rotation with the KV write.
-// Every row in an order of its own.
+// The operations of an int8 decoder layer besides products and attention: rows to bytes, RMSNorm, rotation with the KV write.
+// The order of a row's sums does not depend on other rows.
 #pragma once
 
 #include "quad_items.h"
@@ -7,9 +7,9 @@
 
 namespace {
 
-// Hadamard's butterflies over groups of `group` neighbours, a power of two; lengths are kept, and twice is as it was.
-// A product whose weights have been through the same gives what it gave before, and a value that is large on its own is
-// spread over its group: rows of bytes lose less. engine/kernels/cpu/int8_weights.py does this to the weights.
+// Hadamard transform of groups of `group` neighbours, a power of two. It preserves lengths, and is its own inverse. A product
+// whose input and weights have both been transformed has the same result, and an outlier of the input is spread over its
+// group, so that rounding to bytes loses less. engine/kernels/cpu/int8_weights.py transforms the weights.
 inline void spread(float* x, int64_t size, int64_t group) {
   for (int64_t width = 1; width < group; width *= 2)
     for (int64_t first = 0; first < size; first += 2 * width)
@@ -19,7 +19,7 @@ inline void spread(float* x, int64_t size, int64_t group) {
       }
 }
 
-// Each lane plus the one whose number differs in the bit `width`, or, where that bit is set, minus it.
+// A butterfly of the Hadamard transform: lanes i and i + width, where i has the bit `width` clear, become sum and difference.
 template <int width>
 inline Lanes spread_pairs(Lanes x) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
@@ -39,7 +39,7 @@ inline Lanes spread_pairs(Lanes x) {
 #endif
 }
 
-// `spread` over 16 N neighbours, without the factors. `most`: largest magnitudes.
+// `spread` over 16 N neighbours, without the factors. most: updated by the magnitudes.
 template <int N>
 inline void spread_vectors(const bf16* x, float* to, Lanes& most) {
   Lanes lanes[N];
@@ -60,14 +60,14 @@ inline void spread_vectors(const bf16* x, float* to, Lanes& most) {
   }
 }
 
-// A row of floats as bytes; returns its scale. largest: of their magnitudes.
+// Converts a row of floats to bytes; returns its scale. largest: the largest magnitude.
 inline float to_bytes(const float* x, float largest, uint8_t* to, int64_t size) {
   const float inverse = inverse_scale(largest);
   for (int64_t i = 0; i < size; i += 16) store_bytes(to + i, to_bytes(load_lanes(x + i), inverse));
   return byte_scale(largest);
 }
 
-// x / rms(x), times a weight where there is one; returns the largest magnitude.
+// x / rms(x), times the weight unless it is null; returns the largest magnitude.
 template <typename T>
 float normed_row(const T* x, const float* weight, float* to, int64_t size, float epsilon) {
   Lanes squares[2] = {};
@@ -86,7 +86,7 @@ float normed_row(const T* x, const float* weight, float* to, int64_t size, float
   return largest_lane(most);
 }
 
-// A row of floats that belongs to the thread.
+// A thread's buffer for a row of floats.
 inline float* row_buffer(int64_t size) {
   static thread_local std::vector<float> buffer;
   if (int64_t(buffer.size()) < size) buffer.resize(size);
@@ -114,7 +114,7 @@ void spread_rows_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, i
   }
 }
 
-// Values that are spread over 16 N neighbours before they become bytes: N is the largest that divides them, up to 16.
+// Spreads rows over 16 N neighbours and converts them to bytes; N is the largest power of two that divides a row, up to 16.
 inline void spread_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, int64_t size) {
   const int64_t num_vectors = size / 16;
   if (num_vectors % 16 == 0) return spread_rows_to_bytes<16>(x, to, num_rows, size);
@@ -124,7 +124,7 @@ inline void spread_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows,
   spread_rows_to_bytes<1>(x, to, num_rows, size);
 }
 
-// `spread` of a row, in the thread's buffer.
+// `spread` of a row, into the thread's buffer.
 inline const float* spread_row(const bf16* x, int64_t size, int64_t group) {
   float* values = row_buffer(size);
   for (int64_t i = 0; i < size; i += 16) store_lanes(values + i, load_lanes(x + i));
@@ -132,7 +132,7 @@ inline const float* spread_row(const bf16* x, int64_t size, int64_t group) {
   return values;
 }
 
-// The residual stream into the basis in which layers compute, and back.
+// Transforms the residual stream to the basis in which layers compute, and back.
 inline void spread_rows(bf16* x, int64_t num_rows, int64_t size, int64_t group) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
@@ -141,7 +141,7 @@ inline void spread_rows(bf16* x, int64_t num_rows, int64_t size, int64_t group) 
   }
 }
 
-// A head of a token, of floats, as bytes; returns the scale, as it is kept.
+// Converts a head of a token to bytes; returns the scale in bf16, as the KV cache stores it.
 inline bf16 head_to_bytes(const float* x, int8_t* to, int dim) {
   Lanes most = {};
   for (int d = 0; d < dim; d += 16) most = larger(most, magnitude(load_lanes(x + d)));
@@ -150,14 +150,14 @@ inline bf16 head_to_bytes(const float* x, int8_t* to, int dim) {
   const float inverse = load(scale) > 0 ? 1.0f / load(scale) : 0.0f;
   for (int d = 0; d < dim; d += 16) {
     Lanes rounded = load_lanes(x + d) * inverse;
-    rounded = rounded > 127.0f ? Lanes{} + 127.0f : rounded;  // the scale was rounded, too
+    rounded = rounded > 127.0f ? Lanes{} + 127.0f : rounded;  // the scale may have been rounded down
     rounded = rounded < -127.0f ? Lanes{} - 127.0f : rounded;
     store_bytes(to + d, to_bytes(rounded, 1.0f) ^ 128);
   }
   return scale;
 }
 
-// to[4 d] = x[d]: a token's values, between those of its neighbours, which other threads may write meanwhile.
+// to[4 d] = x[d]. Elements between them are those of other tokens, which other threads may write at the same time.
 inline void store_every_fourth(const int8_t* x, int8_t* to, int dim) {
 #if !defined(NO_VECTORS) && defined(__AVX512BW__)
   for (int d = 0; d < dim; d += 16) {
@@ -169,7 +169,7 @@ inline void store_every_fourth(const int8_t* x, int8_t* to, int dim) {
 #endif
 }
 
-// As elementwise.h's, of rows in bf16 into a KV of bytes.
+// As in elementwise.h, for rows in bf16 and KV in bytes.
 inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
                              float epsilon, const int64_t* slots, int8_t* keys, int8_t* values, int64_t num_rows,
                              int num_q_heads, int num_kv_heads, int dim, int block_size) {

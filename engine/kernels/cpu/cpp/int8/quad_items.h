@@ -1,4 +1,4 @@
-// What each thread does of a step's attention in int8: items of work_items.h, prefixes of short sequences first.
+// A step's attention in int8: the items of work_items.h, shared ones first.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,12 @@
 namespace {
 
 inline QuadWorkspace& quad_workspace() {
-  // Behind a pointer: the address of a thread's own memory would be asked for, by a call, wherever it is used.
+  // A pointer, because every access to a thread_local object itself would call a function for its address.
   static thread_local const auto own = std::make_unique<QuadWorkspace>();
   return *own;
 }
 
-// Query rows (token-major, then query head) of `count` tokens for one KV head, as bytes.
+// Converts the query rows (token-major, then query head) of `count` tokens for one KV head to bytes.
 inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, int64_t first, int count, int head,
                          const QuadAttend& a) {
   for (int r = 0; r < count * a.group; r++) {
@@ -33,7 +33,7 @@ inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, in
   std::memset(w.out, 0, size_t(count * a.group) * a.dim * sizeof(float));
 }
 
-// The own item of each row.
+// Finds the own item of each row.
 struct OwnItems {
   const int64_t* own;
   std::vector<int32_t> item_of_row;
@@ -49,12 +49,12 @@ struct OwnItems {
 
   const int64_t* own_of(int64_t row) const { return own + item_of_row[size_t(row)] * OWN_COLUMNS; }
 
-  // Whether rows of a sequence see nothing after the prompt's first `end` tokens.
+  // Whether the rows of an own item see no token after the prompt's first `end` tokens.
   static bool ends_by(const int64_t* item, int64_t end) {
     return item[OWN_PREFIX_LENGTH] + item[OWN_VISIBLE] + item[OWN_COUNT] - 1 <= end;
   }
 
-  // The members of a shared item; returns their number.
+  // Lists the members of a shared item; returns their number.
   int find_members(Member* members, const int64_t* item, const int32_t* prefix_blocks, const int32_t* own_blocks,
                    int group) const {
     int num_members = 0;
@@ -71,8 +71,8 @@ struct OwnItems {
   }
 };
 
-// As attention.h's, see work_items.h, but without caps, windows and sinks. A group's `shared` part ends with a chunk; its rows
-// see the next chunk there as well, in which own tokens begin.
+// As in attention.h, but without caps, windows and sinks. A shared item covers whole chunks of the prefix, and for each of
+// its rows also the next chunk, in which own tokens begin.
 inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int8_t* keys, const int8_t* values,
                    int num_q_heads, int num_kv_heads, int dim, int block_size, float scale, const AttentionRule&,
                    const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,

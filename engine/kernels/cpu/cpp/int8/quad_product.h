@@ -1,19 +1,19 @@
-// Linear layers in int8: rows of bytes times packed bytes in 32-bit sums, then scales, bias, residual stream, SwiGLU.
+// Linear layers in int8: rows of bytes times packed bytes in 32-bit sums, then scales, bias, and residual stream or SwiGLU.
 #pragma once
 
 #include "../product.h"
 #include "quads.h"
 
-// The weights of a linear layer; engine/kernels/cpu/int8_weights.py makes them. A panel of 32 columns lies as
-// [quads of depth][32 columns][4], the depth padded with zeros to a multiple of ALIGNED_DEPTH.
+// The weights of a linear layer, made by engine/kernels/cpu/int8_weights.py. A panel of 32 columns has the layout
+// [quads of depth][32 columns][4], with the depth padded with zeros to a multiple of ALIGNED_DEPTH.
 struct QuadWeights {
   const int8_t* panels;
-  const int32_t* offsets;  // [columns]: -128 times the sum of a column, since rows of x are unsigned
+  const int32_t* offsets;  // [columns]: -128 times the sum of a column, because rows of x have 128 added
   const float* scales;     // [columns]
   const float* bias;       // [columns], or null
 };
 
-// Rows that products read: unsigned bytes [rows, padded depth], 128 for zero, and a scale for each.
+// The input of products: unsigned bytes [rows, padded depth], where 128 is zero, and a scale per row.
 struct ByteRows {
   uint8_t* bytes;
   float* scales;
@@ -86,14 +86,14 @@ struct QuadOperands {
     sums.store(to, PANEL);
   }
 
-  // A function of its own, see PairOperands.
+  // Not inlined, see PairOperands.
   __attribute__((noinline)) static void multiply_8_rows(const uint8_t* from, const int8_t* columns, const int32_t* offsets,
                                                         int64_t size, int32_t* to) {
     multiply_rows<8>(from, columns, offsets, size, to);
   }
 };
 
-// Sums of 16 columns as what they stand for.
+// The values of integer sums of 16 columns: scaled, plus bias.
 inline Lanes scaled(const int32_t* sums, const QuadWeights& weights, int64_t column, float row_scale) {
   Lanes x = to_lanes(load_ints(sums)) * load_lanes(weights.scales + column) * row_scale;
   return weights.bias ? x + load_lanes(weights.bias + column) : x;
@@ -101,13 +101,13 @@ inline Lanes scaled(const int32_t* sums, const QuadWeights& weights, int64_t col
 
 inline Lanes silu(Lanes x) {
   const Lanes e = exp2_lanes(magnitude(x) * -LOG2E), sum = e + 1.0f;  // exp(-|x|)
-  // 1 / sum by Newton's method, relative error about 1e-5: a division takes longer than all else here.
+  // 1 / sum by Newton's method, relative error about 1e-5: a division would take longer than all other operations here.
   Lanes inverse = fused(sum, Lanes{} - 8.0f / 17.0f, Lanes{} + 24.0f / 17.0f);
   for (int i = 0; i < 2; i++) inverse = fused(inverse, fused(-sum, inverse, Lanes{} + 1.0f), inverse);
   return x * (x < 0 ? e : Lanes{} + 1.0f) * inverse;
 }
 
-// What becomes of a row of sums for one panel, see pair_product.h. T: of the output.
+// Finishes a row of sums for one panel, see pair_product.h. T: type of the output.
 template <typename T>
 struct QuadsToOutput {
   const QuadWeights& weights;
@@ -161,7 +161,7 @@ void project(const ByteRows& x, const QuadWeights& weights, const bf16* residual
            QuadsToOutput<T>{weights, x.scales, residual, out, out_columns, is_gated});
 }
 
-// out[row] = the column of the largest of x times weights, + bias, of those allowed; the first one of several.
+// out[row] = the arg max of x times weights, + bias, over the allowed columns; the lowest column on ties.
 inline void largest_column(const ByteRows& x, const QuadWeights& weights, const uint32_t* allowed, int64_t* out, int64_t num_rows,
                            int64_t num_columns, int64_t depth) {
   std::vector<Largest> largest(omp_get_max_threads() * num_rows);

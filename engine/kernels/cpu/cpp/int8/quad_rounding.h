@@ -1,14 +1,14 @@
-// Weights to bytes, at loading.
+// Converts weights to bytes when a model is loaded.
 #pragma once
 
 #include "quad_product.h"
 
 namespace {
 
-constexpr int MAX_FEEDBACK = 64;  // weights of a column whose errors reach each other
+constexpr int MAX_FEEDBACK = 64;  // largest block of weights that compensate each other's errors
 
-// `size` weights of 16 columns each as bytes, quad by quad; returns their sums. Weight i is rounded after feedback[i][j] times
-// the errors of all weights j before it have been added.
+// Converts `size` weights of each of 16 columns to bytes; returns the sums of the columns. Before weight i is rounded,
+// feedback[i][j] times the rounding error of each earlier weight j is added to it.
 inline Ints round_block(const float* columns, Lanes inverse, const float* feedback, int8_t* quads, int64_t num_columns, int size) {
   Lanes errors[MAX_FEEDBACK];
   Ints sums = {};
@@ -29,8 +29,8 @@ inline Ints round_block(const float* columns, Lanes inverse, const float* feedba
   return sums;
 }
 
-// Columns [depth][num_columns] as panels and offsets of QuadWeights; num_columns is a multiple of PANEL, `size` one of 4.
-// inverse: what to multiply a column with. feedback: null, or [depth / size][size][size]. panels: zeros.
+// Converts columns [depth][num_columns] to the panels and offsets of QuadWeights. num_columns is a multiple of PANEL, size
+// of 4. inverse: factor of each column. feedback: null, or [depth / size][size][size]. panels: all 0 before.
 inline void round_columns(const float* columns, const float* inverse, const float* feedback, int8_t* panels, int32_t* offsets,
                           int64_t num_columns, int64_t depth, int size) {
 #pragma omp parallel for
@@ -44,7 +44,7 @@ inline void round_columns(const float* columns, const float* inverse, const floa
   }
 }
 
-// `spread` of each column [depth], by sums and differences alone until the end. 16 columns at a time lie together meanwhile.
+// `spread` of each column [depth], with one multiplication by the total factor at the end. 16 columns at a time.
 inline void spread_columns(float* columns, int64_t depth, int64_t num_columns, int64_t group) {
   const float factor = float(1 / std::sqrt(double(group)));
 #pragma omp parallel for

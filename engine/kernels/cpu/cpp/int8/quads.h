@@ -1,8 +1,8 @@
-// Int8: products of quads of bytes, and the vectors of 16 in which everything around them is written.
+// Int8: products of quads of bytes, and the operations on vectors of 16 that all other int8 code uses.
 //
-// Sums of products are integers, so their order changes nothing. All else here is elementwise or in an order that a row's
-// own position gives, and int8.cpp is compiled without contraction of float operations: results are the same bits on every
-// unit, for any number of threads and whatever other rows there are.
+// Sums of products are integers, so their order does not matter. All other operations are elementwise, or in an order that
+// does not depend on other rows, and int8.cpp is compiled without contraction of float operations. So results are the same
+// bits on every instruction set, for any number of threads and any other rows in the batch.
 #pragma once
 
 #include "../number.h"
@@ -17,7 +17,7 @@ namespace {
 typedef int32_t Ints __attribute__((vector_size(64)));     // 16 sums, or 16 quads of bytes
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-constexpr int ALIGNED_DEPTH = 64;  // bytes of a row that a tile takes: rows of bytes are padded to a multiple
+constexpr int ALIGNED_DEPTH = 64;  // bytes of a row in a tile; rows of bytes are padded to a multiple of it
 
 inline Ints load_ints(const void* from) {
   Ints ints;
@@ -27,7 +27,7 @@ inline Ints load_ints(const void* from) {
 
 inline void store_ints(void* to, Ints ints) { std::memcpy(to, &ints, sizeof ints); }
 
-// The low byte of each.
+// Stores the low byte of each element.
 inline void store_bytes(void* to, Bits bits) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(__m512i(bits)));
@@ -38,7 +38,7 @@ inline void store_bytes(void* to, Bits bits) {
 #endif
 }
 
-// Of 32 numbers the second bytes, and the first.
+// Stores the second and the first byte of each of 32 elements.
 inline void store_low_bytes(const Bits (&bits)[2], uint8_t* second, uint8_t* first) {
 #if !defined(NO_VECTORS) && defined(__AVX512VBMI__)
   // Bytes 4 i, then bytes 4 i + 1.
@@ -78,7 +78,7 @@ inline float largest_lane(Lanes lanes) {
 #endif
 }
 
-// In an order that is always the same: halves are added to halves.
+// The sum of all lanes, always in the same order: halves are added to halves.
 inline float sum_lanes(Lanes lanes) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
   return _mm512_reduce_add_ps(__m512(lanes));
@@ -103,7 +103,7 @@ inline Lanes fused(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-// 2^x for x <= 0, relative error about 4e-6; as for -126 below it.
+// 2^x for x <= 0, relative error about 4e-6; 2^-126 for x < -126.
 inline Lanes exp2_lanes(Lanes x) {
   x = larger(x, Lanes{} - 126.0f);
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
@@ -160,12 +160,12 @@ inline Ints repeat_quad(const void* x) {
   return Ints{} + quad;
 }
 
-// R rows of sums for 16 H columns.
+// Sums of R rows for 16 H columns.
 template <int R, int H>
 struct QuadSums {
   Ints sums[H][R];
 
-  // The quad at x of each row, unsigned, times the signed quads of 16 columns; the next 16 columns `next` further on.
+  // Adds the unsigned quad at x of each row times the signed quads of 16 columns; the next 16 columns are `next` further on.
   __attribute__((always_inline)) void add(const uint8_t* x, int64_t stride, const int8_t* columns, int64_t next) {
     Ints lanes[H];
     for (int h = 0; h < H; h++) lanes[h] = load_ints(columns + h * next);
@@ -188,18 +188,18 @@ struct QuadSums {
   }
 };
 
-// What registers hold: rows, and halves of a panel.
+// Rows and halves of a panel whose sums fit the registers.
 #if !defined(NO_VECTORS) && defined(__AVX512VNNI__)
 constexpr int QUAD_ROWS = 12, QUAD_HALVES = 2;
 #else
 constexpr int QUAD_ROWS = 4, QUAD_HALVES = 1;
 #endif
 
-// The largest magnitude becomes 127: what a byte stands for, and what to multiply with.
+// The scale of bytes, so that the largest magnitude becomes 127, and its inverse.
 inline float byte_scale(float most) { return most / 127.0f; }
 inline float inverse_scale(float most) { return most > 0 ? 127.0f / most : 0.0f; }
 
-// 128 + x / scale in the low byte of each lane: 1.5 * 2^23 has zeros there.
+// 128 + x / scale in the low byte of each lane: adding 1.5 * 2^23, whose low byte is 0, rounds to an integer.
 inline Bits to_bytes(Lanes x, float inverse) { return Bits(x * inverse + (12582912.0f + 128.0f)); }
 
 }  // namespace

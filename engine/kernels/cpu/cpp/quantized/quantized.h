@@ -1,12 +1,13 @@
-// Weights as files quantize them: blocks along the depth with codes of 4 to 8 bits and scales, and their way to bf16 pairs.
+// Quantized weights of files, in blocks along the depth with codes of 4 to 8 bits and scales, and their conversion to bf16.
 //
-// Sixteen columns of a linear layer lie together, block after block. A block of a format with `block_depth` weights a column:
-//   scales [16] and, with minima, minima [16], 16 bits each: halves, or bf16;
-//   where these have factors: a byte for each run of weights [runs][16], for minima likewise;
-//   where zeros differ: zeros [16], a byte each;
-//   codes, for each 32 weights: vectors v of 16 lanes l stand for column 8 (v % 2) + l / 2 and weight 2 (v / 2) + l % 2.
-//   8 bits: [32 vectors][16] signed bytes. 4 bits and more: [4][16 lanes], vector v in bits 4 (v % 8) of part v / 8. The
-//   fifth bit: [16 lanes], vector v in bit v. The fifth and sixth: [2][16 lanes], vector v in bits 2 (v % 16) of part v / 16.
+// Sixteen columns of a linear layer are stored together, block after block. The parts of a block:
+//   scales [16] and, if the format has minima, minima [16]: 16 bits each, half precision or bf16;
+//   if scales have fine factors: a byte for each run of weights [runs][16], then likewise for minima;
+//   if groups have zeros: zeros [16], a byte each;
+//   codes of each 32 weights, in vectors: lane l of vector v is column 8 (v % 2) + l / 2, weight 2 (v / 2) + l % 2.
+//   8 bits: [32 vectors][16] signed bytes. Fewer bits: the low four bits, [4][16 lanes], vector v in bits 4 (v % 8) of part
+//   v / 8; then a fifth bit, [16 lanes], vector v in bit v; or a fifth and sixth bit, [2][16 lanes], vector v in bits
+//   2 (v % 16) of part v / 16.
 // A weight is scale (code - zero) - minimum, rounded to float32 after each step as in the gguf package, then to bf16.
 #pragma once
 
@@ -15,13 +16,13 @@
 #ifdef HAS_AVX512
 namespace {
 
-// As engine/kernels/cpu/quantized.py numbers them. GROUPED: of safetensors, plus 4 for codes with a zero of each group, 8 for
-// codes of 8 bits; 2 for groups of 128 instead of 32; 1 for scales in bf16.
+// The same numbers as in engine/kernels/cpu/quantized_formats.py. GROUPED: formats of safetensors files; plus 8 for codes of
+// 8 bits, 4 for a zero per group, 2 for groups of 128 instead of 32, 1 for scales in bf16.
 enum Kind : int64_t { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, PAIRS, GROUPED };
 
-constexpr int HALF = 16;       // columns that lie together
-constexpr int RUN = 32;        // weights of a column that one pass unpacks
-constexpr int MOST_DEPTH = 256;  // of a block
+constexpr int HALF = 16;       // columns that are stored together: half a panel
+constexpr int RUN = 32;        // weights of a column that one iteration unpacks
+constexpr int MOST_DEPTH = 256;  // most weights of a column in a block
 
 enum class Fine { none, unsigned_bytes, signed_bytes };
 
@@ -41,7 +42,7 @@ struct Format {
   static constexpr int BLOCK_BYTES = HEAD_BYTES + BLOCK_DEPTH / RUN * RUN_BYTES;
 };
 
-// bf16 pairs as products read them.
+// Weights that are not quantized: bf16 pairs in the layout of products.
 struct PairsFormat {
   static constexpr int BLOCK_DEPTH = RUN, BLOCK_BYTES = RUN * HALF * 2;
 };
@@ -81,13 +82,13 @@ inline auto with_format(int64_t kind, F f) {
   }
 }
 
-// Sixteen columns of a linear layer; engine/kernels/cpu/quantized.py makes them.
+// Sixteen columns of a linear layer, made by engine/kernels/cpu/quantized.py.
 struct HalfPanel {
   const uint8_t* blocks;
   int64_t kind;
 };
 
-// The codes of vector v of a run, less the format's zero.
+// The codes of vector v of a run, minus the format's zero.
 template <typename Format>
 __attribute__((always_inline)) inline __m512 codes_of(const uint8_t* run, int v) {
   if constexpr (Format::BITS == 8) {
@@ -98,7 +99,7 @@ __attribute__((always_inline)) inline __m512 codes_of(const uint8_t* run, int v)
     constexpr float zero = -float(Format::ZERO);
     const __m512 first = _mm512_add_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(zero));
     if constexpr (Format::BITS == 4) return _mm512_permutexvar_ps(low, first);
-    // The bits of `low` where the mask has some, else those of the other.
+    // Takes the low four bits from `low`, and the others from `bits`.
     const auto merged = [&](__m512i bits) { return _mm512_ternarylogic_epi32(_mm512_set1_epi32(15), low, bits, 0xca); };
     if constexpr (Format::BITS == 5) {
       const __m512i bits = _mm512_loadu_si512(high);
@@ -113,7 +114,7 @@ __attribute__((always_inline)) inline __m512 codes_of(const uint8_t* run, int v)
   }
 }
 
-// Scales or minima of 16 columns, times those of run `fine` where there are such.
+// Scales or minima of 16 columns, times the fine factors of run `index` if the format has them.
 template <typename Format>
 __attribute__((always_inline)) inline __m512 factors(const uint8_t* coarse, const uint8_t* fine, int index) {
   const __m512 of_block =
@@ -124,7 +125,7 @@ __attribute__((always_inline)) inline __m512 factors(const uint8_t* coarse, cons
   return _mm512_mul_ps(of_block, _mm512_cvtepi32_ps(whole));
 }
 
-// One block of 16 columns as bf16 pairs: out[pair * stride + 2 * column + odd].
+// Unpacks a block of 16 columns to bf16 pairs: out[pair * stride + 2 * column + odd].
 template <typename Format>
 inline void unpack_block(const uint8_t* block, bf16* out, int64_t stride) {
   const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -153,7 +154,7 @@ inline void unpack_block(const uint8_t* block, bf16* out, int64_t stride) {
       for (int h = 0; h < 2; h++) {
         weights[h] = codes_of<Format>(codes, 2 * pair + h);
         if (Format::HAS_ZEROS) weights[h] = _mm512_sub_ps(weights[h], zero[h]);
-        // Written so that compilers do not fuse it.
+        // With intrinsics that compilers do not fuse.
         weights[h] = _mm512_mul_round_ps(weights[h], scale[h], _MM_FROUND_CUR_DIRECTION);
         if (Format::HAS_MIN) weights[h] = _mm512_sub_round_ps(weights[h], minimum[h], _MM_FROUND_CUR_DIRECTION);
       }
@@ -168,7 +169,7 @@ inline void unpack_block<PairsFormat>(const uint8_t* block, bf16* out, int64_t s
     _mm512_storeu_si512(out + pair * stride, _mm512_loadu_si512(block + pair * 64));
 }
 
-// 16 columns as bf16 pairs, see `unpack_block`.
+// Unpacks 16 columns to bf16 pairs, see `unpack_block`.
 inline void unpack(const HalfPanel& half, int64_t depth, bf16* out, int64_t stride) {
   with_format(half.kind, [&](auto format) {
     typedef decltype(format) F;
@@ -180,7 +181,7 @@ inline void unpack(const HalfPanel& half, int64_t depth, bf16* out, int64_t stri
   });
 }
 
-// One block of a column as files have it.
+// One block of a column, decoded from a file.
 struct Column {
   uint16_t scale = 0, minimum = 0;
   uint8_t fine[16] = {}, fine_minima[8] = {}, zero = 0;
@@ -194,7 +195,7 @@ struct Column {
     }
   }
 
-  // Two runs of codes of 4 bits: those of the bytes' low halves, then the others.
+  // Reads two runs of codes of 4 bits: the low halves of the bytes, then the high ones.
   void read_low(const uint8_t* from, uint8_t* to, int count) {
     for (int i = 0; i < count; i++) to[i] = from[i] & 15, to[i + count] = from[i] >> 4;
   }
@@ -206,7 +207,7 @@ inline uint16_t load_half(const uint8_t* from) {
   return bits;
 }
 
-// A block of a row of a GGUF file; returns its bytes. Its minima are subtracted here.
+// Reads a block of a row of a GGUF file; returns its size. Minima that the file adds are negated: they are subtracted here.
 inline int read_block(int64_t kind, const uint8_t* from, Column& column) {
   const uint8_t* at = from;
   const auto take_half = [&] { return at += 2, load_half(at - 2); };
@@ -251,7 +252,7 @@ inline int read_block(int64_t kind, const uint8_t* from, Column& column) {
   return int(at + 16 - from);
 }
 
-// A block of 16 columns as `unpack_block` reads it.
+// Writes a block of 16 columns in the layout of `unpack_block`.
 template <typename Format>
 inline void write_block(const Column (&columns)[HALF], uint8_t* to) {
   std::memset(to, 0, Format::BLOCK_BYTES);
@@ -281,7 +282,7 @@ inline void write_block(const Column (&columns)[HALF], uint8_t* to) {
   }
 }
 
-// 16 rows of a file, null for zeros, as `unpack` reads them.
+// Repacks 16 rows of a file, null for a row of zeros, in the layout of `unpack`.
 inline void repack(int64_t kind, const uint8_t* const (&rows)[HALF], int64_t depth, uint8_t* out) {
   with_format(kind, [&](auto format) {
     typedef decltype(format) F;
@@ -305,7 +306,7 @@ inline void repack(int64_t kind, const uint8_t* const (&rows)[HALF], int64_t dep
   });
 }
 
-// Sixteen columns of codes [depth] with a scale, and where `zeros` is not null a zero, for each group of `group` weights.
+// Repacks 16 columns of codes [depth] with a scale for each group of `group` weights, and a zero unless `zeros` is null.
 inline void repack_codes(int64_t kind, const uint8_t* codes, const uint16_t* scales, const uint8_t* zeros, int64_t group,
                          int64_t depth, uint8_t* out) {
   with_format(kind, [&](auto format) {

@@ -1,4 +1,4 @@
-// Linear layers of quantized weights: panels become bf16 pairs in a thread's own memory, and all rows meet them there.
+// Linear layers with quantized weights: a thread unpacks panels to bf16 pairs in a buffer, and multiplies all rows with them.
 #pragma once
 
 #include "../pair_product.h"
@@ -12,21 +12,21 @@ struct QuantizedWeights {
   const bf16* bias;         // [columns], or null
 };
 
-// Memory of the thread for unpacked panels, on a cache line.
+// A thread's buffer for unpacked panels, aligned to a cache line.
 inline bf16* panel_buffer(int64_t size) {
   static thread_local std::vector<bf16> buffer;
   if (int64_t(buffer.size()) < size + 32) buffer.resize(size + 32);
   return (bf16*)((uintptr_t(buffer.data()) + 63) / 64 * 64);
 }
 
-// As product.h's. Threads share out the panels, each of which is unpacked once and then meets all rows.
+// As in product.h. Threads divide the panels; each panel is unpacked once and multiplied with all rows.
 template <typename Finish>
 void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, int64_t num_columns, int64_t depth,
               const Finish& finish) {
   if (num_rows == 0) return;
   const int64_t num_threads = omp_get_max_threads(), num_panels = num_columns / PANEL;
   const bool use_tiles = tiles_granted();
-  // Panels that a row meets while it is in the first-level cache; unpacked, they stay in the second-level cache.
+  // Panels multiplied with a row while it is in the first-level cache; unpacked, they fit the second-level cache.
   const int64_t most = num_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / (PANEL * depth * 2), 1, 2 * GROUP);
   const int64_t num_groups = std::min(num_panels, round_up((num_panels + most - 1) / most, num_threads));
   std::atomic<int64_t> next_group(0);
