@@ -41,7 +41,10 @@ class ReplacedLayers(nn.Module):
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_step: AttentionStep,
-        **_: Any,
+        attention_mask: None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: None = None,
+        use_cache: bool = False,
     ) -> torch.Tensor:
         """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
 
@@ -49,6 +52,8 @@ class ReplacedLayers(nn.Module):
             hidden_states: ``[1, T, hidden]``.
             position_embeddings: cosines and sines, ``[1, T, head_dim]`` each.
             attention_step: the step's work, KV cache and output rows; the cache is written.
+            attention_mask, position_ids, past_key_values, use_cache: the models pass them to every layer; not used. Any
+                other keyword is an error.
         """
         cos, sin = (angles[0].float().contiguous() for angles in position_embeddings)
         cache = attention_step.cache
