@@ -33,8 +33,13 @@ class OutputLayer(Protocol):
 class AttentionBackend(Protocol):
     """Attention over paged KV for one model on one device: `prepare` once per step, then write and attend per layer.
 
-    Backends on a CPU inherit the properties and `scratch_bytes`.
+    Backends on a CPU inherit `graphable`, `has_final_norm` and `scratch_bytes`.
+
+    Attributes:
+        has_final_norm: whether its layers also compute the model's final norm (`LayerWeights.final_norm`).
     """
+
+    has_final_norm: bool = False
 
     @property
     def name(self) -> str:
@@ -44,11 +49,6 @@ class AttentionBackend(Protocol):
     def graphable(self) -> Any:
         """The backend itself, a `TritonAttention`, if CUDA graphs can capture its launches, else None."""
         return None
-
-    @property
-    def has_final_norm(self) -> bool:
-        """Whether its layers also compute the model's final norm (`LayerWeights.final_norm`)."""
-        return False
 
     def scratch_bytes(self, num_rows: int) -> int:
         """Upper bound of the GPU scratch memory of a step of num_rows tokens."""

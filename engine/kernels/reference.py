@@ -85,20 +85,35 @@ def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torch.device) -> tuple[slice, torch.Tensor]:
-    """The rows of a sequence, and their positions on `device`; group and sequence are indices into the batch."""
+    """The rows of a sequence, and their positions.
+
+    Args:
+        group, sequence: indices into the batch; the group is the sequence's.
+        device: of the positions.
+    """
     first, last = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
     end = int(batch.prefix_lens[group] + batch.suffix_lens[sequence])
     return slice(first, last), torch.arange(end - (last - first), end, device=device)
 
 
 def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int) -> torch.Tensor:
-    """The keys or values of a group's prefix, in one layer's cache: ``[tokens, num_kv_heads, head_dim]``."""
+    """The keys or values of a group's prefix: ``[tokens, num_kv_heads, head_dim]``.
+
+    Args:
+        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        group: index into the batch.
+    """
     table = batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]
     return block_tokens(cache, table)[: batch.prefix_lens[group]]
 
 
 def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int) -> torch.Tensor:
-    """The keys or values of a sequence after its prefix, in one layer's cache: ``[tokens, num_kv_heads, head_dim]``."""
+    """The keys or values of a sequence after its prefix: ``[tokens, num_kv_heads, head_dim]``.
+
+    Args:
+        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        sequence: index into the batch.
+    """
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
     return block_tokens(cache, table)[: batch.suffix_lens[sequence]]
 

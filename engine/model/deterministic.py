@@ -18,7 +18,7 @@ from engine.model.loading.checkpoint import cache_folder
 def make_deterministic(
     name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
 ) -> AttentionBackend:
-    """`make_attention` for backends whose results do not depend on the rest of the batch; int8's never do.
+    """See `make_attention`; the backend's results do not depend on the rest of the batch. Int8's never do.
 
     Raises:
         ConfigError: results would depend on the batch, or the kernels do not support the model.

@@ -77,8 +77,10 @@ def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size
 
 
 def prefix_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size: int) -> tuple[Jobs, Ints, Ints]:
-    """The shared rows of each group in tiles of its shape; arguments as for `own_jobs`.
+    """The shared rows of each group in tiles of its shape.
 
+    Args:
+        batch, sizes, choice, group_size: as for `own_jobs`.
     Returns:
         jobs; the row ids that follow those of the batch's rows; the group of each job.
     """

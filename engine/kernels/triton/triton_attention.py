@@ -104,7 +104,8 @@ class TritonAttention(ABC):
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.group_size = num_q_heads // num_kv_heads
         self.dtype, self.block_size, self.device = dtype, block_size, device
-        self.has_layers, self.fp8 = has_layers, fp8
+        self.has_layers = self.has_final_norm = has_layers
+        self.fp8 = fp8
         self.is_amd = device.type == "cuda" and torch.version.hip is not None
         self.tuned = load_tuned(
             architecture_of(device) if architecture == "auto" else architecture,
@@ -145,11 +146,6 @@ class TritonAttention(ABC):
     def graphable(self) -> Self | None:
         """See `AttentionBackend.graphable`."""
         return self if self.has_fixed_launches else None
-
-    @property
-    def has_final_norm(self) -> bool:
-        """See `AttentionBackend.has_final_norm`."""
-        return self.has_layers
 
     def scratch_bytes(self, num_rows: int) -> int:
         """For a step in which every row has two partial results: of its prefix and of its own KV."""

@@ -91,7 +91,7 @@ def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainModel:
-    """The model of a checkpoint folder with weights on the meta device, but with rotary frequencies."""
+    """See `engine.model.plain.skeleton.make_skeleton`; with a config from `read_plain_config`."""
     with torch.device("meta"):
         model = PlainModel(config)
         for parameter in model.parameters():

@@ -152,7 +152,7 @@ class Attention(nn.Module):
         return self.o_proj(attended.flatten(1)).unsqueeze(0)  # type: ignore[no-any-return]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """Writes the step's KV, then attends; see `engine.kernels.attention_backend.AttentionBackend`."""
+        """Writes the step's KV, then attends. See `engine.kernels.attention_backend.AttentionBackend.attend`."""
         cache, index = step.cache, self.layer_idx
         k_cache, v_cache, work = cache.keys[index], cache.values[index], step.works[cache.tables[index]]
         step.backend.write_kv(k, v, k_cache, v_cache, work)

@@ -55,7 +55,7 @@ def load_quantized(model: str | Path, config: EngineConfig, device: torch.device
 
 
 def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> QuantizedWeights | None:
-    """The weights that the engine leaves quantized, or None; see `load_quantized`."""
+    """The weights that the engine leaves quantized, or None. See `load_quantized`."""
     values = read_config_of(folder)
     is_gguf = (folder / GGUF_TENSORS).is_file()
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))

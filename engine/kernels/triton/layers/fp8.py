@@ -41,7 +41,13 @@ class ScaledRows:
 
     @classmethod
     def empty(cls, num_rows: int, size: int, dtype: torch.dtype, device: torch.device) -> "ScaledRows":
-        """Uninitialised rows ``[num_rows, size]``; dtype is that of the values."""
+        """Uninitialised rows.
+
+        Args:
+            num_rows, size: T and n.
+            dtype: of the values.
+            device: of values and scales.
+        """
         scales = torch.empty((num_rows, 1), dtype=torch.float32, device=device)
         return cls(torch.empty((num_rows, size), dtype=dtype, device=device), scales)
 
