@@ -17,6 +17,7 @@ from prefect.settings import (
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
     temporary_settings,
@@ -86,7 +87,10 @@ def temporary_server() -> Iterator[None]:
 
 
 def _can_keep_a_database() -> bool:
-    return os.access(PREFECT_HOME.value(), os.W_OK)
+    """Whether the folder of the server's database can be written, if that is Prefect's own folder."""
+    home = PREFECT_HOME.value()
+    is_elsewhere = str(home) not in str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value())
+    return is_elsewhere or os.access(home, os.W_OK)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

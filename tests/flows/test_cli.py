@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +226,16 @@ def test_a_home_that_cannot_be_written_is_named_before_a_server_is_started(
         "nightly: Prefect's server keeps its database in /proc/none, which cannot be written; "
         "name another folder in PREFECT_HOME"
     )
+
+
+def test_a_home_that_cannot_be_written_does_not_matter_to_a_database_elsewhere(
+    start: Start, prefect_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copyfile(prefect_database, tmp_path / "prefect.db")
+    monkeypatch.setenv("PREFECT_HOME", "/proc/none")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
+    command = start("--workload", "ranking", own_server=True)
+    assert command.wait() == 0, command.errors
 
 
 @pytest.mark.slow
