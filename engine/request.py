@@ -97,7 +97,13 @@ class Request:
         if token_ids.min() < 0:
             refuse(f"token ids must not be negative, got {token_ids.min()}")
         object.__setattr__(self, "token_ids", token_ids)
-        object.__setattr__(self, "labels", tuple(tuple(int(t) for t in label) for label in self.labels))
+        try:
+            labels = tuple(tuple(int(token) for token in label) for label in self.labels)
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"request {self.request_id!r}: labels must be sequences of token ids: {error}"
+            ) from error
+        object.__setattr__(self, "labels", labels)
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         for name in ("max_new_tokens", "top_k", "seed", "priority"):
             if not isinstance(getattr(self, name), Integral):

@@ -11,6 +11,8 @@ from tasks.database.messages import explain
 
 LOCK_MESSAGE = "Could not set lock on file"
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
+DATA_FILE_MESSAGE = "Cannot launch in-memory database in read-only mode"
+"""DuckDB's for a file of another format that it reads as a table, such as Parquet or CSV."""
 
 
 def wait_and_open(
@@ -27,6 +29,8 @@ def wait_and_open(
     wait_seconds = 0.02
     while True:
         message = str(error)
+        if DATA_FILE_MESSAGE in message:
+            raise DatabaseError(f"{path} cannot be opened: not a valid DuckDB database file") from error
         if OPEN_OTHERWISE_MESSAGE in message and read_only:
             read_only = False
         elif LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:

@@ -44,6 +44,8 @@ def test_any_integer_sequence_becomes_int32() -> None:
         ({"mode": "score"}, "two or more"),
         ({"mode": "score", "labels": ((1,), ())}, "non-empty"),
         ({"mode": "score", "labels": ((1,), (1,))}, "differ"),
+        ({"mode": "score", "labels": ("yes", "no")}, "labels must be sequences of token ids"),
+        ({"mode": "score", "labels": (1, 2)}, "labels must be sequences of token ids"),
     ],
 )
 def test_a_refusal_names_the_request_and_the_reason(parameters: dict[str, object], reason: str) -> None:

@@ -88,6 +88,14 @@ def test_what_is_no_database(tmp_path: Path, make: object, message: str) -> None
     assert path.exists() == ("no such file" not in str(caught.value)), "nothing was made"
 
 
+def test_a_data_file_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "documents.csv"
+    path.write_text("doc_id,body\nd1,text\n")
+    message = "cannot be opened: not a valid DuckDB database file"
+    with pytest.raises(DatabaseError, match=message), connect(path, read_only=True):
+        pytest.fail("opened")
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="No such file or directory"), connect(tmp_path / "a" / "b", create=True):
         pytest.fail("opened")
