@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -118,15 +119,17 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
     stop = job.stop
     steps: list[StepRecord] = []
     completions: list[Completion] = []
-    kept_at = time.monotonic()
+    kept_at, ended_at = time.monotonic(), datetime.now(UTC)
 
     def keep() -> None:
-        work.keep(completions, rows, model.codec, steps)
+        work.keep(completions, rows, model.codec, steps, ended_at)
         completions.clear()
         steps.clear()
 
     def on_step(step: StepRecord) -> None:
-        nonlocal kept_at
+        nonlocal kept_at, ended_at
+        # The clock is read once per run: otherwise, after a delay here, a step could begin later than the next one.
+        ended_at = datetime.now(UTC) if step.step == 0 else ended_at + timedelta(milliseconds=step.duration_ms)
         steps.append(step)
         work.progress.add(step)
         if not stop.has_time(step.duration_ms / 1e3 if step.step else 0.0):  # the first step includes the warm-up

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 import numpy as np
@@ -98,7 +99,7 @@ class FailingRows:
             Completion(request_id=str(row_id), finish_reason="error", num_prompt_tokens=len(prompt), error=reason)
             for row_id, prompt in zip(rows.row_id.tolist(), rows.prompts, strict=True)
         ]
-        self._work.keep(failed, rows, codec=None, steps=[])
+        self._work.keep(failed, rows, codec=None, steps=[], ended_at=datetime.now(UTC))
         return []
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,12 @@ class JointWork(PartitionWork):
         self._add_up()
 
     def keep(
-        self, completions: Sequence[Completion], rows: Plan, codec: TextCodec | None, steps: Sequence[StepRecord]
+        self,
+        completions: Sequence[Completion],
+        rows: Plan,
+        codec: TextCodec | None,
+        steps: Sequence[StepRecord],
+        ended_at: datetime,
     ) -> None:
         """See `PartitionWork.keep`; each completion goes to the run of its workload."""
         owners = find_members(np.array([int(one.request_id) for one in completions], np.int64), self._job).tolist()
@@ -89,7 +95,7 @@ class JointWork(PartitionWork):
                 for completion, owner in zip(completions, owners, strict=True)
                 if owner == number
             ]
-            work.keep(own, part, codec, steps)
+            work.keep(own, part, codec, steps, ended_at)
         self._add_up()
 
     def _add_up(self) -> None:

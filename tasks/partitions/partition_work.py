@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -121,17 +121,21 @@ class PartitionWork:
             self._count(pq.read_table(part.path, columns=["row_id", "error"]))
 
     def keep(
-        self, completions: Sequence[Completion], rows: Plan, codec: TextCodec | None, steps: Sequence[StepRecord]
+        self,
+        completions: Sequence[Completion],
+        rows: Plan,
+        codec: TextCodec | None,
+        steps: Sequence[StepRecord],
+        ended_at: datetime,
     ) -> None:
         """Write completions and steps, if any; they are durable when this returns.
 
         Args:
             completions, rows, codec: see `answer_batch`.
-            steps: the last one has just ended.
+            steps, ended_at: see `step_batch`.
         Raises:
             ArtifactError: the run folder cannot be written.
         """
-        ended_at = datetime.now(UTC)
         answers = answer_batch(completions, rows, self._workload, codec)
         name = self._name(self._num_files)
         steps_path, part_path = (place / name for place in self._places)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.config import EngineConfig
+from engine.execution.step_record import StepRecord
 from tasks.infer import infer
 from tasks.partitions import attempt
 from tasks.partitions.engine_host import PROCESS_HOST
@@ -22,6 +23,7 @@ from tasks.read import read_requests
 from tasks.recover import recover_runs, stop_run
 from tasks.runs.earlier_runs import sweep_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
+from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -160,6 +162,13 @@ def test_answers_are_kept_while_a_partition_is_computed(
     nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "KEEP_SECONDS", 0.0)
+    add = PartitionProgress.add
+
+    def add_slowly(progress: PartitionProgress, step: StepRecord) -> None:
+        time.sleep(0.2 if step.step == 3 else 0.0)
+        add(progress, step)
+
+    monkeypatch.setattr(PartitionProgress, "add", add_slowly)
     job = make_job(nights, tmp_path)
     job = replace(job, engine=replace(job.engine, kv_memory_bytes=1 << 20, max_num_batched_tokens=64))
     parts = infer.fn(0, job) or []
