@@ -18,8 +18,8 @@ from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
-from flows.options import HELP_FLAGS, parse_options
-from flows.prefect_server import reachable_server, temporary_server
+from flows.command.options import HELP_FLAGS, parse_options
+from flows.command.prefect_server import reachable_server, temporary_server
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

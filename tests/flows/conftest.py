@@ -10,8 +10,8 @@ import duckdb
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
+from flows.command.prefect_server import reachable_server
 from flows.nightly import nightly
-from flows.prefect_server import reachable_server
 from flows.settings import EngineSettings, PlanSettings
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema

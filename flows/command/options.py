@@ -60,7 +60,7 @@ def parse_options(
     try:
         create_model("Parameters", **fields).model_validate(chosen)
     except ValidationError as error:
-        from flows.option_faults import describe_values
+        from flows.command.option_faults import describe_values
 
         found = describe_values(error, {name: option.help for name, option in options.items()})
         raise ConfigError("; ".join(f"{_flag(name)}: {message}" for name, message in found)) from error
@@ -116,7 +116,7 @@ def _parse(
     try:
         given: dict[str, Any] | None = app(list(map(_rename, arguments)), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        from flows.option_faults import describe_usage
+        from flows.command.option_faults import describe_usage
 
         raise ConfigError(describe_usage(error)) from error
     return given
