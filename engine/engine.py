@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.execution.batch_calls import BatchCalls
@@ -16,14 +17,14 @@ from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.loading.checkpoint import is_quantized
 from engine.model.model import Model
-from engine.planning.plan import PrefixGroup
-from engine.request import Completion, Mode, Request
+from engine.planning.group import PrefixGroup
+from engine.request import Mode, Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Answered
+from engine.scheduling.step_result import Answered
 
 if TYPE_CHECKING:
     import transformers

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.completion import Completion, FinishReason
 from engine.device.transfers import HostCopies, to_device
 from engine.execution.label_rows import LabelRows
 from engine.model.model import Model
-from engine.request import Completion, FinishReason, Request
+from engine.request import Request
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Answered, Step, StepTokens
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import Answered, StepTokens
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""

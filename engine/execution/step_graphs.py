@@ -21,7 +21,7 @@ from engine.kernels import cdiv
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kernels.triton.tile_ranges import MOST_ROUNDS
 from engine.kv.kv_cache import KVCache
-from engine.model.attention import AttentionStep
+from engine.model.attention_step import AttentionStep
 from engine.model.model import Model
 from engine.scheduling.token_batch import TokenBatch
 

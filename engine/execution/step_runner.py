@@ -13,7 +13,8 @@ from engine.model.attention import make_attention
 from engine.model.model import Model
 from engine.scheduling.policies.packing import PADDED_PACKINGS
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Answered, Step
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import Answered
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.draw import draw_tokens
 from engine.kernels.output_layer import mask_logits
 from engine.kv.kv_cache import KVCache, KVShape
-from engine.model.attention import AttentionStep
+from engine.model.attention_step import AttentionStep
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.loading.checkpoint import find_eos_token_ids, is_plain, resolve_checkpoint
 from engine.model.plain.plain_checkpoint import load_plain, read_plain_config

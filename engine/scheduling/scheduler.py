@@ -14,7 +14,8 @@ from engine.scheduling.admission import Admission, OutputReserve
 from engine.scheduling.policies.preemption import SwapSpace, evict_idle_prefixes, make_room
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence
-from engine.scheduling.step import Answered, Step, StepTokens
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import Answered, StepTokens
 
 if TYPE_CHECKING:
     from engine.scheduling.prompt_lookup import PromptLookup

@@ -6,11 +6,11 @@ import numpy as np
 
 from engine.config import Packing
 from engine.kernels import cdiv
+from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
-from engine.scheduling.token_batch import ChunkGroup, Chunks
 
 
 def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:

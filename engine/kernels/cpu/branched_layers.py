@@ -13,7 +13,7 @@ from engine.kernels.cpu.native import NativeKernels, PackedWeight
 from engine.kernels.decoder_layer import DECODER_LAYER, LayerWeights
 
 if TYPE_CHECKING:
-    from engine.kernels.cpu.native_layers import PackedLayer
+    from engine.kernels.cpu.layer_structures import PackedLayer
 
 _NUMBERED = (
     *DECODER_LAYER,
