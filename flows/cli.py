@@ -18,6 +18,7 @@ from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
+from flows.command.commands import COMMANDS, FLAGS, MODULES
 from flows.command.options import HELP_FLAGS, parse_options
 from flows.command.prefect_server import reachable_server, temporary_server
 
@@ -25,26 +26,6 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
-
-COMMANDS = {
-    "nightly": "Answer the rows of a database that have no answer yet. batchloom nightly NIGHT.toml runs a night file.",
-    "explain": "Predict what the nightly flow would do and how long it would take, without loading the model.",
-    "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
-    "calibrate": "Fit probabilities to gold rows, so that answers given with 90% are right nine times in ten.",
-    "compare": "Answer a sample of rows with two prompts and show which answers change.",
-    "check": "Find the errors of a night file, in seconds, without loading a model.",
-    "advise": "Show how many tokens the order of a prompt's fields and instructions costs, and the best order.",
-    "report": "Write the report of a run: one HTML file that needs no other file.",
-    "demo": "Run the nightly flow on a demo database and show its results.",
-}
-FLAGS = {"explain": {"json": "print JSON instead of a page"}}
-"""By command, options that are no parameters of its flow, with their help texts."""
-
-MODULES = {
-    "check": "flows.nights.check",
-    **{name: f"flows.quality.{name}" for name in ("evaluate", "compare", "calibrate")},
-}
-"""By command, the module if it is not `flows.COMMAND`."""
 
 
 def batchloom(arguments: Sequence[str] | None = None) -> int:

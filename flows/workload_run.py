@@ -18,9 +18,11 @@ from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.recover import stop_run
+from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.member import Member
 from tasks.runs.run import Run, set_isolation
-from tasks.runs.run_record import RunRecord, RunSummary
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
@@ -165,15 +167,13 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
             plan = plan_rows(source, workload, run, tokens)
             num_left = infer_rows(night, workload, run, plan)
     except BaseException as error:
-        from tasks.recover import stop_run  # imported only when needed
-
         stop_run(run, workload, error)
         raise
     return write_rows(workload, run, num_left)
 
 
 def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run:
-    """A run of the workload that starts now, its folder and record on disk. See `Run.create`."""
+    """A run of the workload that starts now, its folder and record on disk. See `Run.begin`."""
     source = night.source
     config = {
         "engine": asdict(night.engine),
@@ -185,8 +185,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
         "full": source.full,
         "attach": dict(source.attach),
     }
-    record = RunRecord.begin(workload, source.model, source.model_digest, config)
-    return Run.create(source.database, record, root)
+    return Run.begin(source.database, workload, source.model, source.model_digest, config, root)
 
 
 def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:

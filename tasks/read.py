@@ -18,6 +18,7 @@ from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, r
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.batches import sort_batches
+from tasks.storage.schemas import NUMBERS
 from tasks.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1024
 
 NO_ANSWERS = "read/newest_answers_none"
-
-OPEN_QUESTIONS = pa.list_(pa.field("item", pa.int32(), nullable=False))
-"""Type of the column with the numbers of a row's questions that have no answer yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ def requests_schema(workload: Workload) -> pa.Schema:
             pa.field("content_key", pa.string(), nullable=False),
             pa.field("error", pa.large_string()),
             pa.field("row_priority", pa.int64(), nullable=False),
-            *([pa.field("open_questions", OPEN_QUESTIONS, nullable=False)] if workload.kind.question_digests else []),
+            *([pa.field("open_questions", NUMBERS, nullable=False)] if workload.kind.question_digests else []),
             *([pa.field("row_layout", pa.string())] if workload.row_layouts is not None else []),
         ]
     )
@@ -164,7 +162,7 @@ def _take_open(
             continue
         columns = {name: batch.column(name) for name in batch.schema.names if name not in unused}
         if "open_questions" in columns:
-            columns["open_questions"] = columns["open_questions"].cast(OPEN_QUESTIONS)
+            columns["open_questions"] = columns["open_questions"].cast(NUMBERS)
         hashes = batch.column("hashes").flatten()
         for number, name in enumerate(texts):
             columns[f"hash_{name}"] = hashes.take(pa.array(range(number, len(hashes), len(texts))))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import COMMANDS, main
+from flows.cli import main
+from flows.command.commands import COMMANDS
 from flows.explain import explain
 from flows.nightly import nightly
 from flows.nights.night import night

@@ -15,7 +15,7 @@ from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
-from tasks.runs.run_record import RunSummary
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import runs_folder
 
 BODY = "The night watchman walks around house {} and writes down what he has seen. "

@@ -19,7 +19,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from flows.cli import COMMANDS, batchloom, main
+from flows.cli import batchloom, main
+from flows.command.commands import COMMANDS
 from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from tasks.runs.infer_job import FailurePolicy

@@ -24,7 +24,8 @@ from engine.kernels.cpu.int8_weights import (
     spread,
 )
 from engine.kernels.cpu.layer_structures import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer
-from engine.kernels.cpu.native_build import DRAW_TOKENS, FLOAT, I64, INT, KERNELS, POINTER, declare, load_library
+from engine.kernels.cpu.native_build import declare, load_library
+from engine.kernels.cpu.native_functions import DRAW_TOKENS, FLOAT, I64, INT, KERNELS, POINTER
 from engine.kernels.cpu.native_layers import PackedLayers
 from engine.kernels.cpu.native_operations import draw_tokens
 from engine.kernels.cpu.native_work import NativeWork

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import product, repeat
 from typing import Any
 
-from engine.kernels.cpu.native_build import FLOAT, I64, POINTER
+from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER
 from engine.kernels.decoder_layer import DECODER_LAYER
 
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")

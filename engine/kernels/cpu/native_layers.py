@@ -10,11 +10,13 @@ import torch
 from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
+from engine.kernels.cpu.branched_layers import complete, pack_gate_up
 from engine.kernels.cpu.layer_structures import LayerStep, PackedLayer, PanelLayer
 from engine.kernels.cpu.native import NativeKernels, PackedWeight, in_one_allocation
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, TabledWork
+from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.output_layer import columns_in_float64
 
 
@@ -47,7 +49,6 @@ class NativeBackend(NativeOperations, AttentionBackend):
             found = _pack(self, layer)
             if found is None:
                 from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # imported only when needed
-                from engine.kernels.layer_by_layer import LayerByLayer
 
                 assert not packed, "layers of one model differ in shape"
                 return LayerByLayer(make_unpacked_layer(self, each) for each in chain([layer], remaining))
@@ -87,8 +88,6 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
         return None
     is_branched = type(layer) is not LayerWeights
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
-    if is_branched:
-        from engine.kernels.cpu.branched_layers import complete, pack_gate_up  # imported only when needed
     gate_up = pack_gate_up(kernels, layer) if is_branched else kernels.pack_gated(layer.gate, layer.up)
     if qkv is None or output is None or gate_up is None or down is None:
         return None

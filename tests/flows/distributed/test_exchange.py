@@ -30,7 +30,6 @@ from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
 from tasks.runs.run_exchange import Exchange, RunExchange, local_job
-from tasks.runs.run_record import RunRecord
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
@@ -117,7 +116,7 @@ class Shared:
 
     def __init__(self, nights: Any, folder: Path, url: str) -> None:
         workload = load_workload("snippets")
-        self.run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
+        self.run = Run.begin(nights.path, workload, "tiny", "digest", {})
         requests = read_requests(nights.path, workload, "digest", self.run.folder).requests
         model_len = read_max_model_len(nights.model, "auto")
         tokens = write_tokens(
