@@ -32,8 +32,8 @@ from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.model.loading.checkpoint import TOKENIZER_FILES, resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
 from engine.model.loading.stock_weights import read_config
-from flows.cli import end_quietly
 from flows.command.prefect_server import temporary_server
+from flows.command.run_flow import end_quietly
 from flows.demo import find_demo_model
 from flows.nights.night import night
 

@@ -130,6 +130,6 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(explain))
+    sys.exit(run_flow(explain))

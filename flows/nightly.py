@@ -139,6 +139,6 @@ def nightly(
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(nightly))
+    sys.exit(run_flow(nightly))

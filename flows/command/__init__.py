@@ -1,1 +1,1 @@
-"""What every command needs besides its flow: options made from the flow, and a Prefect server."""
+"""How a flow is run as a command: its options, a Prefect server, errors and exit code."""

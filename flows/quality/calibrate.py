@@ -67,6 +67,6 @@ def calibrate(
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(calibrate))
+    sys.exit(run_flow(calibrate))

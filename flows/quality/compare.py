@@ -160,6 +160,6 @@ def _plan(night: Night, workload: Workload, tokens: ArtifactRef, target: Path) -
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(compare))
+    sys.exit(run_flow(compare))

@@ -17,7 +17,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ArtifactError, ConfigError, ModelError
 from engine.model.loading.checkpoint import checkpoint_digest
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
 from tasks.partitions.attempt import infer_partition
@@ -227,7 +227,7 @@ def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
 ) -> None:
     monkeypatch.setattr("tasks.runs.object_store.PATIENCE_SECONDS", 0.0)
     command = [*nights.inputs, "--workload", "ranking"]
-    night = partial(main, nightly)
+    night = partial(run_flow, nightly)
     for secret in ("sftp://me:hunter2@host/nights", "simplecache::sftp://me:hunter2@host/", "http://host/?sig=hunter2"):
         assert night([*command, "--exchange", secret]) == 2
         error = capfd.readouterr().err
