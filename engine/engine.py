@@ -20,6 +20,7 @@ from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
 from engine.model.loading.checkpoint import is_quantized
 from engine.model.model import Model
+from engine.model.other_models import load_other
 from engine.planning.group import PrefixGroup
 from engine.request import Mode, Request
 from engine.scheduling.admission import make_pool
@@ -111,8 +112,6 @@ class Engine(BatchCalls):
         use_threads(config.num_threads)
         may_be_quantized = config.dtype in ("auto", "quantized") and not is_loaded
         if shard is not None or is_adapted or (may_be_quantized and is_quantized(model)):
-            from engine.model.other_models import load_other  # imported only when needed
-
             loaded = load_other(
                 model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard
             )

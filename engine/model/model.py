@@ -117,20 +117,14 @@ class Model:
             ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
         """
         kv_dtype, dtype = dtype, torch.bfloat16 if dtype.itemsize == 1 else dtype
-        if not isinstance(model, (str, Path)):
-            _prove(model.config, make_engine)
-            model = model.to(device=device, dtype=dtype).eval()
-            return cls(model, device=device, owns_weights=False, kv_dtype=kv_dtype)
-        folder = resolve_checkpoint(model)
-        if (plain := read_plain_config(folder)) is not None:
-            loaded, has_output_layer = load_plain(folder, plain, dtype=dtype, device=device)
+        source = resolve_checkpoint(model) if isinstance(model, (str, Path)) else model
+        if isinstance(source, Path) and (plain := read_plain_config(source)) is not None:
+            loaded, has_output_layer = load_plain(source, plain, dtype=dtype, device=device)
         else:
-            from engine.model.loading.stock_weights import load_weights, read_config  # seconds to import
+            from engine.model.stock_model import load_stock  # seconds to import
 
-            config = read_config(folder)
-            _prove(config, make_engine)
-            loaded, has_output_layer = load_weights(folder, config, dtype=dtype, device=device)
-        made = cls(loaded, device=device, owns_weights=True, kv_dtype=kv_dtype)
+            loaded, has_output_layer = load_stock(source, dtype=dtype, device=device, make_engine=make_engine)
+        made = cls(loaded, device=device, owns_weights=isinstance(source, Path), kv_dtype=kv_dtype)
         made.has_output_layer = has_output_layer
         return made
 
@@ -256,13 +250,6 @@ class Model:
         """Logits of the given tokens only: ``[R, hidden]``, int64 ``[n]`` -> float32 ``[R, n]``."""
         logits = self._output_layer.label_logits(hidden, token_ids)
         return (logits if self.finish_logits is None else self.finish_logits(logits)).float()
-
-
-def _prove(config: "transformers.PretrainedConfig", make_engine: "MakeEngine") -> None:
-    if not is_plain(config.to_dict()):
-        from engine.model.proof.probe import prove  # imported only when needed
-
-        prove(config, make_engine)
 
 
 def kv_shape_of(config: Any, dtype: torch.dtype) -> KVShape:

@@ -11,6 +11,7 @@ from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.token_batch import TokenBatch, build_token_batch
+from engine.scheduling.whole_prompts import pad_chunks
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -137,7 +138,5 @@ class Step:
             for node, members in self._members.items()
         ]
         if self.padded_length:
-            from engine.scheduling.whole_prompts import pad_chunks  # imported only when needed
-
             chunks, groups = pad_chunks(self, chunks, groups)
         return build_token_batch(chunks, [group for group in groups if group.num_chunks], self.block_size)
