@@ -28,9 +28,8 @@ from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.workloads.workload import load_workload
 
-logging.getLogger("batchloom").setLevel(
-    logging.INFO
-)  # else Prefect's console and log would not show the night's messages
+# Otherwise Prefect's console and log would not show the night's messages.
+logging.getLogger("batchloom").setLevel(logging.INFO)
 
 
 def survive_closed_console() -> None:

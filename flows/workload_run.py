@@ -1,6 +1,5 @@
 """One workload from table to table: read, tokenize, plan, infer, write."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.limits import check_weights
-from engine.model.loading.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
 from engine.planning.planner import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
@@ -75,7 +74,7 @@ class Source:
         """
         checkpoint = resolve_checkpoint(model)
         max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
-        if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
+        if not is_plain(read_json(checkpoint / "config.json")):
             from flows.proof import prove_architecture  # takes seconds to import
 
             prove_architecture(checkpoint)

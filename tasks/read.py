@@ -90,7 +90,7 @@ def read_requests(
             that reads a file it may not; the message says which.
         ArtifactError: the run folder cannot be written.
     """
-    counts = {"done": 0, "errors": 0}
+    counts = {"num_already_done": 0, "num_errors": 0}
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
         connection.execute(statement("settings/set_joins_as_written"))
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
@@ -102,10 +102,7 @@ def read_requests(
         ordered = sort_batches(open_rows, "sort_key", run_folder, hash_columns={name: f"hash_{name}" for name in texts})
         path = Path(run_folder) / "requests.parquet"
         requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
-    num_selected = requests.num_rows
-    return ReadResult(
-        requests=requests, num_selected=num_selected, num_already_done=counts["done"], num_errors=counts["errors"]
-    )
+    return ReadResult(requests=requests, num_selected=requests.num_rows, **counts)
 
 
 def _select_rows(
@@ -156,8 +153,8 @@ def _take_open(
     unused = {"hashes", "is_done", "open_questions", "row_layout"}.difference(schema.names)
     for found in rows:
         batch = found.filter(pc.invert(found.column("is_done")))
-        counts["done"] += found.num_rows - batch.num_rows
-        counts["errors"] += batch.num_rows - batch.column("error").null_count
+        counts["num_already_done"] += found.num_rows - batch.num_rows
+        counts["num_errors"] += batch.num_rows - batch.column("error").null_count
         if not batch.num_rows:
             continue
         columns = {name: batch.column(name) for name in batch.schema.names if name not in unused}

@@ -17,8 +17,7 @@ from engine.errors import ConfigError, ModelError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.json_file import read_json
+from engine.model.loading.checkpoint import read_json, resolve_checkpoint
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooled_rows import Vector, pooled_answer
 from engine.request import POOLED_MODES, Mode, Request
