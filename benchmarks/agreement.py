@@ -36,7 +36,8 @@ from engine.errors import BatchloomError
 from engine.kernels import cdiv
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
-from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
+from engine.scheduling.chunks import ChunkGroup, Chunks
+from engine.scheduling.token_batch import build_token_batch
 
 KV_TOKENS = 4096
 RUN_SECONDS = 900.0

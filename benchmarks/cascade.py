@@ -32,10 +32,10 @@ from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.model.loading.checkpoint import TOKENIZER_FILES, resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
 from engine.model.loading.stock_weights import read_config
-from flows.cli import end_quietly
+from flows.command.prefect_server import temporary_server
+from flows.command.run_flow import end_quietly
 from flows.demo import find_demo_model
 from flows.nights.night import night
-from flows.prefect_server import temporary_server
 
 PARTS = (
     ("The old", "A new", "My small", "That large", "No other", "Our first", "Every last", "This quiet"),

@@ -24,11 +24,11 @@ import pyarrow as pa
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
-from engine.request import Completion
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec

@@ -35,9 +35,9 @@ from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
-from flows.cli import end_quietly
+from flows.command.prefect_server import temporary_server
+from flows.command.run_flow import end_quietly
 from flows.nights.night import night
-from flows.prefect_server import temporary_server
 from tasks.nights.deadline import parse_budget
 from tasks.prompts.text_codec import TextCodec
 

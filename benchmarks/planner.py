@@ -29,7 +29,8 @@ from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from engine.planning.plan import Plan, PrefixGroup, SharingStats
+from engine.planning.group import PrefixGroup
+from engine.planning.plan import Plan, SharingStats
 from engine.planning.planner import plan_prompts
 from engine.planning.prefix_groups import plan_prefix_groups
 

@@ -8,13 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.completion import Completion
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.execution.step_record import StepRecord
     from engine.grammar import Grammar, Vocabulary
-    from engine.planning.plan import PrefixGroup
+    from engine.planning.group import PrefixGroup
     from engine.planning.prefix_groups import plan_prefix_groups
-    from engine.request import Completion, Request
+    from engine.request import Request
     from engine.thinking import Thinking
 
 __all__ = [
@@ -31,11 +32,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Completion": "engine.request",
+    "Completion": "engine.completion",
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
     "Grammar": "engine.grammar",
-    "PrefixGroup": "engine.planning.plan",
+    "PrefixGroup": "engine.planning.group",
     "Request": "engine.request",
     "StepRecord": "engine.execution.step_record",
     "Thinking": "engine.thinking",

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from engine.conflicts import refuse_conflicts
 from engine.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8", "quantized"]
@@ -106,8 +107,6 @@ class EngineConfig:
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))
         if any(field.name in CONFLICTING and getattr(self, field.name) != field.default for field in fields(self)):
-            from engine.conflicts import refuse_conflicts  # most engines have the defaults of these settings
-
             refuse_conflicts(self)
 
     @property

@@ -6,24 +6,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.execution.batch_calls import BatchCalls
+from engine.execution.lookup import make_lookup
 from engine.execution.output import Decoder, TokenSampler, complete
+from engine.execution.overlapped_steps import run_overlapped
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_steps
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
+from engine.model.compiling import compile_if_long
 from engine.model.loading.checkpoint import is_quantized
 from engine.model.model import Model
-from engine.planning.plan import PrefixGroup
-from engine.request import Completion, Mode, Request
+from engine.model.other_models import load_other
+from engine.planning.group import PrefixGroup
+from engine.request import Mode, Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Answered
+from engine.scheduling.step_result import Answered
+from engine.several_processes import check_model
 
 if TYPE_CHECKING:
     import transformers
@@ -96,8 +102,6 @@ class Engine(BatchCalls):
         config = config or EngineConfig()
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
         if config.disaggregation != "none" or config.tensor_parallel_size > 1:
-            from engine.several_processes import check_model
-
             check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)
         if config.tensor_parallel_size > 1 and shard is None:
             from engine.tensor_parallel.ranks import lead  # imported only when needed
@@ -108,8 +112,6 @@ class Engine(BatchCalls):
         use_threads(config.num_threads)
         may_be_quantized = config.dtype in ("auto", "quantized") and not is_loaded
         if shard is not None or is_adapted or (may_be_quantized and is_quantized(model)):
-            from engine.model.other_models import load_other  # imported only when needed
-
             loaded = load_other(
                 model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard
             )
@@ -193,8 +195,6 @@ class Engine(BatchCalls):
                 )
         scheduler = self._make_scheduler(requests, groups, impossible, sampler)
         if not self._model.has_replaced_layers:
-            from engine.model.compiling import compile_if_long  # imported only when needed
-
             compile_if_long(self._model, self._config.compile, sum(group.num_tokens for group in groups))
         metrics = StepMetrics(scheduler)
         late: list[Answered] = []
@@ -217,8 +217,6 @@ class Engine(BatchCalls):
     ) -> Scheduler:
         config, cache, lookup = self._config, self._cache, None
         if config.prompt_lookup == "always":
-            from engine.execution.lookup import make_lookup  # imported only when needed
-
             lookup = make_lookup(self._model, sampler)
         return Scheduler(
             schedule_groups(requests, groups, impossible, config, self._make_node),
@@ -232,8 +230,6 @@ class Engine(BatchCalls):
         use_device(self._model.device)  # this may not be the thread that loaded the model
         if self._prompt_process is not None:
             return self._prompt_process.run(scheduler, sampler)
-        run = run_steps
-        if self._overlaps_steps:
-            from engine.execution.overlapped_steps import run_overlapped as run  # imported only when needed
+        run = run_overlapped if self._overlaps_steps else run_steps
         steps = run(scheduler, self._runner.forward, sampler)
         return steps if self._model.shard is None else self._model.shard.watch(steps)

@@ -1,13 +1,12 @@
 """The limits on one request and on the KV budget. No check needs the weights."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
-from engine.errors import CapacityError, ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, is_quantized
+from engine.errors import CapacityError
+from engine.model.loading.checkpoint import GGUF_TENSORS, is_quantized, read_json
 from engine.model.loading.config_sizes import kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
@@ -30,10 +29,7 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
     def block_bytes(dtype: str) -> int:
         return config.block_size * kv_bytes_per_layer(values, dtype) * read_size(values, "num_hidden_layers")
 
-    try:
-        values = read_sizes(json.loads((checkpoint / "config.json").read_bytes()))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{checkpoint / 'config.json'} cannot be read: {error}") from error
+    values = read_sizes(read_json(checkpoint / "config.json"))
     dtype: str = config.dtype
     if dtype == "auto":
         if config.kv_memory_bytes >= 2 * block_bytes("float32"):

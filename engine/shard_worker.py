@@ -1,14 +1,11 @@
 """The process of a rank of a sharded model other than the first, which sends it each step."""
 
 import contextlib
-import os
-import socket
 import sys
 from pathlib import Path
 
-from engine.child_process import end_with_parent
 from engine.device.placement import resolve_device, use_device
-from engine.disaggregation.worker_line import WorkerLine, WorkerStep
+from engine.disaggregation.worker_line import WorkerStep, serve_parent
 from engine.model.shard import Shard
 from engine.worker_engine import WorkerEngine
 
@@ -17,10 +14,7 @@ def main() -> None:
     """Serves the first rank. Arguments: file descriptors of socket and shared memory, the memory's bytes, rank, number
     of ranks, the file through which the ranks find each other."""
     socket_fd, memory_fd, num_bytes, rank, size = map(int, sys.argv[1:6])
-    line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
-    os.close(memory_fd)
-    end_with_parent(socket_fd)
-    try:
+    with serve_parent(socket_fd, memory_fd, num_bytes) as line, contextlib.suppress(EOFError):
         model, config = line.receive()[0]
         shard = Shard(rank, size, resolve_device(config.device))
         use_device(shard.device)
@@ -31,12 +25,6 @@ def main() -> None:
             step = line.receive()[0]
             assert isinstance(step, WorkerStep)
             engine.compute_share(step.batch)
-    except EOFError:
-        return
-    except Exception as error:
-        with contextlib.suppress(OSError):  # the connection itself may have failed
-            line.send(error)
-        raise
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine.errors import BatchloomError, ModelError
-from flows.cli import EXIT_FAILED
-from flows.cli import main as run_flow
+from flows.command.prefect_server import temporary_server
+from flows.command.run_flow import EXIT_FAILED, run_flow
 from flows.nightly import nightly
-from flows.prefect_server import temporary_server
 from flows.quality.evaluate import evaluate
 from sql import statement
 from tasks.database.connection import connect

@@ -28,7 +28,6 @@ from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import choose_hardware
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import prune_cache
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
@@ -123,8 +122,7 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
         (workload,) = settle(source, [workload], is_kept=False)
-        record = RunRecord.begin(workload, source.model, source.model_digest, {})
-        run = Run.create(source.database, record, Path(folder))
+        run = Run.begin(source.database, workload, source.model, source.model_digest, {}, Path(folder))
         found, plan = read_and_plan(source, workload, run)
         if plan is not None:
             LOGGER.info("%s: simulating", workload.name)
@@ -132,6 +130,6 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(explain))
+    sys.exit(run_flow(explain))

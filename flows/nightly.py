@@ -19,16 +19,17 @@ from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSett
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
 from tasks.database.connection import connect
+from tasks.prompts.thinking import check_thinking
 from tasks.publish import check_target, publish_night
+from tasks.recover import recover_runs
 from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
-from tasks.runs.run_record import RunSummary, show_summaries
+from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.workloads.workload import load_workload
 
-logging.getLogger("batchloom").setLevel(
-    logging.INFO
-)  # else Prefect's console and log would not show the night's messages
+# Otherwise Prefect's console and log would not show the night's messages.
+logging.getLogger("batchloom").setLevel(logging.INFO)
 
 
 def survive_closed_console() -> None:
@@ -97,8 +98,6 @@ def nightly(
     with hold_database(database):
         protect_result_storage()
         if is_kept and any(runs_folder(database).glob("*-*")):
-            from tasks.recover import recover_runs  # imported only when needed
-
             recover_runs(database)
         prune_cache(database)
         config = engine.to_config(database)
@@ -110,8 +109,6 @@ def nightly(
             raise ConfigError(f"each workload needs a table of its own, got {tables}")
         for workload in chosen:
             if workload.kind.thinking:
-                from tasks.prompts.thinking import check_thinking  # imported only when needed
-
                 check_thinking(workload, source.checkpoint)
         night = Night(
             source=source,
@@ -141,6 +138,6 @@ def nightly(
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(nightly))
+    sys.exit(run_flow(nightly))

@@ -22,6 +22,7 @@ from engine.device.placement import check_device
 from engine.limits import check_kv_budget
 from engine.planning.planner import PlanMethod
 from engine.several_processes import check_gpus
+from tasks.database.attach import parse_attachments
 from tasks.runs.object_store import check_url
 from tasks.storage.artifact import runs_folder
 
@@ -98,8 +99,6 @@ def find_attachments(given: Attachments) -> dict[str, str]:
     """Name to absolute path; raises `ConfigError` for a name that is taken or a path that does not exist."""
     if not given:
         return {}
-    from tasks.database.attach import parse_attachments
-
     return parse_attachments(dict(item.split("=", 1) for item in given), Path())
 
 

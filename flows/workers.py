@@ -19,7 +19,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import InferJob
 from tasks.runs.progress import PlannedWork, watch_progress
 from tasks.runs.run import Run
-from tasks.runs.run_record import artifact_key
+from tasks.runs.run_summary import artifact_key
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import EngineTeam, lay_out_workers

@@ -1,6 +1,5 @@
 """One workload from table to table: read, tokenize, plan, infer, write."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.limits import check_weights
-from engine.model.loading.checkpoint import checkpoint_digest, is_plain, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
 from engine.planning.planner import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
@@ -18,9 +17,11 @@ from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.recover import stop_run
+from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.member import Member
 from tasks.runs.run import Run, set_isolation
-from tasks.runs.run_record import RunRecord, RunSummary
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
@@ -73,7 +74,7 @@ class Source:
         """
         checkpoint = resolve_checkpoint(model)
         max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
-        if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
+        if not is_plain(read_json(checkpoint / "config.json")):
             from flows.proof import prove_architecture  # takes seconds to import
 
             prove_architecture(checkpoint)
@@ -165,15 +166,13 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
             plan = plan_rows(source, workload, run, tokens)
             num_left = infer_rows(night, workload, run, plan)
     except BaseException as error:
-        from tasks.recover import stop_run  # imported only when needed
-
         stop_run(run, workload, error)
         raise
     return write_rows(workload, run, num_left)
 
 
 def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run:
-    """A run of the workload that starts now, its folder and record on disk. See `Run.create`."""
+    """A run of the workload that starts now, its folder and record on disk. See `Run.begin`."""
     source = night.source
     config = {
         "engine": asdict(night.engine),
@@ -185,8 +184,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
         "full": source.full,
         "attach": dict(source.attach),
     }
-    record = RunRecord.begin(workload, source.model, source.model_digest, config)
-    return Run.create(source.database, record, root)
+    return Run.begin(source.database, workload, source.model, source.model_digest, config, root)
 
 
 def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:

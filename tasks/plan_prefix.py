@@ -16,19 +16,22 @@ import pyarrow as pa
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from engine.planning.cheapest_first import rank_cheapest_first
 from engine.planning.plan import Plan, SharingStats, whole_blocks
 from engine.planning.plan_partitions import PartitionTokens, group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, PlanMethod, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.batches import cut_by, sort_batches, spool
-from tasks.storage.plan_file import PLAN_SCHEMA, PlanSummary, plan_batches, schema_with
+from tasks.storage.plan_file import PlanSummary, plan_batches, schema_with
 from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
+from tasks.storage.schemas import PLAN_SCHEMA
 
 CODE = (
     __name__,
     *(f"engine.planning.{name}" for name in ("choose_by_paper", "choose_exactly", "plan", "plan_partitions")),
     *(f"engine.planning.{name}" for name in ("planner", "prefix_tree", "range_cuts")),
     *(f"tasks.storage.{name}" for name in ("batches", "external_sort", "plan_file", "prompt_buckets", "prompt_order")),
+    "tasks.storage.schemas",
 )
 """Modules whose code decides the plan: a change of one makes the cached plans stale."""
 
@@ -86,8 +89,6 @@ def write_plan(
         names = ("costs", "priorities", "common_lens", "num_rows")
         costs, priorities, common_lens, num_rows = map(groups.concatenate, names)
         if is_cheapest_first:
-            from engine.planning.cheapest_first import rank_cheapest_first  # imported only when needed
-
             priorities = rank_cheapest_first(costs, priorities, num_rows)
         block_size = None if method == "none" else block_size
         placement = place_groups(costs - whole_blocks(common_lens, block_size), priorities, partition_tokens)

@@ -18,6 +18,7 @@ from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, r
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.batches import sort_batches
+from tasks.storage.schemas import NUMBERS
 from tasks.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1024
 
 NO_ANSWERS = "read/newest_answers_none"
-
-OPEN_QUESTIONS = pa.list_(pa.field("item", pa.int32(), nullable=False))
-"""Type of the column with the numbers of a row's questions that have no answer yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ def requests_schema(workload: Workload) -> pa.Schema:
             pa.field("content_key", pa.string(), nullable=False),
             pa.field("error", pa.large_string()),
             pa.field("row_priority", pa.int64(), nullable=False),
-            *([pa.field("open_questions", OPEN_QUESTIONS, nullable=False)] if workload.kind.question_digests else []),
+            *([pa.field("open_questions", NUMBERS, nullable=False)] if workload.kind.question_digests else []),
             *([pa.field("row_layout", pa.string())] if workload.row_layouts is not None else []),
         ]
     )
@@ -92,7 +90,7 @@ def read_requests(
             that reads a file it may not; the message says which.
         ArtifactError: the run folder cannot be written.
     """
-    counts = {"done": 0, "errors": 0}
+    counts = {"num_already_done": 0, "num_errors": 0}
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
         connection.execute(statement("settings/set_joins_as_written"))
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
@@ -104,10 +102,7 @@ def read_requests(
         ordered = sort_batches(open_rows, "sort_key", run_folder, hash_columns={name: f"hash_{name}" for name in texts})
         path = Path(run_folder) / "requests.parquet"
         requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
-    num_selected = requests.num_rows
-    return ReadResult(
-        requests=requests, num_selected=num_selected, num_already_done=counts["done"], num_errors=counts["errors"]
-    )
+    return ReadResult(requests=requests, num_selected=requests.num_rows, **counts)
 
 
 def _select_rows(
@@ -158,13 +153,13 @@ def _take_open(
     unused = {"hashes", "is_done", "open_questions", "row_layout"}.difference(schema.names)
     for found in rows:
         batch = found.filter(pc.invert(found.column("is_done")))
-        counts["done"] += found.num_rows - batch.num_rows
-        counts["errors"] += batch.num_rows - batch.column("error").null_count
+        counts["num_already_done"] += found.num_rows - batch.num_rows
+        counts["num_errors"] += batch.num_rows - batch.column("error").null_count
         if not batch.num_rows:
             continue
         columns = {name: batch.column(name) for name in batch.schema.names if name not in unused}
         if "open_questions" in columns:
-            columns["open_questions"] = columns["open_questions"].cast(OPEN_QUESTIONS)
+            columns["open_questions"] = columns["open_questions"].cast(NUMBERS)
         hashes = batch.column("hashes").flatten()
         for number, name in enumerate(texts):
             columns[f"hash_{name}"] = hashes.take(pa.array(range(number, len(hashes), len(texts))))

@@ -13,7 +13,7 @@ from tasks.report_page.facts import RunFacts, read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
 from tasks.runs.earlier_runs import load_run
-from tasks.runs.run_record import artifact_key
+from tasks.runs.run_summary import artifact_key
 from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder
 
 

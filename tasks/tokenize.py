@@ -15,25 +15,18 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
+from tasks.prompts.row_formats import ROW_LAYOUT, RowEncoder
 from tasks.prompts.text_codec import TextCodec
+from tasks.prompts.text_limit import TextLimit
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
+from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.workloads.workload import Workload
-
-TOKENS_SCHEMA = pa.schema(
-    [
-        pa.field("row_id", pa.int64(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
-        pa.field("error", pa.string()),
-        pa.field("priority", pa.int64(), nullable=False),
-    ]
-)
-"""One row a request, in the requests' order; token_ids is empty exactly where there is an error."""
 
 CODE = (
     __name__,
     *("tasks.prompts.prompt", "tasks.prompts.prompt_pieces", "tasks.prompts.text_codec"),
-    *("tasks.prompts.text_cuts", "tasks.prompts.word_patterns"),
+    *("tasks.prompts.text_cuts", "tasks.prompts.word_patterns", "tasks.storage.schemas"),
 )
 """Modules whose code decides the token ids: a change of one makes the cached tokens stale."""
 
@@ -75,12 +68,8 @@ def write_tokens(
     num_answer_tokens, columns = RequestForm.of(workload, codec, None).num_answer_tokens, list(prompt.fields)
     encode: Encode = PromptEncoder(workload_format(prompt, workload.kind.thinking, codec), codec).encode
     if workload.row_layouts is not None:
-        from tasks.prompts.row_formats import ROW_LAYOUT, RowEncoder  # imported only when needed
-
         columns, encode = [*columns, ROW_LAYOUT], RowEncoder(workload, codec).encode
     if workload.kind.is_pooled:
-        from tasks.prompts.text_limit import TextLimit  # imported only when needed
-
         limit = TextLimit.find(workload.kind, codec, Path(checkpoint), max_model_len)
         max_model_len, num_answer_tokens, encode = limit.max_tokens, 0, limit.apply(encode)
     suffixes = [codec.trust(suffix) for suffix in workload.kind.suffixes]

@@ -12,11 +12,13 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
 from sql import statement
+from tasks.database.attach import reads_attachments
 from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql, transaction
 from tasks.database.schema import create_schema
 from tasks.partitions.part import part_schema
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunRecord, RunSummary
+from tasks.runs.run_record import RunRecord
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef, open_parquet, runs_folder
 from tasks.workloads.workload import Workload
 
@@ -53,8 +55,6 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
     with connect(database, lock_timeout_seconds=lock_timeout_seconds, memory_limit=MEMORY_LIMIT) as connection:
         restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs], is_attaching=False)
         if attach:
-            from tasks.database.attach import reads_attachments
-
             is_foreign = reads_attachments(connection, workload)
         with transaction(connection):
             create_schema(connection, workload, is_foreign=is_foreign)

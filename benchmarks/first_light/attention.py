@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.attention import measure, summary
 from benchmarks.first_light.gate import QUICK, TINY_CASE
 from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
+from benchmarks.kernels.attention import measure, summary
 from benchmarks.kernels.attention_step import Case, grid
 from benchmarks.kernels.gpu import Ceilings, measure_ceilings
 

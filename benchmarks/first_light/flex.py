@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.attention import gated
 from benchmarks.first_light.attention import measured_cases, wanted_cases
 from benchmarks.first_light.gate import TINY_CASE
 from benchmarks.first_light.stage_run import StageRun
+from benchmarks.kernels.attention import gated
 from benchmarks.kernels.attention_step import Case, Step
 from benchmarks.kernels.gpu import DeviceTime, device_time
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.attention import gated
 from benchmarks.first_light.stage_run import StageRun
+from benchmarks.kernels.attention import gated
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.attention_implementations import NAMES, OURS, every_launch
 from benchmarks.kernels.attention_step import Case, Step, check_cases
@@ -246,7 +246,8 @@ def _sanitize(seconds: float) -> str:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return "not run: compute-sanitizer is not installed"
-    check = [sys.executable, "-m", "benchmarks.attention", "--check", "--cases", "*prefix-40 *", "--only", *OURS]
+    program = [sys.executable, "-m", "benchmarks.kernels.attention"]
+    check = [*program, "--check", "--cases", "*prefix-40 *", "--only", *OURS]
     try:
         done = subprocess.run(
             [tool, "--tool", "memcheck", "--error-exitcode", "86", *check],

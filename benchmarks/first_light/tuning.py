@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import tune
 from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
+from benchmarks.kernels import tune
 from benchmarks.kernels.attention_batches import GroupSize
 from benchmarks.kernels.cost_fit import cost_errors
 from benchmarks.kernels.tuning_steps import TuningBench, TuningStep

@@ -1,1 +1,1 @@
-"""Attention on a GPU, measured and tuned."""
+"""Attention on a GPU, measured and tuned; every kernel, compiled for every architecture."""

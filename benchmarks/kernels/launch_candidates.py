@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchmarks.kernels.cross_compile import TARGETS, compile_attention
 from benchmarks.kernels.data_sheet import in_flight_bytes
-from benchmarks.resources import LIMITS, resources_of
+from benchmarks.kernels.resources import LIMITS, resources_of
 from engine.kernels.triton.tuned import Launch, TileShape
 
 

@@ -24,7 +24,6 @@ from tasks.read import read_requests
 from tasks.runs.earlier_runs import load_run
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -76,7 +75,7 @@ def run_stage(stage: str, folder: Path) -> None:
     """Run one stage in this process; the run's folder holds the results of earlier ones."""
     workload, model, database = _load(folder), folder / "model", folder / "case.duckdb"
     if stage == "read":
-        run = Run.create(database, RunRecord.begin(workload, str(model), "model", {}))
+        run = Run.begin(database, workload, str(model), "model", {})
         run.note({"requests": read_requests(database, workload, "model", run.folder).requests})
         return
     (record,) = runs_folder(database).glob("*/manifest.json")

@@ -11,11 +11,12 @@ import transformers
 from tokenizers import Tokenizer
 
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work, serve
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.step_record import StepRecord
 from engine.planning.prefix_groups import plan_prefix_groups
-from engine.request import Completion, Request
+from engine.request import Request
 
 if TYPE_CHECKING:
     from engine.grammar import Grammar

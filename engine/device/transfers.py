@@ -17,13 +17,6 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Ten
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def fill_in(input_ids: torch.Tensor, pending_token_ids: torch.Tensor) -> torch.Tensor:
-    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row]."""
-    is_pending = input_ids < 0
-    rows = torch.where(is_pending, -1 - input_ids, 0)
-    return torch.where(is_pending, pending_token_ids.index_select(0, rows), input_ids)
-
-
 class HostCopies:
     """Copies of tensors to the host, in stream order; the caller waits for them when it has nothing else to do."""
 

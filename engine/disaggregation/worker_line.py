@@ -8,8 +8,9 @@ import contextlib
 import json
 import math
 import mmap
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from engine import errors
+from engine.child_process import end_with_parent
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, CapacityError, PrefillWorkerError
 from engine.kernels.attention_batch import AttentionBatch
@@ -209,3 +211,22 @@ class WorkerLine:
             self._connection.close()
             raise EOFError("the line is closed")
         return read
+
+
+@contextlib.contextmanager
+def serve_parent(socket_fd: int, memory_fd: int, num_bytes: int) -> Iterator[WorkerLine]:
+    """The line of this process to its parent, with which it ends. An error in the block is also sent to the parent.
+
+    Args:
+        socket_fd, memory_fd: file descriptors of socket and shared memory.
+        num_bytes: of the memory.
+    """
+    line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
+    os.close(memory_fd)
+    end_with_parent(socket_fd)
+    try:
+        yield line
+    except Exception as error:
+        with contextlib.suppress(OSError):  # the connection itself may have failed
+            line.send(error)
+        raise

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.device.transfers import to_device
@@ -16,11 +17,10 @@ from engine.errors import ConfigError, ModelError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.json_file import read_json
-from engine.planning.plan import PrefixGroup
+from engine.model.loading.checkpoint import read_json, resolve_checkpoint
+from engine.planning.group import PrefixGroup
 from engine.pooling.pooled_rows import Vector, pooled_answer
-from engine.request import POOLED_MODES, Completion, Mode, Request
+from engine.request import POOLED_MODES, Mode, Request
 from engine.scheduling.policies.sharing import owners_by_answer
 
 

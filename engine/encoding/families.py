@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.model.loading.json_file import read_json
+from engine.model.loading.checkpoint import read_json
 
 if TYPE_CHECKING:  # takes seconds to import
     import torch

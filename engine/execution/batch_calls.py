@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.execution.output import Decoder
-from engine.planning.plan import PrefixGroup
+from engine.planning.group import PrefixGroup
 from engine.planning.prefix_groups import plan_prefix_groups
-from engine.request import Completion, Mode, Request
+from engine.request import Mode, Request
 
 
 class BatchCalls(ABC):

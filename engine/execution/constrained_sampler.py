@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.completion import FinishReason
 from engine.device.transfers import to_device
 from engine.execution.output import Decoder, TokenSampler
 from engine.grammar import Constraint
 from engine.kernels import cdiv
 from engine.model.model import Model
-from engine.request import FinishReason
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 

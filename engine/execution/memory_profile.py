@@ -15,7 +15,8 @@ from engine.kernels.output_layer import ROWS_AT_ONCE
 from engine.kv.kv_cache import KVCache
 from engine.model.model import Model
 from engine.request import Request
-from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
+from engine.scheduling.chunks import ChunkGroup, Chunks
+from engine.scheduling.token_batch import TokenBatch, build_token_batch
 
 _GB = 10**9
 

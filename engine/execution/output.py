@@ -9,12 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.completion import Completion, FinishReason
 from engine.device.transfers import HostCopies, to_device
+from engine.execution.draws import drawn_rows, sample
 from engine.execution.label_rows import LabelRows
 from engine.model.model import Model
-from engine.request import Completion, FinishReason, Request
+from engine.pooling.pooled_rows import pooled_answer
+from engine.request import Request
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Answered, Step, StepTokens
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import Answered, StepTokens
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
@@ -75,8 +79,6 @@ class TokenSampler:
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
         masks = self._masks(step)
         if any(sequence.request.temperature for sequence, _ in step.sampled):
-            from engine.execution.draws import drawn_rows, sample  # imported only when needed
-
             token_ids = sample(sampled, self._model, drawn_rows(step), masks)
         else:
             token_ids = self._model.most_likely(sampled, masks)
@@ -135,8 +137,6 @@ def complete(answered: Answered, requests: Sequences[Request]) -> Iterator[Compl
             "and preemption 'kill' ends the request admitted last"
         )
     elif sequence.vector is not None:
-        from engine.pooling.pooled_rows import pooled_answer  # imported only when needed
-
         reason = "embedded" if request.mode == "embed" else "scored"
         answer.update(pooled_answer(request, sequence.vector))
     elif reason == "scored":

@@ -21,8 +21,9 @@ from engine.kernels import cdiv
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kernels.triton.tile_ranges import MOST_ROUNDS
 from engine.kv.kv_cache import KVCache
-from engine.model.attention import AttentionStep
+from engine.model.attention_step import AttentionStep
 from engine.model.model import Model
+from engine.model.pending_tokens import fill_in
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:  # Triton is not installed everywhere
@@ -200,7 +201,7 @@ class StepGraphs:
         self._numbers[: 2 * bucket_rows].copy_(source, non_blocking=True)  # after the steps on the stream that read it
         if batch.has_pending_tokens:
             input_ids = self._numbers[:bucket_rows]
-            input_ids.copy_(self._model.fill_in(input_ids, pending_token_ids))
+            input_ids.copy_(fill_in(input_ids, pending_token_ids, self._model.shard))
 
     def _capacity(self, num_rows: int) -> WorkCapacity:
         """Room for almost any step of num_rows rows; larger ones are computed without a graph."""

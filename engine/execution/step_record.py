@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.scheduling.prefix_node import PrefixNode
     from engine.scheduling.scheduler import Scheduler
-    from engine.scheduling.step import Answered, Step
+    from engine.scheduling.step import Step
+    from engine.scheduling.step_result import Answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,13 @@ import torch
 from engine.config import EngineConfig
 from engine.execution.output import TokenSampler
 from engine.kv.kv_cache import KVCache
+from engine.kv.kv_layout import kept_windows
 from engine.model.attention import make_attention
 from engine.model.model import Model
 from engine.scheduling.policies.packing import PADDED_PACKINGS
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Answered, Step
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import Answered
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
@@ -61,8 +63,6 @@ class StepRunner:
         graphable = self.attention.graphable if has_graphs else None
         shape = model.kv_shape
         if shape.windows:
-            from engine.kv.kv_layout import kept_windows  # imported only when needed
-
             shape = replace(shape, windows=kept_windows(shape.windows, config))
         budget_bytes = config.kv_memory_bytes
         if budget_bytes == "auto":

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.output import Decoder
@@ -13,8 +14,8 @@ from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
 from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 from engine.model.model import Model
-from engine.planning.plan import PrefixGroup
-from engine.request import Completion, Request
+from engine.planning.group import PrefixGroup
+from engine.request import Request
 
 LOGGER = logging.getLogger("batchloom.engine")
 

@@ -23,7 +23,7 @@ from engine.keeping.read_rate import measure_read_rate
 from engine.kv.block_copies import BlockCopies
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache import KVCache
-from engine.planning.plan import CommonPrefix, Member, PrefixGroup
+from engine.planning.group import CommonPrefix, Member, PrefixGroup
 from engine.scheduling.prefix_node import PrefixNode
 
 LOGGER = logging.getLogger("batchloom.engine")

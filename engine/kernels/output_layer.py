@@ -17,9 +17,3 @@ def columns_in_float64(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.T
         bias: ``[n]``.
     """
     return torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
-
-
-def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """``[R, vocab_size]`` with -inf for each token that `allowed` forbids (see `OutputLayer.most_likely`)."""
-    bits = allowed.view(torch.uint8).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=allowed.device) & 1
-    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, -torch.inf)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from engine.kernels.output_layer import ROWS_AT_ONCE, columns_in_float64, mask_logits
+from engine.kernels.output_layer import ROWS_AT_ONCE, columns_in_float64
 
 
 class TorchOutputLayer:
@@ -45,3 +45,9 @@ def largest_logits(
         logits = logits_of(hidden[rows]).float()
         chosen[rows] = (logits if allowed is None else mask_logits(logits, allowed[rows])).argmax(dim=-1)
     return chosen
+
+
+def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """``[R, vocab_size]`` with -inf for each token that `allowed` forbids (see `OutputLayer.most_likely`)."""
+    bits = allowed.view(torch.uint8).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=allowed.device) & 1
+    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, -torch.inf)

@@ -2,15 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from engine.errors import CapacityError
-
-if TYPE_CHECKING:
-    from engine.kv.kv_layout import KVLayout
+from engine.kv.kv_layout import KVLayout, find_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +25,10 @@ class KVShape:
     windows: tuple[int, ...] = ()
 
     @property
-    def layout(self) -> "KVLayout | None":
+    def layout(self) -> KVLayout | None:
         """Which layers share a block table; None where all do, and no KV is freed early."""
         if not self.windows:
             return None
-        from engine.kv.kv_layout import find_layout  # imported only when needed
-
         return find_layout(self.windows)
 
     @property

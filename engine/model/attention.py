@@ -1,8 +1,6 @@
 """The choice of an attention backend: C++ or torch on a CPU, Triton on a GPU."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,25 +12,10 @@ from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.torch_attention import CpuAttention
-from engine.kv.kv_cache import KVCache, KVShape
+from engine.kv.kv_cache import KVShape
 from engine.model.loading.checkpoint import cache_folder
 
 LOGGER = logging.getLogger("batchloom.engine")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionStep:
-    """One step's arguments of every layer's attention; passed through the model's forward as a keyword.
-
-    Attributes:
-        works: from the backend's `prepare`, one per block table of the cache.
-        output_rows: int64 ``[R]``, the rows whose last hidden states are needed; None: all.
-    """
-
-    backend: AttentionBackend
-    cache: KVCache
-    works: Sequence[Any]
-    output_rows: torch.Tensor | None = None
 
 
 def window_of(sliding_window: int | None, config: Any) -> int:

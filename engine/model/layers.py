@@ -11,7 +11,8 @@ from torch import nn
 from engine.errors import ModelError
 from engine.kernels.attention_backend import OutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear
-from engine.model.attention import AttentionStep, window_of
+from engine.model.attention import window_of
+from engine.model.attention_step import AttentionStep
 
 _WEIGHTS = frozenset(
     [

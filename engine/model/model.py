@@ -12,15 +12,17 @@ import torch
 from torch import nn
 
 from engine.device.placement import give_back_freed_memory
-from engine.device.transfers import fill_in, to_device
+from engine.device.transfers import to_device
 from engine.kernels.attention_backend import AttentionBackend, OutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.draw import draw_tokens
-from engine.kernels.output_layer import mask_logits
+from engine.kernels.torch_output_layer import TorchOutputLayer, largest_logits, mask_logits
 from engine.kv.kv_cache import KVCache, KVShape
-from engine.model.attention import AttentionStep
+from engine.model.attention_step import AttentionStep
+from engine.model.layer_windows import find_kept_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
 from engine.model.loading.checkpoint import find_eos_token_ids, is_plain, resolve_checkpoint
+from engine.model.pending_tokens import fill_in
 from engine.model.plain.plain_checkpoint import load_plain, read_plain_config
 from engine.model.plain.plain_model import Embedding, PlainModel
 from engine.scheduling.token_batch import TokenBatch
@@ -115,20 +117,14 @@ class Model:
             ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
         """
         kv_dtype, dtype = dtype, torch.bfloat16 if dtype.itemsize == 1 else dtype
-        if not isinstance(model, (str, Path)):
-            _prove(model.config, make_engine)
-            model = model.to(device=device, dtype=dtype).eval()
-            return cls(model, device=device, owns_weights=False, kv_dtype=kv_dtype)
-        folder = resolve_checkpoint(model)
-        if (plain := read_plain_config(folder)) is not None:
-            loaded, has_output_layer = load_plain(folder, plain, dtype=dtype, device=device)
+        source = resolve_checkpoint(model) if isinstance(model, (str, Path)) else model
+        if isinstance(source, Path) and (plain := read_plain_config(source)) is not None:
+            loaded, has_output_layer = load_plain(source, plain, dtype=dtype, device=device)
         else:
-            from engine.model.loading.stock_weights import load_weights, read_config  # seconds to import
+            from engine.model.stock_model import load_stock  # seconds to import
 
-            config = read_config(folder)
-            _prove(config, make_engine)
-            loaded, has_output_layer = load_weights(folder, config, dtype=dtype, device=device)
-        made = cls(loaded, device=device, owns_weights=True, kv_dtype=kv_dtype)
+            loaded, has_output_layer = load_stock(source, dtype=dtype, device=device, make_engine=make_engine)
+        made = cls(loaded, device=device, owns_weights=isinstance(source, Path), kv_dtype=kv_dtype)
         made.has_output_layer = has_output_layer
         return made
 
@@ -147,8 +143,6 @@ class Model:
         head, self._head = self._head, None  # so that its memory is freed if the backend copies the weights
         output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
         if output_layer is None:
-            from engine.kernels.torch_output_layer import TorchOutputLayer  # imported only when needed
-
             self._output_layer = TorchOutputLayer(head)
         if layers is None:
             if not self.has_plain_layers:
@@ -195,17 +189,10 @@ class Model:
         joined = to_device(np.concatenate(arrays), self.device)  # one transfer
         input_ids, positions, output_rows = torch.split(joined, [len(array) for array in arrays])
         if batch.has_pending_tokens:
-            input_ids = self.fill_in(input_ids, pending_token_ids)
+            input_ids = fill_in(input_ids, pending_token_ids, self.shard)
         works = [backend.prepare(attention) for attention in (batch.attention, *batch.more_attention)]
         step = AttentionStep(backend=backend, cache=cache, works=works, output_rows=output_rows)
         return self.compute(input_ids, positions, step)
-
-    def fill_in(self, input_ids: torch.Tensor, pending_token_ids: torch.Tensor | None) -> torch.Tensor:
-        """Token ids int64 ``[T]`` with the pending ones filled in; rank 0 has them and broadcasts to other ranks."""
-        if self.shard is None or self.shard.rank == 0:
-            assert pending_token_ids is not None, "a pending token was sampled by the previous step"
-            input_ids = fill_in(input_ids, pending_token_ids)
-        return input_ids if self.shard is None else self.shard.take_first(input_ids)
 
     @torch.inference_mode()
     def compute(self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
@@ -244,8 +231,6 @@ class Model:
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         """``[R, hidden]`` -> int64 ``[R]``: see `OutputLayer.most_likely`."""
         if self.finish_logits is not None:  # a cap can round different logits to equal ones
-            from engine.kernels.torch_output_layer import largest_logits  # imported only when needed
-
             return largest_logits(hidden, self.logits, allowed)
         return self._output_layer.most_likely(hidden, allowed)
 
@@ -267,19 +252,10 @@ class Model:
         return (logits if self.finish_logits is None else self.finish_logits(logits)).float()
 
 
-def _prove(config: "transformers.PretrainedConfig", make_engine: "MakeEngine") -> None:
-    if not is_plain(config.to_dict()):
-        from engine.model.proof.probe import prove  # imported only when needed
-
-        prove(config, make_engine)
-
-
 def kv_shape_of(config: Any, dtype: torch.dtype) -> KVShape:
     """The KV shape of a text model with this config."""
     windows: tuple[int, ...] = ()
     if getattr(config, "sliding_window", None):
-        from engine.model.layer_windows import find_kept_windows  # imported only when needed
-
         windows = find_kept_windows(config.to_dict())
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(

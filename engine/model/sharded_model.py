@@ -1,7 +1,6 @@
 """A model of which this process loads one rank's share."""
 
 import copy
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 from engine.errors import ConfigError, ModelError
-from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, resolve_checkpoint
+from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json, resolve_checkpoint
 from engine.model.model import Model
 from engine.model.plain.plain_checkpoint import fill_in
 from engine.model.plain.plain_model import Linear
@@ -49,7 +48,7 @@ class ShardedModel(Model):
         """
         assert isinstance(model, (str, Path)), "several_processes.check_model refuses loaded models"
         folder = resolve_checkpoint(model)
-        values = json.loads((folder / "config.json").read_bytes())
+        values = read_json(folder / "config.json")
         if not is_plain(values):
             raise ModelError(
                 f"model {str(folder)!r}: tensor_parallel_size {shard.size} is for plain models of the types "

@@ -11,7 +11,8 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.errors import ModelError
-from engine.model.attention import AttentionStep, window_of
+from engine.model.attention import window_of
+from engine.model.attention_step import AttentionStep
 
 ATTENTION_NAME = "batchloom"
 

@@ -1,15 +1,21 @@
-"""Models that are not plain: which are refused, how logits are finished, and how long sequences may be."""
+"""Models that are not plain: loading, which are refused, how logits are finished, how long sequences may be."""
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
 from engine.errors import ModelError
 from engine.model.families.family import find_family
+from engine.model.loading.checkpoint import is_plain
+from engine.model.loading.stock_weights import load_weights, read_config
 from engine.model.model import Model
+
+if TYPE_CHECKING:
+    from engine.model.proof.tiny_run import MakeEngine
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -45,6 +51,31 @@ def refuse_known(config: Any) -> None:
         reason = "positions are added to its attention scores (ALiBi)"
     if reason is not None:
         raise ModelError(f"architecture {config.model_type!r} is not supported: {reason}")
+
+
+def load_stock(
+    source: Path | PreTrainedModel, *, dtype: torch.dtype, device: torch.device, make_engine: "MakeEngine"
+) -> tuple[PreTrainedModel, bool]:
+    """A model of transformers on a device; its architecture, unless it is plain, is proven before.
+
+    Args:
+        source: the checkpoint's folder, or a loaded model, which is moved.
+        dtype: of the weights.
+        device: where they go.
+        make_engine: see `Model.load`.
+    Raises:
+        ModelError: see `prove` and `load_weights`.
+    Returns:
+        the model, and whether it has an output layer.
+    """
+    from engine.model.proof.probe import prove  # it imports this module
+
+    config = read_config(source) if isinstance(source, Path) else source.config
+    if not is_plain(config.to_dict()):
+        prove(config, make_engine)
+    if isinstance(source, Path):
+        return load_weights(source, config, dtype=dtype, device=device)
+    return source.to(device=device, dtype=dtype).eval(), True
 
 
 def adapt(model: Model, language_model: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""A plan: which rows share which prefix, as columns (`Plan`) and as groups (`PrefixGroup`).
+"""A plan: which rows share which prefix, as columns; `Plan.groups` gives them as prefix groups.
 
 A prompt has at most one prefix, that of its group (BatchLLM section 4.3.1). Groups come in prefix tree order, so two
 groups have in common the least of the common lengths of the neighbours between them.
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.planning.group import CommonPrefix, Member, PrefixGroup
 from engine.planning.prefix_tree import IndexArray, TokenArray, nodes_from_common_lens
 
 COLUMNS = ("row_id", "group_id", "member_id", "num_prefix_tokens", "num_common_tokens", "partition", "priority")
@@ -43,59 +44,6 @@ class SharingStats:
 
     def _saved(self, num_computed_tokens: int) -> float:
         return 1.0 - num_computed_tokens / self.num_logical_tokens if self.num_logical_tokens else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommonPrefix:
-    """Leading tokens that several groups have in common. These groups hold the same object.
-
-    Attributes:
-        num_tokens: counted from the prompt's first token; more than the parent's.
-        parent: a shorter common prefix, of more groups; None where there is none.
-    """
-
-    num_tokens: int
-    parent: "CommonPrefix | None"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Member:
-    """One distinct prompt of a group: computed once, answered for each of its requests.
-
-    Attributes:
-        request_indices: positions in the planned input, ascending; several where prompts are identical.
-        suffix: int32 ``[num_tokens]``, the tokens after the group's prefix; never empty.
-    """
-
-    request_indices: tuple[int, ...]
-    suffix: TokenArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrefixGroup:
-    """Distinct prompts with a common prefix. Each member's prompt is prefix + suffix.
-
-    Attributes:
-        prefix: int32 ``[num_tokens]``, computed once for all members; empty where a prompt is planned alone.
-        members: at least one; at least two where the prefix is not empty and the plan is whole.
-        common: the longest part of `leading_tokens` that other groups begin with, too; None where none is known.
-    """
-
-    prefix: TokenArray
-    members: tuple[Member, ...]
-    common: CommonPrefix | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt tokens that are computed for the group."""
-        return len(self.prefix) + sum(len(member.suffix) for member in self.members)
-
-    @property
-    def leading_tokens(self) -> TokenArray:
-        """The tokens that the group can share with other groups: its prefix, or a prompt planned alone without its last
-        token, which is always computed."""
-        is_alone = len(self.prefix) == 0 and len(self.members) == 1
-        return self.members[0].suffix[:-1] if is_alone else self.prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

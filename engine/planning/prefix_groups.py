@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import RequestError
-from engine.planning.plan import PrefixGroup
+from engine.planning.group import PrefixGroup
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import TokenArray
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelError
-from engine.model.loading.json_file import read_json
+from engine.model.loading.checkpoint import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.json_file import read_json
+from engine.model.loading.checkpoint import read_json
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Poolings by their sentence-transformers names, in the order in which several are concatenated."""

@@ -11,6 +11,7 @@ from engine.request import Request
 from engine.scheduling.block_cache import BlockCache
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.sequence import ScheduledGroup, Sequence, most_extra_tokens
+from engine.scheduling.windowed_pool import WindowedPool
 
 if TYPE_CHECKING:
     from engine.kv.kv_layout import KVLayout
@@ -21,8 +22,6 @@ _ANSWERS_FOR_AN_ESTIMATE = 16
 def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" = None) -> BlockPool:
     """The block pool for a sharing policy and for the block tables of a model's layers. See `KVLayout`."""
     if layout is not None:
-        from engine.scheduling.windowed_pool import WindowedPool
-
         return WindowedPool(num_blocks, config.block_size, layout.windows)
     make = LruBlockPool if config.sharing == "lru" else BlockPool
     return make(num_blocks, config.block_size)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from engine.config import EngineConfig, Order
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission
+from engine.scheduling.policies.order import order_by_request
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import ScheduledGroup, Sequence
 from engine.scheduling.step import Step
@@ -20,8 +21,6 @@ def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[Schedul
     """
     if order == "ratio":
         return sorted(groups, key=lambda group: -group.decode_to_prefill_ratio)
-    from engine.scheduling.policies.order import order_by_request  # imported only when needed
-
     return order_by_request(groups, order)
 
 

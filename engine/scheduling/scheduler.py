@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission, OutputReserve
+from engine.scheduling.batch_queues import BatchQueues
 from engine.scheduling.policies.preemption import SwapSpace, evict_idle_prefixes, make_room
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence
-from engine.scheduling.step import Answered, Step, StepTokens
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import Answered, StepTokens
 
 if TYPE_CHECKING:
     from engine.scheduling.prompt_lookup import PromptLookup
@@ -52,10 +54,9 @@ class Scheduler:
         self._lookup = lookup
         self._reserve = OutputReserve(config.output_reserve)
         self.admission = Admission(pool, self._reserve, swap)
-        queues = RequestQueues
-        if config.batching != "continuous" or config.prefill != "chunked":
-            from engine.scheduling.batch_queues import BatchQueues as queues  # imported only when needed
-        self.queues: RequestQueues = queues(groups, pool=pool, config=config, admission=self.admission)
+        has_batches = config.batching != "continuous" or config.prefill != "chunked"
+        make_queues = BatchQueues if has_batches else RequestQueues
+        self.queues: RequestQueues = make_queues(groups, pool=pool, config=config, admission=self.admission)
 
     @property
     def num_unfinished(self) -> int:

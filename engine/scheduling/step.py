@@ -1,7 +1,5 @@
-"""One step: the tokens that it computes, its layout as a token batch, and the tokens that the model answers."""
+"""One step: the tokens that it computes, and its layout as a token batch."""
 
-from collections.abc import Callable, Container
-from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -9,39 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kv.block_pool import NO_BLOCKS, BlockPool
-from engine.request import FinishReason
+from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTokens:
-    """The tokens sampled in one step.
-
-    Attributes:
-        token_ids: one for each row of `Step.sampled`.
-        watched_rows: indices of those that may end their answer, or force the tokens that follow.
-        follow: called in order, with each watched row whose token becomes part of its answer. Returns the forced tokens
-            that follow, as many as the answer has room for, and why the answer ends with them, unless by its length.
-    """
-
-    token_ids: Sequences[int]
-    watched_rows: Container[int]
-    follow: Callable[[int], tuple[Sequences[int], FinishReason | None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answered:
-    """A sequence that is answered, or ended with an error because its memory was taken.
-
-    Attributes:
-        has_late_row: the step in flight still computes a row of the sequence, whose result is dropped.
-    """
-
-    sequence: Sequence
-    reason: FinishReason
-    has_late_row: bool = False
+from engine.scheduling.token_batch import TokenBatch, build_token_batch
+from engine.scheduling.whole_prompts import pad_chunks
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -168,7 +138,5 @@ class Step:
             for node, members in self._members.items()
         ]
         if self.padded_length:
-            from engine.scheduling.whole_prompts import pad_chunks  # imported only when needed
-
             chunks, groups = pad_chunks(self, chunks, groups)
         return build_token_batch(chunks, [group for group in groups if group.num_chunks], self.block_size)

@@ -1,19 +1,22 @@
 """Steps of whole prompts: which prompts a step takes, and how they are padded."""
 
 from collections.abc import Sequence as Sequences
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.config import Packing
 from engine.kernels import cdiv
+from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.policies.packing import PACKINGS, PADDED_PACKINGS
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step
-from engine.scheduling.token_batch import ChunkGroup, Chunks
+
+if TYPE_CHECKING:
+    from engine.scheduling.step import Step
 
 
-def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
+def add_packed(step: "Step", prompts: Sequences[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
     """Adds the whole prompts that `packing` selects: all remaining tokens of a request's own part, or of a prefix.
 
     Args:
@@ -39,7 +42,7 @@ def add_packed(step: Step, prompts: Sequences[Sequence | PrefixNode], packing: P
         step.pad_block_id = pad_block_id
 
 
-def pad_chunks(step: Step, chunks: Chunks, groups: Sequences[ChunkGroup]) -> tuple[Chunks, list[ChunkGroup]]:
+def pad_chunks(step: "Step", chunks: Chunks, groups: Sequences[ChunkGroup]) -> tuple[Chunks, list[ChunkGroup]]:
     """Adds a chunk of padding after each chunk that is shorter than the step's padded length.
 
     No row attends to padding. Its KV goes into free slots of the prompt's last block, then into the pad block.

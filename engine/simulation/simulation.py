@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.config import EngineConfig
 from engine.execution.step_record import StepRecord, record_step
-from engine.planning.plan import PrefixGroup
+from engine.planning.group import PrefixGroup
 from engine.request import Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
@@ -22,7 +22,8 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import most_blocks
-from engine.scheduling.step import Step, StepTokens
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import StepTokens
 from engine.simulation.device import Roofline, StepCost, StepWork
 
 if TYPE_CHECKING:

@@ -1,16 +1,15 @@
 """Errors of a night file, found in seconds without loading a model: ``batchloom check night.toml``."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError
-from engine.model.loading.checkpoint import is_plain
+from engine.model.loading.checkpoint import is_plain, read_json
 from engine.model.loading.hub import resolve_head
-from flows.cli import EXIT_FAILED
+from flows.command.run_flow import EXIT_FAILED
 from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems
@@ -60,7 +59,7 @@ def check_model(
     """
     checkpoint = resolve_head(model)
     max_model_len = read_max_model_len(checkpoint, config.max_model_len)
-    if not is_plain(json.loads((checkpoint / "config.json").read_bytes())):
+    if not is_plain(read_json(checkpoint / "config.json")):
         from flows.proof import prove_architecture  # takes seconds to import
 
         prove_architecture(checkpoint)

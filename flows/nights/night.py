@@ -29,7 +29,7 @@ from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import check_target, publish_night
 from tasks.recover import recover_runs
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
-from tasks.runs.run_record import RunSummary, show_summaries
+from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache
 from tasks.workloads.workload import Workload
 

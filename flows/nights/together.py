@@ -20,9 +20,9 @@ from tasks.nights.joint_tokens import count_shared, join_tokens, name_shared
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
-from tasks.runs.infer_job import Member
+from tasks.runs.member import Member
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunSummary
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import find_first_row_ids

@@ -13,7 +13,7 @@ from pydantic import Field
 from tasks.database.connection import connect
 from tasks.evaluation.calibration import Calibration, Method, calibrate_answers
 from tasks.layouts.kept import use_kept
-from tasks.runs.run_record import artifact_key
+from tasks.runs.run_summary import artifact_key
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -67,6 +67,6 @@ def calibrate(
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(calibrate))
+    sys.exit(run_flow(calibrate))

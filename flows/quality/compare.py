@@ -28,7 +28,6 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import Run, hold_database, protect_result_storage
-from tasks.runs.run_record import RunRecord
 from tasks.sample import choose_rows
 from tasks.storage.artifact import ArtifactRef, prune_cache
 from tasks.workloads.workload import Workload, load_workload
@@ -151,7 +150,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
 
 def _begin(source: Source, workload: Workload, folder: Path) -> Run:
     """A run whose folder is in `folder`, which is temporary."""
-    return Run.create(source.database, RunRecord.begin(workload, source.model, source.model_digest, {}), folder)
+    return Run.begin(source.database, workload, source.model, source.model_digest, {}, folder)
 
 
 def _plan(night: Night, workload: Workload, tokens: ArtifactRef, target: Path) -> ArtifactRef:
@@ -161,6 +160,6 @@ def _plan(night: Night, workload: Workload, tokens: ArtifactRef, target: Path) -
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(compare))
+    sys.exit(run_flow(compare))

@@ -75,6 +75,6 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.command.run_flow import run_flow
 
-    sys.exit(main(evaluate))
+    sys.exit(run_flow(evaluate))

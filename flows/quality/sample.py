@@ -12,7 +12,7 @@ from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunSummary
+from tasks.runs.run_summary import RunSummary
 from tasks.sample import Sample, choose_rows, read_sample
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload

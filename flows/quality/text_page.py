@@ -6,7 +6,7 @@ import shutil
 from prefect.artifacts import create_markdown_artifact
 from rich.console import Console
 
-from tasks.runs.run_record import artifact_key
+from tasks.runs.run_summary import artifact_key
 
 
 class TextPage:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
-from engine.request import Completion
+from engine.completion import Completion
 from tasks.answers.kind import AnswerKind, EncodeLabels
 from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Output, Text, must, refuse_if
 

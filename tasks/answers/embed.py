@@ -9,10 +9,10 @@ import pyarrow as pa
 from pydantic import StrictBool, StrictInt
 from pydantic.dataclasses import dataclass
 
+from engine.completion import Completion
 from engine.encoding.families import is_encoder
 from engine.errors import WorkloadError
 from engine.pooling.sentence_files import check_causal_pooling, read_sentence_files
-from engine.request import Completion
 from tasks.answers.kind import EncodeLabels
 from tasks.answers.pooled import PooledKind, TooLong
 from tasks.answers.toml_value import CONFIG, Output, must

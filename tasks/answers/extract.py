@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 from pydantic.dataclasses import dataclass
 
-from engine.request import Completion
+from engine.completion import Completion
 from tasks.answers.column_grammar import Bounds, leaf_ids, object_grammar, parse_type, value_grammar
 from tasks.answers.grammar_source import GrammarSource, SchemaText, constrained_answer
 from tasks.answers.kind import EncodeLabels, SingleRequest

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ValidationInfo
 
+from engine.completion import Completion
 from engine.errors import GrammarError
-from engine.request import Completion
 from tasks.answers.toml_value import refuse_if
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 from pydantic.dataclasses import dataclass
 from tokenizers import Tokenizer
 
+from engine.completion import Completion
 from engine.errors import ModelError, WorkloadError
 from engine.pooling.class_labels import ClassLabels
-from engine.request import Completion
 from tasks.answers.kind import EncodeLabels
 from tasks.answers.pooled import PooledKind, TooLong
 from tasks.answers.score import ScoreKind, ScoreOutput

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
 
-from engine.request import Completion
+from engine.completion import Completion
 from tasks.answers.toml_value import Output
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from engine.request import Completion
+from engine.completion import Completion
 from tasks.answers.kind import AnswerKind, EncodeLabels, SingleRequest
 from tasks.answers.toml_value import Output
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from engine.request import Completion
+from engine.completion import Completion
 from tasks.answers.kind import AnswerKind, EncodeLabels, PlainAnswer
 from tasks.answers.toml_value import CONFIG, Output, Texts, must, refuse_if
 

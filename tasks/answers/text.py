@@ -9,7 +9,8 @@ import pydantic
 from pydantic import AfterValidator, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
-from engine.request import Completion, Request
+from engine.completion import Completion
+from engine.request import Request
 from tasks.answers.grammar_source import GrammarSource, SchemaText, check_pattern, constrained_answer
 from tasks.answers.kind import EncodeLabels, PlainAnswer
 from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Texts, must, refuse_if

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field, StrictInt
 from pydantic.dataclasses import dataclass
 
-from engine.request import Completion
+from engine.completion import Completion
 from tasks.answers.decide import Decisions
 from tasks.answers.extract import Extraction
 from tasks.answers.kind import AnswerKind, EncodeLabels

@@ -20,7 +20,8 @@ from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import BATCH_ROWS
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.tokenize import TOKENS_SCHEMA, write_tokens
+from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload
 
 

@@ -9,6 +9,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
+from tasks.database.locked import wait_and_open
 from tasks.database.messages import describe_full_disk, explain
 
 MEMORY_LIMIT = "2GB"
@@ -144,6 +145,4 @@ def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: fl
     try:
         return duckdb.connect(str(path), read_only=read_only)
     except duckdb.Error as error:
-        from tasks.database.locked import wait_and_open  # imported only when needed
-
         return wait_and_open(path, error, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)

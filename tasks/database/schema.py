@@ -10,6 +10,7 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.messages import explain
+from tasks.database.older_tables import add_columns, list_added
 from tasks.workloads.workload import Workload
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
@@ -84,8 +85,6 @@ def create_schema(
     for name, relation in _needed_relations(workload).items():
         found = existing.get(name)
         if found and not found.is_view and (lacking := relation.columns.keys() - found.columns):
-            from tasks.database.older_tables import add_columns  # imported only when needed
-
             add_columns(connection, workload, name, lacking)
     is_shipped = workload is None or workload.output.table.lower() in _shipped_relations()
     for name, text in _shipped_statements().items():
@@ -125,8 +124,6 @@ def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, data
 
 def _check_columns(workload: Workload, where: str, relation: Relation, expected: Mapping[str, str]) -> None:
     if missing := expected.keys() - relation.columns:
-        from tasks.database.older_tables import list_added  # imported only when needed
-
         missing -= {column.lower() for column in list_added(workload, relation.name)}
     if missing:
         raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {', '.join(sorted(relation.columns))}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.planning.plan import PrefixGroup
+from engine.planning.group import PrefixGroup
 from engine.planning.prefix_tree import PrefixTree
 from engine.simulation.device import Device
 from engine.simulation.simulation import SimulationSummary

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError
-from engine.model.loading.checkpoint import is_quantized
-from engine.model.loading.json_file import read_json
+from engine.model.loading.checkpoint import is_quantized, read_json
 from engine.model.model_shape import ModelShape
-from engine.planning.plan import PrefixGroup
+from engine.planning.group import PrefixGroup
 from engine.request import Request
 from engine.simulation.device import DEVICES, Device, Roofline, predicted_kv_bytes
 from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps

@@ -19,7 +19,8 @@ from tasks.runs.run import make_runs_folder
 from tasks.storage.artifact import open_parquet, write_parquet
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import renumber
-from tasks.tokenize import TOKENS_SCHEMA, tokenize
+from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.tokenize import tokenize
 from tasks.workloads.workload import Workload
 
 PARTITION_TOKENS = 1 << 60

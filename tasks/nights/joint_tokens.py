@@ -13,7 +13,7 @@ from engine.planning.prefix_tree import common_prefix_len
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.prompt_order import sort_prompts
 from tasks.storage.row_numbers import renumber
-from tasks.tokenize import TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 
 CODE = (__name__, "tasks.storage.row_numbers", "tasks.tokenize")
 

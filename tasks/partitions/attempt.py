@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.completion import Completion
 from engine.device.placement import give_back_freed_memory
 from engine.errors import BatchloomError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from engine.request import Completion
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
 from tasks.partitions.joint import JointWork, ask_jointly
 from tasks.partitions.partition_work import AttemptLog, PartitionWork

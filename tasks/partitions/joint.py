@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from engine.completion import Completion
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from engine.request import Completion, Request
+from engine.request import Request
 from tasks.partitions.partition_work import PartitionWork
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec

@@ -9,9 +9,9 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from engine.completion import Completion
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from engine.request import Completion
 from tasks.answers.kind import AnswerKind
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import ArtifactRef

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from engine.completion import Completion
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from engine.request import Completion
 from tasks.database.messages import describe_write_error
 from tasks.partitions.part import STEPS_SCHEMA, answer_batch, step_batch
 from tasks.partitions.pieces import Piece

@@ -140,10 +140,9 @@ class TextCodec:
             WorkloadError: a label has no tokens, or the same ones as another.
         """
         ending = ending or "\n"
-        known, *both = self.encode(
-            [ending, *(ending + self.trust(label) for label in labels)], add_special_tokens=False
-        )
-        alone = self.encode([self.trust(label) for label in labels], add_special_tokens=False)
+        trusted = [self.trust(label) for label in labels]
+        known, *both = self.encode([ending, *(ending + text for text in trusted)], add_special_tokens=False)
+        alone = self.encode(trusted, add_special_tokens=False)
         found: dict[tuple[int, ...], str] = {}
         for label, joined, single in zip(labels, both, alone, strict=True):
             follows = joined[: len(known)] == known and len(joined) > len(known)
@@ -184,9 +183,8 @@ def load_tokenizer(folder: Path) -> Any:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"model {str(folder)!r}: its tokenizer cannot be read: {first_line}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
-        raise ModelError(
-            f"model {str(folder)!r}: tokenizer {type(tokenizer).__name__} has no fast form (tokenizer.json)"
-        )
+        kind = type(tokenizer).__name__
+        raise ModelError(f"model {str(folder)!r}: tokenizer {kind} has no fast form (tokenizer.json)")
     with suppress(Exception):  # without a copy, the next load is slow again
         _keep(tokenizer, copy)
     return tokenizer

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.encoding.families import first_position, is_encoder
-from engine.model.loading.json_file import read_json
+from engine.model.loading.checkpoint import read_json
 from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind
 from tasks.answers.pooled import PooledKind

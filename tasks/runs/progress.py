@@ -17,6 +17,7 @@ from rich.console import Console
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from tasks.database.messages import describe_write_error
+from tasks.runs.progress_bar import draw
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -142,8 +143,6 @@ def watch_progress(
     def watch() -> None:
         looks = _look(Path(run_folder), work, has_ended, min(SHOW_SECONDS, LOG_SECONDS))
         if console.is_terminal:
-            from tasks.runs.progress_bar import draw  # imported only when needed
-
             draw(looks, title, work, console)
         else:
             _log(looks, title, work, show)

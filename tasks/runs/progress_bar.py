@@ -3,14 +3,16 @@
 import math
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from tasks.runs.progress import Look, PlannedWork
+if TYPE_CHECKING:
+    from tasks.runs.progress import Look, PlannedWork
 
 
-def draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
+def draw(looks: "Iterable[Look]", title: str, work: "PlannedWork", console: Console) -> None:
     """Draw a bar and move it with each look.
 
     Args:

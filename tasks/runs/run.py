@@ -9,20 +9,30 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from platform import python_version
+from secrets import token_hex
 from typing import Any
 
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.database.messages import describe_write_error
+from tasks.runs.lowered_engines import list_lowered
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
+from tasks.workloads.workload import Workload
 
 RUN_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
 
 WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
 REQUESTS = "requests.parquet"
+
+PACKAGES = ("batchloom", "torch", "transformers", "duckdb", "pyarrow", "prefect")
+"""Packages whose versions a run's record holds."""
 
 
 def make_runs_folder(database: str | Path) -> Path:
@@ -107,6 +117,30 @@ class Run:
     is_written: bool = False
 
     @classmethod
+    def begin(
+        cls,
+        database: str | Path,
+        workload: Workload,
+        model: str,
+        model_digest: str,
+        config: Mapping[str, Any],
+        root: Path | None = None,
+    ) -> "Run":
+        """A run that starts now. See `RunRecord` and `create`."""
+        record = RunRecord(
+            run_id=new_run_id(workload.name),
+            workload=workload.name,
+            workload_source=workload.source,
+            workload_digest=workload.digest,
+            model=model,
+            model_digest=model_digest,
+            started_at=datetime.now(UTC).isoformat(),
+            config=config,
+            versions={"python": python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
+        )
+        return cls.create(database, record, root)
+
+    @classmethod
     def create(cls, database: str | Path, record: RunRecord, root: Path | None = None) -> "Run":
         """A new run with its folder.
 
@@ -147,8 +181,6 @@ class Run:
         """Note how the run ended, before its answers are written."""
         config = dict(self.record.config)
         if any(Path(self.folder).glob("engines/*.json")):
-            from tasks.runs.lowered_engines import list_lowered  # imported only when needed
-
             config["engines_with_less_memory"] = list_lowered(self.folder)
         self.note(status=status, error=error, config=config)
 
@@ -184,6 +216,19 @@ class Run:
         }
         with replace_file(Path(self.folder) / "manifest.json") as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
+
+
+def new_run_id(workload: str) -> str:
+    """A unique run id that sorts by start and names the workload."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{workload}-{token_hex(3)}"
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def drop_work(folder: Path) -> None:

@@ -15,22 +15,7 @@ import pyarrow.parquet as pq
 from engine.errors import ArtifactError
 from engine.planning.plan import COLUMNS, Plan, SharingStats
 from tasks.storage.artifact import ArtifactRef, open_parquet
-
-PLAN_SCHEMA = pa.schema(
-    [
-        pa.field("row_id", pa.int64(), nullable=False),
-        pa.field("group_id", pa.int64(), nullable=False),
-        pa.field("member_id", pa.int64(), nullable=False),
-        pa.field("num_prefix_tokens", pa.int32(), nullable=False),
-        pa.field("num_common_tokens", pa.int32(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("priority", pa.int64(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
-    ]
-)
-"""The columns of `Plan`, one row for each row without error, sorted by partition, group, member, row. token_ids holds
-what earlier rows do not: the whole prompt in a group's first row, the suffix in the first row of each other member,
-nothing else. num_common_tokens refers to the group before in the file. The metadata holds the `PlanSummary`."""
+from tasks.storage.schemas import NUMBERS, PLAN_SCHEMA
 
 BATCH_ROWS = 4096
 BATCH_TOKENS = 1_000_000
@@ -133,9 +118,7 @@ def list_tokens(prompts: Sequence[npt.NDArray[np.int32]]) -> pa.ListArray:
     """A list column with one prompt in each row; `token_arrays` is the inverse."""
     offsets = np.cumsum([0, *map(len, prompts)])
     values = np.concatenate([np.empty(0, np.int32), *prompts])
-    return pa.ListArray.from_arrays(
-        pa.array(offsets, pa.int32()), pa.array(values), PLAN_SCHEMA.field("token_ids").type
-    )
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), NUMBERS)
 
 
 def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[int, int]]:

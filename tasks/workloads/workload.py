@@ -19,6 +19,7 @@ from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
 from tasks.answers.kind import AnswerKind
 from tasks.answers.toml_value import RESERVED_COLUMNS, Name, Output, Text, Texts, must, refuse_if
+from tasks.workloads.fault import describe_fault
 from tasks.workloads.row_layouts import RowLayouts
 
 SHIPPED = Path(__file__).parents[2] / "workloads"
@@ -239,8 +240,6 @@ def load_workload(name_or_path: str | Path) -> Workload:
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"{path} cannot be read as TOML: {error}") from error
     except ValueError as error:
-        from tasks.workloads.fault import describe_fault  # imported only when needed
-
         raise WorkloadError(f"{path}: {describe_fault(error, values, text)}") from error
     return workload
 

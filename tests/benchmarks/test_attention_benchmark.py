@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import attention
+from benchmarks.kernels import attention
 from benchmarks.kernels.attention_batches import make_batch
 from benchmarks.kernels.attention_implementations import compiled
 from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Case, Step, check_cases
 from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, captured
 from benchmarks.kernels.relay_model import equation_10
 from engine.kernels.reference import paged_attention_ref
-from engine.kernels.triton.tuned import ARCHITECTURES, load_tuned
+from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
 from tests.interpreting import INTERPRETING
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.attention", *arguments],
+        [sys.executable, "-m", "benchmarks.kernels.attention", *arguments],
         cwd=ROOT, env=os.environ | hidden | environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def kinds(work_list: WorkList) -> Iterator[tuple[str, str, str]]:
         yield work_list.launch.name, shape, kind
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", sorted(file.stem for file in CONFIG_FOLDER.glob("*.json")))
 def test_the_check_s_cases_take_every_kind_of_tile(architecture: str) -> None:
     """A gate without wide tiles and merges would not find a wrong kernel."""
     found = set()

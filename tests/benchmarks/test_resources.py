@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import resources
+from benchmarks.kernels import resources
 from benchmarks.kernels.cross_compile import FP8, TARGETS, compile_attention
 from engine.kernels.triton.tuned import load_tuned
 
@@ -32,7 +32,7 @@ def reports() -> dict[tuple[str, str], list[dict]]:
 
 @pytest.mark.slow
 def test_the_program_prints_and_writes_what_is_read(reports: dict[tuple[str, str], list[dict]], tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "benchmarks.resources", "--architecture", "sm_90"]
+    command = [sys.executable, "-W", "error", "-m", "benchmarks.kernels.resources", "--architecture", "sm_90"]
     done = subprocess.run(
         [*command, "--json", tmp_path / "found.json"],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import COMMANDS, main
+from flows.command.commands import COMMANDS
+from flows.command.run_flow import run_flow
 from flows.explain import explain
 from flows.nightly import nightly
 from flows.nights.night import night
@@ -57,7 +58,7 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
     for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,), (calibrate,)):
         for form in (flow, *forms):
-            assert main(form, ["--help-all"]) == 0
+            assert run_flow(form, ["--help-all"]) == 0
         known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
         for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow.name}([^\n`]*)", text):
             assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow.name}{options}"

@@ -29,7 +29,7 @@ def main(database: str, model: str) -> int:
 
     threading.settrace(record)
     sys.settrace(record)
-    from flows.cli import main as run_command
+    from flows.command.run_flow import run_flow as run_command
     from flows.nightly import nightly
 
     options = ["--device", "cpu", "--kv-memory", "8MiB"]

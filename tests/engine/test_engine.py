@@ -238,6 +238,10 @@ def test_unreadable_checkpoints_are_named(tmp_path: Path, tiny_llama: Path) -> N
             Engine.load(path, SETTINGS)
 
     refused(tmp_path / "absent", "no such file or folder")
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_llama, broken)
+    (broken / "config.json").write_text("{")
+    refused(broken, r"broken/config\.json cannot be read: ")
     empty = tmp_path / "empty"
     empty.mkdir()
     refused(empty, "no config.json")

@@ -10,12 +10,12 @@ import duckdb
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
+from flows.command.prefect_server import reachable_server
 from flows.nightly import nightly
-from flows.prefect_server import reachable_server
 from flows.settings import EngineSettings, PlanSettings
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
-from tasks.runs.run_record import RunSummary
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import runs_folder
 
 BODY = "The night watchman walks around house {} and writes down what he has seen. "

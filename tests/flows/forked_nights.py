@@ -27,7 +27,8 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 
 from engine.config import EngineConfig
 from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
-from flows.cli import batchloom, main
+from flows.cli import batchloom
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
@@ -106,7 +107,7 @@ def work(order: dict[str, Any]) -> int:
         infer.fn(partition, InferJob(**job))
         return 0
     if order["arguments"][0].startswith("--"):
-        return main(nightly, order["arguments"])
+        return run_flow(nightly, order["arguments"])
     return batchloom(order["arguments"])
 
 

@@ -19,7 +19,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from flows.cli import COMMANDS, batchloom, main
+from flows.cli import batchloom
+from flows.command.commands import COMMANDS
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from tasks.runs.infer_job import FailurePolicy
@@ -143,7 +145,7 @@ def test_a_mistake_is_one_line(
     given = [option.format(tmp=tmp_path) for option in options]
     arguments = [*nights.inputs, *given]
     capfd.readouterr()
-    assert main(nightly, arguments) in (1, 2)
+    assert run_flow(nightly, arguments) in (1, 2)
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 1, errors
     assert message.format(tmp=tmp_path) in errors[0]
@@ -155,13 +157,13 @@ def test_a_mistake_is_one_line(
 
 
 def test_help_shows_twelve_options_first_and_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(nightly, ["--help"]) == 0
+    assert run_flow(nightly, ["--help"]) == 0
     first = set(re.findall(r"^│ .? +(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
     assert first == {
         *("--database", "--model", "--workload", "--full", "--publish", "--sample", "--keep"),
         *("--device", "--dtype", "--kv-memory", "--max-num-batched-tokens", "--workers"),
     }
-    assert main(nightly, ["--help-all"]) == 0
+    assert run_flow(nightly, ["--help-all"]) == 0
     text = capsys.readouterr().out
     for model in (EngineSettings, PlanSettings, FailurePolicy, WorkerSettings):
         for name, field in model.__pydantic_fields__.items():
@@ -175,7 +177,7 @@ def test_the_old_name_of_an_option_and_too_many_threads_are_a_line_each(
     nights: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--workload", "ranking", "--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "64"]
-    assert main(nightly, [*nights.inputs, *options, "--num-threads", "9999"]) == 0
+    assert run_flow(nightly, [*nights.inputs, *options, "--num-threads", "9999"]) == 0
     line = "--chunk-tokens is now called --max-num-batched-tokens; the old name goes with the next release"
     shown = capfd.readouterr()
     assert shown.err.splitlines() == [line]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError, ConfigError, DatabaseError, ModelError, WorkloadError
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.explain import explain
 from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
@@ -232,22 +232,22 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
 def test_the_command_line_prints_a_page_or_json(nights: Any, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*nights.inputs, "--workload", "snippets"]
     options += ["--device", "a100", "--dtype", "float32", "--kv-memory", "8MiB"]
-    assert main(explain, [*options, "--json"]) == 0
+    assert run_flow(explain, [*options, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["label"], found["num_rows"], found["prediction"]["device"]["name"]) == ("simulated", 12, "a100")
-    assert main(explain, options) == 0
+    assert run_flow(explain, options) == 0
     page = capsys.readouterr().out
     assert "simulated" in page
     assert "NVIDIA A100 data sheet" in page
-    assert main(explain, [*options, "--workers", "3"]) == 0
+    assert run_flow(explain, [*options, "--workers", "3"]) == 0
     page = capsys.readouterr().out
     assert "3 x a100" in page
     assert "on 3 engines side by side" in page
-    assert main(explain, [*options, "--workers", "none"]) == 2
+    assert run_flow(explain, [*options, "--workers", "none"]) == 2
     assert "--workers" in capsys.readouterr().err
-    assert main(explain, [*options, "--max-num-batched-tokens", "0"]) == 2
+    assert run_flow(explain, [*options, "--max-num-batched-tokens", "0"]) == 2
     assert "--max-num-batched-tokens" in capsys.readouterr().err
-    assert main(explain, [*options[:2], "--model", "/no/such"]) == 1
+    assert run_flow(explain, [*options[:2], "--model", "/no/such"]) == 1
     assert capsys.readouterr().err == "explain: model '/no/such': no such file or folder\n"
 
 

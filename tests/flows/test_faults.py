@@ -29,7 +29,6 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read_requests
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
@@ -305,7 +304,7 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     """Each process goes on in the same run folder, as a worker does that takes over another one's partition."""
     nights.sql("update documents set body = body || '~' where doc_id = 'd2'")
     workload = load_workload("snippets")
-    run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
+    run = Run.begin(nights.path, workload, "tiny", "digest", {})
     requests = read_requests(nights.path, workload, "digest", run.folder).requests
     model_len = read_max_model_len(nights.model, "auto")
     tokens = write_tokens(

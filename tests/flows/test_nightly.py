@@ -20,7 +20,7 @@ from prefect.settings import (
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError, WorkloadError
-from flows.prefect_server import temporary_server
+from flows.command.prefect_server import temporary_server
 from flows.settings import EngineSettings
 from flows.workers import start_bar
 from tasks.runs.run import hold_database

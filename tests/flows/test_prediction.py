@@ -17,7 +17,6 @@ from tasks.forecast.prediction import spread
 from tasks.report import write_report
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import hand_out
@@ -127,7 +126,7 @@ def test_a_night_that_cannot_be_predicted_goes_on(
         machines=WorkerSettings(),
         workers=Workers(WorkerSettings()),
     )
-    run = Run.create(nights.path, RunRecord.begin(workload, "gone", "", {"full": False}))
+    run = Run.begin(nights.path, workload, "gone", "", {"full": False})
     plan = ArtifactRef(path=str(tmp_path / "plan.parquet"), num_rows=1, digest="")
     sharing = SharingStats(num_logical_tokens=10**6, num_processed_tokens=10**6, num_best_tokens=1)
     summary = PlanSummary(

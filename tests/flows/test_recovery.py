@@ -25,7 +25,6 @@ from tasks.runs.earlier_runs import sweep_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunRecord
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
 
@@ -53,13 +52,13 @@ def test_a_stop_request_ends_a_night_as_ctrl_c_does(nights: Any) -> None:
 def begin_run(nights: Any, source: str = "snippets") -> Run:
     """A run that has read its requests and whose process has ended."""
     workload = load_workload(source)
-    run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
+    run = Run.begin(nights.path, workload, "tiny", "digest", {})
     run.note({"requests": read_requests(nights.path, workload, "digest", run.folder).requests})
     return run
 
 
 def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
-    run = Run.create(nights.path, RunRecord.begin(load_workload("snippets"), "tiny", "digest", {}))
+    run = Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
     recover_runs(nights.path)
     assert not Path(run.folder).exists()
     assert nights.sql("select count(*) from runs") == [(0,)]

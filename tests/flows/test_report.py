@@ -22,7 +22,7 @@ from flows.settings import EngineSettings
 from tasks.report import report, write_report
 from tasks.runs.earlier_runs import load_run
 from tasks.storage.artifact import describe_parquet, runs_folder, write_parquet
-from tasks.storage.plan_file import PLAN_SCHEMA
+from tasks.storage.schemas import PLAN_SCHEMA
 from tests.flows.browser import Browser, Node, first_pixel
 
 ROOT = Path(__file__).parents[2]

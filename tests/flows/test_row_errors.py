@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from engine.errors import DeviceError, FailureRateError
 from engine.model.layers import TiedEmbedding
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import EngineSettings
 from tasks.runs.infer_job import FailurePolicy
@@ -125,7 +125,7 @@ def test_a_model_that_fails_on_everything_is_not_tried_row_by_row(
     options = [*nights.inputs, "--workload", "snippets"]
     options += ["--dtype", "float32", "--kv-memory", "8MiB", "--retry-delay-seconds", "0"]
     with spoiled(lambda token_ids: RuntimeError(f"no step of {len(token_ids)} works")) as spoiler:
-        assert main(nightly, options) == 1
+        assert run_flow(nightly, options) == 1
     error = "20 of 20 rows failed, max_error_rate allows 50%: RuntimeError: no step of 1 works (20 rows)"
     assert capfd.readouterr().err.splitlines()[-1] == f"nightly: {error}"
     assert spoiler.num_forwards == 40, "as many attempts as the sample has rows, then the sample"

@@ -15,9 +15,11 @@ from tasks.database.schema import create_schema
 from tasks.partitions.part import STEPS_SCHEMA, part_schema
 from tasks.read import ReadResult, read_requests
 from tasks.runs import run as runs
-from tasks.runs.run_record import RunRecord, RunSummary, new_run_id
+from tasks.runs.run import new_run_id
+from tasks.runs.run_record import RunRecord
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.tokenize import TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
 from tests.sql.report_facts import CONFIG, Step, replace_steps

@@ -16,7 +16,7 @@ from tasks.database.connection import connect
 from tasks.database.older_tables import ADDED_TO_STEPS
 from tasks.report_page.facts import read_run, read_run_facts
 from tasks.storage.artifact import describe_parquet, write_parquet
-from tasks.storage.plan_file import PLAN_SCHEMA
+from tasks.storage.schemas import PLAN_SCHEMA
 from tasks.workloads.workload import load_workload
 from tests.sql.report_facts import CONFIG, read_facts
 

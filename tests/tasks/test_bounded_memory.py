@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tasks.storage.artifact import write_parquet
 from tasks.storage.plan_file import list_tokens
-from tasks.tokenize import TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 
 NUM_ROWS, SHARE_DEGREE, PREFIX_TOKENS, OWN_TOKENS = 70_000, 7, 1100, 100
 MOST_GROWTH_MB = 300

@@ -14,7 +14,7 @@ from tasks.plan_prefix import write_plan
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.storage.plan_file import read_partition, read_plan_summary
 from tasks.storage.plan_samples import read_all_rows, read_spread_rows
-from tasks.tokenize import TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 
 
 def tokens_file(

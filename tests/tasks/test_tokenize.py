@@ -13,7 +13,8 @@ from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import PromptEncoder, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import write_parquet
-from tasks.tokenize import TOKENS_SCHEMA, read_max_model_len, tokenize_requests, write_tokens
+from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.tokenize import read_max_model_len, tokenize_requests, write_tokens
 from tasks.workloads.workload import Prompt, load_workload
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from engine.kernels.cpu.native import NativeKernels, PackedWeight
 from engine.kernels.decoder_layer import DECODER_LAYER, LayerWeights
 
 if TYPE_CHECKING:
-    from engine.kernels.cpu.native_layers import PackedLayer
+    from engine.kernels.cpu.layer_structures import PackedLayer
 
 _NUMBERED = (
     *DECODER_LAYER,
@@ -35,13 +36,13 @@ class _Branches(ctypes.Structure):
     """`Branches` of cpp/branches.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in _TENSORS),
-        *((name, ctypes.c_int32) for name in ("has_wide_norms", "is_centered")),
-        *((name, ctypes.c_float) for name in ("norm_offset", "softcap", "multiplier")),
-        *((name, ctypes.c_int32) for name in ("activation", "is_gated")),
-        *((name, ctypes.c_float) for name in ("gate_alpha", "gate_limit")),
-        *((name, ctypes.c_int32) for name in ("num_experts", "num_chosen", "num_shared")),
-        *((name, ctypes.c_int32) for name in ("router_columns", "is_renormalised", "has_shared_gate")),
+        *zip(_TENSORS, repeat(ctypes.c_void_p)),
+        *zip(("has_wide_norms", "is_centered"), repeat(ctypes.c_int32)),
+        *zip(("norm_offset", "softcap", "multiplier"), repeat(ctypes.c_float)),
+        *zip(("activation", "is_gated"), repeat(ctypes.c_int32)),
+        *zip(("gate_alpha", "gate_limit"), repeat(ctypes.c_float)),
+        *zip(("num_experts", "num_chosen", "num_shared"), repeat(ctypes.c_int32)),
+        *zip(("router_columns", "is_renormalised", "has_shared_gate"), repeat(ctypes.c_int32)),
     )
 
 

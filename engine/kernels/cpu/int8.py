@@ -13,6 +13,7 @@ import torch
 from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
+from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
 from engine.kernels.cpu.int8_weights import (
     ALIGNED_DEPTH,
     PANEL,
@@ -22,10 +23,12 @@ from engine.kernels.cpu.int8_weights import (
     columns_in_pieces,
     spread,
 )
-from engine.kernels.cpu.native_build import DRAW_TOKENS, FLOAT, I64, INT, KERNELS, POINTER, declare, load_library
-from engine.kernels.cpu.native_layers import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer, PackedLayers
+from engine.kernels.cpu.layer_structures import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer
+from engine.kernels.cpu.native_build import declare, load_library
+from engine.kernels.cpu.native_functions import DRAW_TOKENS, FLOAT, I64, INT, KERNELS, POINTER
+from engine.kernels.cpu.native_layers import PackedLayers
 from engine.kernels.cpu.native_operations import draw_tokens
-from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
+from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 128

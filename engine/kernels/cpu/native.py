@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native_build import DRAW_TOKENS, ELEMENT_TYPES, KERNELS, declare, load_library
-from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape
+from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
+from engine.kernels.cpu.native_build import declare, load_library
+from engine.kernels.cpu.native_functions import DRAW_TOKENS, ELEMENT_TYPES, KERNELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,14 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
+from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
+from engine.kernels.cpu.branched_layers import complete, pack_gate_up
+from engine.kernels.cpu.layer_structures import LayerStep, PackedLayer, PanelLayer
 from engine.kernels.cpu.native import NativeKernels, PackedWeight, in_one_allocation
-from engine.kernels.cpu.native_build import FLOAT, I64, POINTER
 from engine.kernels.cpu.native_operations import NativeOperations
-from engine.kernels.cpu.native_work import TILE_ROWS, AttentionShape, NativeWork
-from engine.kernels.decoder_layer import DECODER_LAYER, DecoderLayers, LayerWeights, TabledWork
+from engine.kernels.cpu.native_work import NativeWork
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, TabledWork
+from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.output_layer import columns_in_float64
 
 
@@ -46,7 +49,6 @@ class NativeBackend(NativeOperations, AttentionBackend):
             found = _pack(self, layer)
             if found is None:
                 from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # imported only when needed
-                from engine.kernels.layer_by_layer import LayerByLayer
 
                 assert not packed, "layers of one model differ in shape"
                 return LayerByLayer(make_unpacked_layer(self, each) for each in chain([layer], remaining))
@@ -81,58 +83,11 @@ class PackedOutputLayer:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)
 
 
-NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
-PRODUCTS = ("qkv", "output", "gate_up", "down")
-LAYER_SIZES: tuple[tuple[str, Any], ...] = (
-    *((name, I64) for name in ("hidden_size", "intermediate_size")),
-    *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "dim", "block_size", "window")),
-    *((name, FLOAT) for name in ("epsilon", "scale")),
-    *((name, ctypes.c_int32) for name in ("rotation", "table")),
-    ("branches", POINTER),
-)
-"""Fields of `LayerWeights` in cpp/layer.h, which come in this order; the fields of a product depend on the format."""
-
-_STEP_ARRAYS = ("cos", "sin", "slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state")
-_SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales", "branch", "expert_rows", "expert_gated")
-
-
-class PackedLayer(ctypes.Structure):
-    """`LayerWeights` of cpp/layer.h; gate and up are one product."""
-
-    kept: tuple[object, ...]  # owners of the memory that the addresses point to
-    operations: Sequence[int] = range(len(DECODER_LAYER))  # numbers of `Operation` in cpp/layer.h
-    num_branch_columns: tuple[int, ...] = ()  # columns of the _SCRATCH arrays from `bytes` on, of branched layers
-    hidden_size: int
-    intermediate_size: int
-
-
-class PanelLayer(PackedLayer):
-    """Weights in bf16, float32 or quantized: panels and a bias for each product."""
-
-    _fields_ = (
-        *((name, POINTER) for name in NORMS),
-        *((f"{name}_{part}", POINTER) for name in PRODUCTS for part in ("panels", "bias")),
-        *LAYER_SIZES,
-    )
-
-
-class _LayerStep(ctypes.Structure):
-    """`LayerStep` of cpp/layer.h."""
-
-    _fields_ = (
-        *((name, POINTER) for name in _STEP_ARRAYS),
-        *((name, I64) for name in ("num_rows", "num_shared", "num_own")),
-        *((name, POINTER) for name in _SCRATCH),
-    )
-
-
 def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
     if not kernels.has_products:
         return None
     is_branched = type(layer) is not LayerWeights
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
-    if is_branched:
-        from engine.kernels.cpu.branched_layers import complete, pack_gate_up  # imported only when needed
     gate_up = pack_gate_up(kernels, layer) if is_branched else kernels.pack_gated(layer.gate, layer.up)
     if qkv is None or output is None or gate_up is None or down is None:
         return None
@@ -177,7 +132,7 @@ class PackedLayers:
         self._operations = (ctypes.c_int32 * len(operations))(*operations)
         self._weights = (type(layers[0]) * len(layers))(*layers)
         q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
-        # Columns of the _SCRATCH arrays, in elements of dtype: in int8, where dtype is bf16, a float32 scale takes two.
+        # Columns of the SCRATCH arrays, in elements of dtype: in int8, where dtype is bf16, a float32 scale takes two.
         self._columns = [layers[0].hidden_size, q_size + 2 * kv_size, q_size, layers[0].intermediate_size]
         if num_byte_columns:
             self._columns += (num_byte_columns // 2, 2)
@@ -207,18 +162,18 @@ class PackedLayers:
                 layer.table = table
         angles = cos.data_ptr(), sin.data_ptr()
         scratch = [part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)]
-        steps = [_LayerStep(*angles, *_work_fields(each), *scratch) for each in works]
+        steps = [LayerStep(*angles, *_work_fields(each), *scratch) for each in works]
         num_output_rows = 0 if output_rows is None else len(output_rows)
         self._compute(
             *(self._weights, len(self._layers), self._operations, len(self._operations)),
-            *((_LayerStep * len(steps))(*steps), hidden.data_ptr(), _addresses(k_caches), _addresses(v_caches)),
+            *((LayerStep * len(steps))(*steps), hidden.data_ptr(), _addresses(k_caches), _addresses(v_caches)),
             *(None if output_rows is None else output_rows.data_ptr(), num_output_rows),
         )
         return hidden if output_rows is None else hidden[:num_output_rows]
 
 
 def _work_fields(work: NativeWork) -> tuple[int, ...]:
-    """Fields of `_LayerStep`, from slots to num_own."""
+    """Fields of `LayerStep`, from slots to num_own."""
     arrays = (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks, work.own_seen)
     addresses = (array.ctypes.data for array in arrays)
     return (*addresses, work.state.data_ptr(), len(work.slots), len(work.shared), len(work.own))

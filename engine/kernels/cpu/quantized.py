@@ -15,9 +15,11 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
+from engine.kernels.cpu.layer_structures import PanelLayer
 from engine.kernels.cpu.native import NativeKernels
-from engine.kernels.cpu.native_build import I64, KERNELS, POINTER, declare, load_library
-from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers, PanelLayer
+from engine.kernels.cpu.native_build import declare, load_library
+from engine.kernels.cpu.native_functions import I64, KERNELS, POINTER
+from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
 from engine.kernels.decoder_layer import DecoderLayers
 

@@ -1,4 +1,4 @@
-"""Tuned configurations per architecture (`configs/*.json`), read at start, written by `benchmarks.tune`.
+"""Tuned configurations per architecture (`configs/*.json`), read at start, written by `benchmarks.kernels.tune`.
 
 A file has one entry per element size and head dim. An entry has the costs of memory and of a launch, and the launches
 to choose from in each step. A launch is one compiled kernel: its tile shapes, its compiler options, and the costs of a
@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 CONFIG_FOLDER = Path(__file__).parent / "configs"
 
 _T = TypeVar("_T")
-
-ARCHITECTURES = ("sm_80", "sm_90", "gfx90a", "gfx942", "default", "interpreter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

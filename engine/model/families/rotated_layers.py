@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from engine.kernels.decoder_layer import DecoderLayers, TabledWork
-from engine.model.attention import AttentionStep
+from engine.model.attention_step import AttentionStep
 
 
 class RotatedLayers(nn.Module):

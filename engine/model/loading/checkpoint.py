@@ -48,10 +48,21 @@ def resolve_checkpoint(model: str | Path) -> Path:
     return open_file(model) if path.is_file() else hub_snapshot(str(model))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises `ModelError` if there is none."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} must hold an object, got {type(values).__name__}")
+    return values
+
+
 def is_quantized(model: str | Path) -> bool:
     """Whether a checkpoint (see `resolve_checkpoint`) has quantized weights, which dtype "quantized" may support."""
     folder = resolve_checkpoint(model)
-    method = (json.loads((folder / "config.json").read_bytes()).get("quantization_config") or {}).get("quant_method")
+    method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
     return (folder / GGUF_TENSORS).is_file() or method in QUANT_METHODS
 
 
@@ -67,7 +78,7 @@ def checkpoint_digest(folder: Path) -> str:
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + weight_sample(file))
         elif file.name == GGUF_TENSORS:
-            table = json.loads(file.read_bytes())
+            table = read_json(file)
             digest.update(json.dumps(table["tensors"]).encode() + weight_sample(Path(table["file"])))
     if (folder / "modules.json").is_file():
         for pattern in SENTENCE_FILES:

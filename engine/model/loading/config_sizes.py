@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ModelError
+from engine.model.layer_counts import named_sizes, text_config_of
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
 
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
@@ -23,8 +24,6 @@ def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ModelError(f"config.json: text_config must be an object, got {values!r}")
     if values.get("model_type") in (None, *PLAIN_MODEL_TYPES):
         return values
-    from engine.model.layer_counts import named_sizes, text_config_of
-
     text_config = text_config_of(config)
     return values if text_config is None else named_sizes(text_config)
 

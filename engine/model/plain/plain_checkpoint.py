@@ -3,7 +3,6 @@
 A config with anything unknown in it is left to transformers; tests compare what is read here with transformers.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain
+from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain, read_json
 from engine.model.plain.plain_model import PlainConfig, PlainModel
 
 _SIZES = (
@@ -49,12 +48,12 @@ _ROPE = {
 
 
 def read_plain_config(folder: Path) -> PlainConfig | None:
-    """The config of a checkpoint folder; None if a key of it is unknown, missing, or has a value not supported here."""
-    try:
-        values = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):  # transformers' reader raises the error
-        return None
-    if not isinstance(values, dict) or not is_plain(values) or any(name not in values for name in _NEEDED):
+    """The config of a checkpoint folder; None if a key of it is unknown, missing, or has a value not supported here.
+
+    Raises `ModelError` if config.json cannot be read.
+    """
+    values = read_json(folder / "config.json")
+    if not is_plain(values) or any(name not in values for name in _NEEDED):
         return None
     known = {*_NEEDED, *_OPTIONAL, *_READ_BELOW, *_IGNORED}
     if any(key not in known and not key.endswith("_token_id") and key[0] != "_" for key in values):
@@ -97,10 +96,7 @@ def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainM
         for parameter in model.parameters():
             parameter.data = torch.empty(parameter.shape, dtype=dtype)
     if (file := folder / "generation_config.json").is_file():
-        try:
-            eos = json.loads(file.read_bytes()).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise ModelError(f"model {str(folder)!r}: {file.name} cannot be read: {error}") from error
+        eos = read_json(file).get("eos_token_id")
         model.generation_config.eos_token_id = config.eos_token_id if eos is None else eos
     return model.eval().requires_grad_(False)
 

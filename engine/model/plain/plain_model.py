@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from engine.model.attention import AttentionStep, window_of
+from engine.model.attention import window_of
+from engine.model.attention_step import AttentionStep
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, ``[1, T, head_dim]`` each."""

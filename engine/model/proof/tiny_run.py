@@ -10,15 +10,16 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
+from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.model import stock_attention
 from engine.model.model import Model, kv_shape_of
 from engine.model.proof.tiny_model import VOCAB_SIZE, make_tiny_model
-from engine.planning.plan import PrefixGroup
+from engine.planning.group import PrefixGroup
 from engine.planning.prefix_groups import plan_prefix_groups
-from engine.request import Completion, Request
+from engine.request import Request
 
 NUM_NEW_TOKENS = 6
 MOST_ERROR = 1e-3

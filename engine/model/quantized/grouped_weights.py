@@ -1,7 +1,6 @@
 """Reads quantized safetensors files of compressed-tensors, AWQ and GPTQ for the CPU kernels."""
 
 import ctypes
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from engine.kernels.cpu.quantized import QuantizedColumns
 from engine.kernels.cpu.quantized_formats import HALF, grouped_format
+from engine.model.loading.checkpoint import read_json
 from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors
 
 _CODES_AT_ONCE = 4 << 20
@@ -167,7 +167,7 @@ class GroupedWeights:
 
 def read_quantization(folder: Path) -> Mapping[str, Any]:
     """`quantization_config` of a checkpoint's config.json."""
-    found: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())["quantization_config"]
+    found: Mapping[str, Any] = read_json(folder / "config.json")["quantization_config"]
     return found
 
 

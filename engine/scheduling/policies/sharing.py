@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
 
 from engine.config import EngineConfig
-from engine.planning.plan import CommonPrefix, PrefixGroup
+from engine.planning.group import CommonPrefix, PrefixGroup
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import ScheduledGroup, Sequence

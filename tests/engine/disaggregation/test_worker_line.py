@@ -11,7 +11,8 @@ from engine.config import EngineConfig
 from engine.disaggregation.worker_line import PrefillJob, WorkerStep, decode, encode
 from engine.errors import CapacityError, ConfigError, PrefillWorkerError
 from engine.kv.kv_cache import KVShape
-from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
+from engine.scheduling.chunks import ChunkGroup, Chunks
+from engine.scheduling.token_batch import build_token_batch
 
 
 def test_a_job_arrives_as_it_was() -> None:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig, Grammar, Request, StepRecord, Vocabulary, plan_prefix_groups
-from engine.device.transfers import fill_in
 from engine.execution.constrained_sampler import ConstrainedSampler
 from engine.execution.overlapped_steps import run_overlapped
 from engine.execution.step_runner import run_steps
-from engine.kernels.output_layer import mask_logits
+from engine.kernels.torch_output_layer import mask_logits
+from engine.model.pending_tokens import fill_in
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups

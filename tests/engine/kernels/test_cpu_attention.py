@@ -11,7 +11,7 @@ import torch
 from engine.kernels.cpu.native_build import NativeBuildError, load_library
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.torch_attention import CpuAttention
-from engine.kernels.output_layer import mask_logits
+from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.ragged_batches import BATCHES, BLOCK_SIZE, CPU_FLAGS, NATIVE_BATCHES, NO_RULE, Layout
 
 NUM_BLOCKS = 300

@@ -11,7 +11,7 @@ import torch
 
 from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer, load_int8_library
 from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread, spread_group
-from engine.kernels.output_layer import mask_logits
+from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.ragged_batches import CPU_FLAGS, NATIVE_BATCHES, Layout
 
 BLOCK_SIZE = 64

@@ -13,7 +13,8 @@ from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
 from engine.kernels.cpu.unpacked_layer import make_unpacked_layer
 from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.kernels.layer_by_layer import LayerByLayer
-from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
+from engine.scheduling.chunks import ChunkGroup, Chunks
+from engine.scheduling.token_batch import build_token_batch
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
 EPSILON, SCALE = 1e-5, 0.2

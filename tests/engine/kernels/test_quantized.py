@@ -10,7 +10,7 @@ import torch
 from engine.kernels.cpu.native_layers import NativeBackend, PackedOutputLayer
 from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedOutputLayer, QuantizedWeight, load_quantized_library
 from engine.kernels.cpu.quantized_formats import FORMATS, HALF
-from engine.kernels.output_layer import mask_logits
+from engine.kernels.torch_output_layer import mask_logits
 from engine.model.loading.checkpoint import cache_folder
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
 from tests.engine.model.quantized_files import random_rows, unpacked

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import tune
+from benchmarks.kernels import tune
 from benchmarks.kernels.attention_batches import make_batch
 from benchmarks.kernels.cost_fit import MeasuredStep, cost_errors, fit_costs
 from benchmarks.kernels.data_sheet import DATA_SHEETS, START_US, estimate_costs, kilotokens_us
@@ -26,11 +26,12 @@ from benchmarks.kernels.least_squares import non_negative_least_squares
 from benchmarks.kernels.tuning_steps import tuning_steps
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels.triton import tuned
-from engine.kernels.triton.tuned import ARCHITECTURES, CONFIG_FOLDER, Launch, load_tuned
+from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch, load_tuned
 from engine.kernels.triton.work_list import build_work_list
 from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[3]
+ARCHITECTURES = ("sm_80", "sm_90", "gfx90a", "gfx942", "default", "interpreter")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

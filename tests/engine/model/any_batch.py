@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from engine import Engine, Request, plan_prefix_groups
-from engine.request import Completion
+from engine.completion import Completion
 
 Answers = dict[str, tuple[object, ...]]
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.planning.plan import PrefixGroup, SharingStats
+from engine.planning.group import PrefixGroup
+from engine.planning.plan import SharingStats
 from engine.planning.prefix_tree import build_prefix_tree
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError, RequestError
-from engine.planning.plan import PrefixGroup, SharingStats
+from engine.planning.group import PrefixGroup
+from engine.planning.plan import SharingStats
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_groups import plan_prefix_groups
 from tests.engine.planning.groups import measure_sharing

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.planning.plan import PrefixGroup
+from engine.planning.group import PrefixGroup
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Request

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineConfig, PrefixGroup, Request, plan_prefix_groups
-from engine.planning.plan import Member
+from engine.planning.group import Member
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.scheduling.policies.sharing import schedule_groups

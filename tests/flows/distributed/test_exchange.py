@@ -17,7 +17,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ArtifactError, ConfigError, ModelError
 from engine.model.loading.checkpoint import checkpoint_digest
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
 from tasks.partitions.attempt import infer_partition
@@ -30,7 +30,6 @@ from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
 from tasks.runs.run_exchange import Exchange, RunExchange, local_job
-from tasks.runs.run_record import RunRecord
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
@@ -117,7 +116,7 @@ class Shared:
 
     def __init__(self, nights: Any, folder: Path, url: str) -> None:
         workload = load_workload("snippets")
-        self.run = Run.create(nights.path, RunRecord.begin(workload, "tiny", "digest", {}))
+        self.run = Run.begin(nights.path, workload, "tiny", "digest", {})
         requests = read_requests(nights.path, workload, "digest", self.run.folder).requests
         model_len = read_max_model_len(nights.model, "auto")
         tokens = write_tokens(
@@ -228,7 +227,7 @@ def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
 ) -> None:
     monkeypatch.setattr("tasks.runs.object_store.PATIENCE_SECONDS", 0.0)
     command = [*nights.inputs, "--workload", "ranking"]
-    night = partial(main, nightly)
+    night = partial(run_flow, nightly)
     for secret in ("sftp://me:hunter2@host/nights", "simplecache::sftp://me:hunter2@host/", "http://host/?sig=hunter2"):
         assert night([*command, "--exchange", secret]) == 2
         error = capfd.readouterr().err

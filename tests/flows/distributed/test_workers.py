@@ -16,7 +16,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ArtifactError, ConfigError, WorkerError
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
 from tasks.runs.infer_job import FailurePolicy, InferJob
@@ -173,5 +173,5 @@ def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cluster_decides_how_many_workers_it_has(nights: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(nightly, [*nights.inputs, "--runner", "ray", "--workers", "2"]) == 2
+    assert run_flow(nightly, [*nights.inputs, "--runner", "ray", "--workers", "2"]) == 2
     assert "leave workers at auto" in capfd.readouterr().err

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.quality.calibrate import calibrate
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -20,7 +20,7 @@ def test_answers_of_a_night_are_calibrated(nights: Any, capsys: pytest.CaptureFi
     )
     nights.sql("update gold set label = if(label = 'yes', 'no', 'yes') where hash(doc_id, query_id) % 5 = 0")
     options = ["--database", str(nights.path), "--workload", "ranking", "--gold", "gold"]
-    assert main(calibrate, options) == 0
+    assert run_flow(calibrate, options) == 0
     assert "ranking: score: platt on 66 gold rows: mean squared error" in capsys.readouterr().out
     ((num_rows, num_calibrated, is_rising),) = nights.sql(
         "select count(*), count(calibrated_probability), corr(rank_of, calibrated_rank) > 0.999 from ("
@@ -30,5 +30,5 @@ def test_answers_of_a_night_are_calibrated(nights: Any, capsys: pytest.CaptureFi
     assert (num_rows, num_calibrated, is_rising) == (66, 66, True)
 
     nights.sql("delete from gold where doc_id like 'm1%'")
-    assert main(calibrate, options) == 1
+    assert run_flow(calibrate, options) == 1
     assert "a calibration needs at least 50" in capsys.readouterr().err

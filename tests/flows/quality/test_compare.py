@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from engine.errors import DatabaseError, WorkloadError
-from flows.cli import batchloom, main
+from flows.cli import batchloom
+from flows.command.run_flow import run_flow
 from flows.quality.compare import compare
 from flows.quality.comparison_page import render_comparison
 from tests.flows.conftest import ENGINE
@@ -104,7 +105,7 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     printed = capsys.readouterr().out
     assert "words against other:" in printed
     assert "Against gold" in printed
-    assert main(compare, ["--workload", words, *nights.inputs]) == 2
+    assert run_flow(compare, ["--workload", words, *nights.inputs]) == 2
 
 
 DECIDE = """

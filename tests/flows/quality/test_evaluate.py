@@ -6,7 +6,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.quality.evaluate import evaluate
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -19,12 +19,12 @@ def test_answers_are_judged_and_a_bad_metric_is_an_exit_code(nights: Any, capsys
     ((num_wrong,),) = nights.sql("select count(*) from gold where doc_id = 'd0'")
     share_right = 1 - num_wrong / 6
     options = ["--database", str(nights.path), "--workload", "ranking", "--gold", "gold"]
-    assert main(evaluate, [*options, "--min", "accuracy=0.1", "--min", "label.coverage=1"]) == 0
+    assert run_flow(evaluate, [*options, "--min", "accuracy=0.1", "--min", "label.coverage=1"]) == 0
     printed = capsys.readouterr()
     assert "ranking: newest answers against gold table gold" in printed.out
     (line,) = [line.split() for line in printed.out.splitlines() if "accuracy" in line]
     assert line[:3] == ["label", "accuracy", f"{share_right:.3f}"]
-    assert main(evaluate, [*options, "--min", "accuracy=0.99", "--max", "mrr=0.001"]) == 1
+    assert run_flow(evaluate, [*options, "--min", "accuracy=0.99", "--max", "mrr=0.001"]) == 1
     message = capsys.readouterr().err
     assert message.startswith(f"evaluate: accuracy in label is {share_right:.4g}, below 0.99; mrr in rank is ")
     assert message.count("\n") == 1
@@ -50,5 +50,5 @@ def test_answers_are_judged_and_a_bad_metric_is_an_exit_code(nights: Any, capsys
         ("--min", "accuracy"): "--min 'accuracy' is not of the form [COLUMN.]METRIC[.LABEL]=NUMBER",
         ("--workload", "nonsense"): "no workload 'nonsense'",
     }.items():
-        assert main(evaluate, [*options, *wrong]) == 1
+        assert run_flow(evaluate, [*options, *wrong]) == 1
         assert line in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flows.cli import main
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.sample_page import show_value
 from sql import statement
@@ -27,7 +27,7 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
     monkeypatch.setenv("COLUMNS", "150")
     num_bad = len(add_bad_rows(nights))
     options = [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "5"]
-    assert main(nightly, options) == 0
+    assert run_flow(nightly, options) == 0
     printed = capsys.readouterr().out
     assert "snippets: 5 of 12 rows answered as a sample, 0 of them failed" in printed
     assert not nights.sql("select * from runs")
@@ -39,7 +39,7 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
         value, low, high = (float(word.replace(",", "")) for word in facts[name].split() if word != "s")
         assert low <= value <= high, name
 
-    assert main(nightly, [*options, "--keep"]) == 0
+    assert run_flow(nightly, [*options, "--keep"]) == 0
     kept = nights.answers()
     assert len(kept) == 5
     shown = capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
     assert {key: whole[key] for key in kept} == kept, "a row's answer does not depend on the sample it was in"
 
     for wrong in (["--keep"], ["--sample", "5", "--publish", str(nights.path.with_name("copy.duckdb"))]):
-        assert main(nightly, [*nights.inputs, *ENGINE, *wrong]) == 1
+        assert run_flow(nightly, [*nights.inputs, *ENGINE, *wrong]) == 1
         assert "--keep belongs to --sample, and" in capsys.readouterr().err
 
 

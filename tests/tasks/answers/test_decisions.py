@@ -19,7 +19,7 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.read import read_requests
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
-from tasks.runs.run_record import RunRecord, RunSummary
+from tasks.runs.run_summary import RunSummary
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.plan_samples import read_all_rows
 from tasks.tokenize import write_tokens
@@ -61,8 +61,7 @@ class Nights:
         return load_workload(self.folder / "triage.toml")
 
     def begin(self, workload: Workload, *, full: bool = False, max_model_len: int = 192) -> tuple[Run, InferJob | None]:
-        record = RunRecord.begin(workload, str(self.model), "model-1", {})
-        run = Run.create(self.database, record)
+        run = Run.begin(self.database, workload, str(self.model), "model-1", {})
         found = read_requests(self.database, workload, "model-1", run.folder, full=full)
         run.note({"requests": found.requests}, num_already_done=found.num_already_done)
         if not found.num_selected:

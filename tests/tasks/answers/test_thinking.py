@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.completion import Completion
 from engine.errors import WorkloadError
-from engine.request import Completion, Request
+from engine.request import Request
 from engine.scheduling.sequence import Sequence, expected_extra_tokens
 from tasks.workloads.workload import Workload, load_workload
 

@@ -20,7 +20,6 @@ from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.partitions.part import part_schema
 from tasks.read import read_requests
 from tasks.runs.run import Run, make_runs_folder
-from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import write_parquet
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
@@ -111,7 +110,7 @@ class Nights:
 
     def answer_step(self, workload: Workload, model: str) -> Outcome:
         """Read, answer a row a second, write what was finished; as the flow does, with or without a kill."""
-        run = Run.create(self.database, RunRecord.begin(workload, model, f"digest of {model}", {}))
+        run = Run.begin(self.database, workload, model, f"digest of {model}", {})
         choice = self.choose(workload.name, self.roles.get(workload.name))
         found = read_requests(self.database, workload, f"digest of {model}", run.folder, choice=choice)
         if not found.num_selected:

@@ -15,8 +15,8 @@ import pytest
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.earlier_runs import load_run, sweep_runs
-from tasks.runs.run import Run, hold_database
-from tasks.runs.run_record import RunRecord, new_run_id
+from tasks.runs.run import Run, hold_database, new_run_id
+from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder, write_parquet
 
 SCHEMA = pa.schema([("row_id", pa.int64())])

@@ -12,7 +12,8 @@ from engine.errors import ArtifactError
 from engine.planning.plan import COLUMNS
 from engine.planning.plan_partitions import split_groups
 from engine.planning.planner import plan_prompts
-from tasks.storage.plan_file import PLAN_SCHEMA, plan_batches, read_rows
+from tasks.storage.plan_file import plan_batches, read_rows
+from tasks.storage.schemas import PLAN_SCHEMA
 
 STRETCHES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=4)
 PROMPTS = st.lists(STRETCHES.map(lambda parts: [token for token, length in parts for _ in range(length)]), max_size=30)

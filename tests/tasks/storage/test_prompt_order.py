@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.storage.prompt_order import sort_prompts
-from tasks.tokenize import TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 
 STRETCHES = st.lists(st.tuples(st.sampled_from([0, 1, 255, 256, -1]), st.integers(1, 60)), min_size=1, max_size=4)
 PROMPTS = st.lists(STRETCHES.map(lambda parts: [token for token, length in parts for _ in range(length)]), max_size=30)

@@ -8,8 +8,8 @@
 #include "number.h"
 #include "work_items.h"
 
-// A layer's weights; engine/kernels/cpu/native_layers.py has the same fields. Absent norms are null; `branches` is null for
-// plain layers.
+// A layer's weights; engine/kernels/cpu/layer_structures.py has the same fields. Absent norms are null; `branches` is
+// null for plain layers.
 template <typename Format>
 struct LayerWeights {
   const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
@@ -22,10 +22,10 @@ struct LayerWeights {
   const Branches<typename Format::Row>* branches;
 };
 
-// The arguments that all layers of a step share; engine/kernels/cpu/native_layers.py has the same fields. The fields from
-// `normed` on are scratch memory for rows rounded up to 32: hidden states, qkv, attended heads, [rows, intermediate_size];
-// int8 only: `bytes` [rows, largest padded depth] and their scales [rows]; branched layers only: `branch` [rows,
-// hidden_size]; experts only: [(slots + 1) rows, hidden_size] and [(slots + 1) rows, intermediate_size].
+// The arguments that all layers of a step share; engine/kernels/cpu/layer_structures.py has the same fields. The fields
+// from `normed` on are scratch memory for rows rounded up to 32: hidden states, qkv, attended heads, [rows,
+// intermediate_size]; int8 only: `bytes` [rows, largest padded depth] and their scales [rows]; branched layers only:
+// `branch` [rows, hidden_size]; experts only: [(slots + 1) rows, hidden_size] and [(slots + 1) rows, intermediate_size].
 template <typename Row>
 struct LayerStep {
   const float *cos, *sin;  // of each rotation [num_rows, dim]

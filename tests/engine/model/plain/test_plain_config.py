@@ -11,6 +11,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.errors import ModelError
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, find_eos_token_ids
 from engine.model.model import kv_shape_of
 from engine.model.plain.plain_checkpoint import empty_model, read_plain_config
@@ -159,11 +160,16 @@ def test_a_size_that_is_not_named_is_left_to_transformers(name: str, tmp_path: P
     assert read_plain_config(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"model_type": "llama"}'])
-def test_a_damaged_file_is_left_to_transformers(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "[1]", "{"])
+def test_a_damaged_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json (cannot be read|must hold an object, got list)"):
+        read_plain_config(tmp_path)
+
+
+def test_a_config_without_sizes_is_left_to_transformers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert read_plain_config(tmp_path) is None
-    assert read_plain_config(tmp_path / "nowhere") is None
 
 
 def test_an_end_token_of_the_generation_config_comes_first(tmp_path: Path) -> None:

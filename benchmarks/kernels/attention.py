@@ -1,4 +1,4 @@
-"""Attention kernels on a GPU, on the grid of BatchLLM's Fig. 8:  python -m benchmarks.attention [--out FILE]
+"""Attention kernels on a GPU, on the grid of BatchLLM's Fig. 8:  python -m benchmarks.kernels.attention [--out FILE]
 
 Grid: shared prefix of 256, 1,024, 4,096 tokens; own part of 128, 512, 2,048; 4, 16 or all requests per prefix; 32 or
 256 decode requests, or 256 decode requests with 7 prefill chunks of 256 tokens beside them; heads of Llama-3-8B (32/8
@@ -69,7 +69,8 @@ def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAME
             yield name, f"no time: {in_one_line(failure)}"
             continue
         if not is_right and name in OURS:
-            raise SystemExit(f"benchmarks.attention: {name} is wrong by {error} on {step.case.name}: no figures")
+            wrong = f"{name} is wrong by {error} on {step.case.name}"
+            raise SystemExit(f"benchmarks.kernels.attention: {wrong}: no figures")
         yield name, found
 
 
@@ -121,7 +122,7 @@ def measured_before(file: Path, run: GpuRun) -> list[dict[str, Any]]:
     for name in ORIGIN:
         if document[name] != getattr(run, name):
             raise SystemExit(
-                f"benchmarks.attention: {file} was measured with {name} {document[name]!r}, this would be "
+                f"benchmarks.kernels.attention: {file} was measured with {name} {document[name]!r}, this would be "
                 f"{getattr(run, name)!r}: name another file with --out, or remove this one"
             )
     return list(document["cases"])
@@ -145,7 +146,8 @@ def measure_all(wanted: Sequence[Case], run: GpuRun, file: Path, seconds: float)
         cases.append(measure(missing.pop(0), run, ceilings))
         print(json.dumps(cases[-1]), flush=True)
         origin = {name: getattr(run, name) for name in ORIGIN}
-        document = {"command": "python -m benchmarks.attention", **origin, "summary": summary(cases), "cases": cases}
+        command = "python -m benchmarks.kernels.attention"
+        document = {"command": command, **origin, "summary": summary(cases), "cases": cases}
         write_result(file, document)
     if cases:
         print(json.dumps(summary(cases), indent=1))
@@ -164,7 +166,7 @@ def check(cases: Sequence[Case], names: Collection[str]) -> None:
 def main(command_line: Sequence[str] | None = None) -> int:
     """Measures as `command_line` says (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "attention.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "attention.json")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help='by name: "Llama* prefill-7x256"')
     parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later than this")
     parser.add_argument("--check", action="store_true", help="compare only, small, on any machine")
@@ -178,7 +180,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     if arguments.check:
         check(wanted, arguments.only)
         return 0
-    measure_all(wanted, require_gpu("benchmarks.attention"), arguments.out, arguments.seconds)
+    measure_all(wanted, require_gpu("benchmarks.kernels.attention"), arguments.out, arguments.seconds)
     return 0
 
 

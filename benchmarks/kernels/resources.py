@@ -1,6 +1,7 @@
 """Shared memory, registers and spills of the kernels on each architecture, compiled without a GPU driver.
 
-    python -m benchmarks.resources [--architecture sm_90 ...] [--every {shipped,default,variants,fp8}] [--json FILE]
+    python -m benchmarks.kernels.resources [--architecture sm_90 ...] [--every {shipped,default,variants,fp8}]
+                                           [--json FILE]
 
 NVIDIA's figures are read from the cubin with Triton's cuobjdump, AMD's from the code object's metadata. Spilled
 registers show as a stack frame (NVIDIA) or as private segment and vgpr spills (AMD). AMD's compiler may also keep

@@ -1,13 +1,13 @@
 """Writes the tuned configuration of an architecture (engine/kernels/configs).
 
-    python -m benchmarks.tune                     on a GPU: measures it, writes its architecture's file
-    python -m benchmarks.tune --estimate sm_90    anywhere: from data sheets, for architectures not measured yet;
-                                                  "default" is what fits every target, for devices without a file
+    python -m benchmarks.kernels.tune                     on a GPU: measures it, writes its architecture's file
+    python -m benchmarks.kernels.tune --estimate sm_90    anywhere: from data sheets, for architectures not measured;
+                                                          "default" fits every target, for devices without a file
 
-A launch ships only if it compiles for the architecture without spills and within its limits (benchmarks/resources.py).
-On a GPU every candidate runs steps of known tiles. Of each kind of launch (launch_candidates.py) the fastest ships,
-with the costs that explain the times of all shipped launches best (cost_fit.py). A candidate that fails or gives a
-wrong result is named and left out. While one is measured, processes on the other cores compile the following ones.
+A launch ships only if it compiles for the architecture without spills and within its limits (resources.py). On a GPU
+every candidate runs steps of known tiles. Of each kind of launch (launch_candidates.py) the fastest ships, with the
+costs that explain the times of all shipped launches best (cost_fit.py). A candidate that fails or gives a wrong result
+is named and left out. While one is measured, processes on the other cores compile the following ones.
 
 An entry of the file (element bits, head dim) is replaced as soon as it is known, the others stay; so the work can be
 done in pieces with --bits and --head-dim. --seconds ends the search in time, with the best launch so far.
@@ -177,7 +177,9 @@ def measure(sizes: Sequence[tuple[int, int]], run: GpuRun, folder: Path, seconds
     """Measure entries one by one, each with its share of the time left; returns the failures."""
     architecture = architecture_of(run.device)
     if architecture not in DATA_SHEETS:
-        raise SystemExit(f"benchmarks.tune: no compile target for {architecture}; known: {', '.join(DATA_SHEETS)}")
+        raise SystemExit(
+            f"benchmarks.kernels.tune: no compile target for {architecture}; known: {', '.join(DATA_SHEETS)}"
+        )
     ends = time.monotonic() + seconds
     problems = []
     for index, (bits, head_dim) in enumerate(sizes):
@@ -214,9 +216,9 @@ def main(command_line: Sequence[str] | None = None) -> int:
             for bits, head_dim in sizes:
                 keep(estimate(arguments.estimate, bits, head_dim), arguments.estimate, arguments.folder)
         else:
-            problems = measure(sizes, require_gpu("benchmarks.tune"), arguments.folder, arguments.seconds)
+            problems = measure(sizes, require_gpu("benchmarks.kernels.tune"), arguments.folder, arguments.seconds)
     for problem in problems:
-        print(f"benchmarks.tune: {problem}", file=sys.stderr)
+        print(f"benchmarks.kernels.tune: {problem}", file=sys.stderr)
     return int(bool(problems))
 
 

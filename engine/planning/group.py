@@ -1,0 +1,58 @@
+"""Prefix groups: prompts with a common prefix, as the scheduler takes them (BatchLLM section 4.2)."""
+
+from dataclasses import dataclass
+
+from engine.planning.prefix_tree import TokenArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommonPrefix:
+    """Leading tokens that several groups have in common. These groups hold the same object.
+
+    Attributes:
+        num_tokens: counted from the prompt's first token; more than the parent's.
+        parent: a shorter common prefix, of more groups; None where there is none.
+    """
+
+    num_tokens: int
+    parent: "CommonPrefix | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Member:
+    """One distinct prompt of a group: computed once, answered for each of its requests.
+
+    Attributes:
+        request_indices: positions in the planned input, ascending; several where prompts are identical.
+        suffix: int32 ``[num_tokens]``, the tokens after the group's prefix; never empty.
+    """
+
+    request_indices: tuple[int, ...]
+    suffix: TokenArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefixGroup:
+    """Distinct prompts with a common prefix. Each member's prompt is prefix + suffix.
+
+    Attributes:
+        prefix: int32 ``[num_tokens]``, computed once for all members; empty where a prompt is planned alone.
+        members: at least one; at least two where the prefix is not empty and the plan is whole.
+        common: the longest part of `leading_tokens` that other groups begin with, too; None where none is known.
+    """
+
+    prefix: TokenArray
+    members: tuple[Member, ...]
+    common: CommonPrefix | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens that are computed for the group."""
+        return len(self.prefix) + sum(len(member.suffix) for member in self.members)
+
+    @property
+    def leading_tokens(self) -> TokenArray:
+        """The tokens that the group can share with other groups: its prefix, or a prompt planned alone without its last
+        token, which is always computed."""
+        is_alone = len(self.prefix) == 0 and len(self.members) == 1
+        return self.members[0].suffix[:-1] if is_alone else self.prefix

@@ -1,0 +1,1 @@
+"""How a flow is run as a command: its options, a Prefect server, errors and exit code."""

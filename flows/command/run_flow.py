@@ -1,0 +1,99 @@
+"""Runs a flow as a command: its options, an error as one line, the exit code."""
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+from httpx import HTTPError
+from prefect import Flow
+from prefect.logging.handlers import PrefectConsoleHandler
+
+from engine.errors import BatchloomError, ConfigError
+from flows.command.commands import COMMANDS, FLAGS
+from flows.command.options import parse_options
+from flows.command.prefect_server import reachable_server
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
+    """Run a flow with the options in `arguments` (the process's own if None); returns the exit code."""
+    name, is_explain = flow.name, flow.name == "explain"
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        options = parse_options(flow, arguments, COMMANDS[name], FLAGS.get(name, {}))
+    except ConfigError as error:
+        return fail(name, str(error), EXIT_USAGE)
+    if options is None:
+        return 0
+    is_json = options.pop("json", False)
+    atexit.register(end_quietly)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
+            result = flow(**options)
+    except (BatchloomError, OSError) as error:
+        return fail(name, " ".join(str(error).split()), EXIT_FAILED)
+    except HTTPError as error:
+        return fail(name, f"the Prefect server does not answer any more: {error}", EXIT_FAILED)
+    except KeyboardInterrupt:
+        rest = "; what is answered is kept, and the next run does the rest" if name == "nightly" else ""
+        return fail(name, f"stopped{rest}", EXIT_INTERRUPTED)
+    if is_explain:
+        from flows.explain_page import print_forecasts
+
+        print_forecasts(result, is_json=is_json)
+    return 0
+
+
+@contextmanager
+def plain_log(stream: TextIO) -> Iterator[None]:
+    """Write batchloom's log to `stream` as plain lines; hide Prefect's unless PREFECT_LOGGING_LEVEL is set."""
+    if "PREFECT_LOGGING_LEVEL" not in os.environ:
+        for other in logging.getLogger().handlers:
+            if isinstance(other, PrefectConsoleHandler):
+                other.setLevel(logging.CRITICAL)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("batchloom")
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+
+
+def end_quietly() -> None:
+    """Skip the last garbage collection, which takes two seconds, and hide DuckDB's report of objects still alive."""
+    gc.freeze()
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """On SIGTERM exit by an exception, so that context managers and exit handlers run."""
+    sys.exit(EXIT_TERMINATED)
+
+
+def fail(command: str, message: str, code: int) -> int:
+    """Print why a command failed, as one line.
+
+    Args:
+        command: its name.
+        message: what failed.
+        code: the exit code, which is returned.
+    """
+    print(f"{command}: {message}", file=sys.stderr)
+    return code
