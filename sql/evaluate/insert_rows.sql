@@ -1,6 +1,6 @@
 -- purpose: the compared values of a column of labels, texts, numbers or other values
 -- grain:   one row per expected value
--- inputs:  pairs
+-- inputs:  batchloom_pairs
 -- parameters: $evaluation_id, $reference, $column, $kind, $right (name of the metric for right answers),
 --          $is_nullable (whether null is an expected value)
 
@@ -16,7 +16,7 @@ with texts as (
             decode(encode(answer::varchar), 'replace'),
             case when $kind = 'label' and status = 'ok' then 'NULL' end
         ) as answer
-    from pairs
+    from batchloom_pairs
     where given is not null or $is_nullable
 ),
 
