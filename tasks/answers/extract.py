@@ -15,7 +15,7 @@ from tasks.answers.kind import EncodeLabels, SingleRequest
 from tasks.answers.text import Decoding
 from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, must, refuse_if
 
-Count = Annotated[StrictInt, must(lambda count: count >= 0, "must not be negative, got {!r}")]
+Count = Annotated[StrictInt, must(lambda count: count > 0, "must be 1 or more, or left out for any number, got {!r}")]
 
 
 def _read_type(text: str) -> str:

@@ -14,7 +14,15 @@ RESERVED_COLUMNS = (
 )
 """Columns that batchloom writes itself; keys, prompt fields, priorities and answers may not use their names."""
 
-RESERVED_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates", "runs", "steps"))
+RESERVED_TABLES = frozenset(
+    (
+        *("documents", "queries", "snippet_requests", "ranking_candidates", "runs", "steps"),
+        *("run_summary", "failed_rows", "ranked_documents", "workload_layouts", "workload_row_layouts", "certificates"),
+        *("evaluations", "evaluated_rows", "evaluation_metrics", "latest_evaluation_metrics", "evaluation_confusion"),
+        *("evaluation_calibration", "calibrations"),
+    )
+)
+"""Tables and views of batchloom that hold no answers."""
 
 CONFIG = pydantic.ConfigDict(extra="forbid")
 

@@ -40,7 +40,7 @@ class Difference:
 
 
 def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> None:
-    """Check before the work that gold has the columns that both workloads answer; see `compare_with_gold`."""
+    """Check before the work that gold has the columns that both workloads answer. See `compare_with_gold`."""
     with connect(database, read_only=True) as connection:
         types = list_gold_columns(connection, gold)
     for workload in workloads:
