@@ -8,7 +8,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.answers.toml_value import RESERVED_COLUMNS
+from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.database.messages import explain
 from tasks.workloads.workload import Workload
 

@@ -18,7 +18,8 @@ from pydantic.dataclasses import dataclass
 from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
 from tasks.answers.kind import AnswerKind
-from tasks.answers.toml_value import RESERVED_COLUMNS, Name, Output, Text, Texts, must, refuse_if
+from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.answers.toml_value import Name, Output, Text, Texts, must, refuse_if
 from tasks.workloads.row_layouts import RowLayouts
 
 SHIPPED = Path(__file__).parents[2] / "workloads"
