@@ -106,8 +106,7 @@ class Engine(BatchCalls):
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        may_be_quantized = config.dtype in ("auto", "quantized") and not is_loaded
-        if shard is not None or is_adapted or (may_be_quantized and is_quantized(model)):
+        if shard is not None or is_adapted or (not is_loaded and is_quantized(model)):
             from engine.model.other_models import load_other  # imported only when needed
 
             loaded = load_other(
