@@ -24,8 +24,12 @@ compared as (
     select
         *,
         status = 'ok' and case $kind
-            when 'number' then try_cast(given as double) is not distinct from try_cast(answer as double)
-            when 'text' then trim(expected) is not distinct from trim(answer)
+            when 'number' then  -- 1.5 is no integer, and whole numbers beyond 2^53 are not exact as doubles
+                try_cast(given as double) is not distinct from try_cast(answer as double)
+                and expected is not distinct from answer
+            when 'text' then
+                regexp_replace(expected, '^\s+|\s+$', '', 'g') is not distinct
+                from regexp_replace(answer, '^\s+|\s+$', '', 'g')
             else expected is not distinct from answer
         end as is_right,
         list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{N}]+')) as expected_words,
@@ -56,7 +60,7 @@ select
     $kind as kind,
     request_key,
     status,
-    expected,
+    case when $kind = 'number' then given else expected end as expected,
     answer,
     case when status <> 'unanswered' then is_right end as is_right,
     confidence,

@@ -290,6 +290,34 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("few_replicates")
+@pytest.mark.parametrize(
+    ("type_", "answer", "expected", "is_right"),
+    [
+        ("bigint", "9007199254740993", "9007199254740993", True),
+        ("bigint", "9007199254740993", "9007199254740992", False),
+        ("integer", "2", "1.5", False),
+        ("integer", "1000", "'1e3'", True),
+        ("integer", "3", "3.0::double", True),
+        ("decimal(12, 2)", "12.5", "12.5::double", True),
+        ("decimal(12, 2)", "12.5", "12.504", False),
+        ("float", "0.1", "0.10", True),
+        ("text", "'Yes'", "e' Yes\\n'", True),
+        ("text", "'Yes'", "'No'", False),
+    ],
+)
+def test_equal_means_the_same_value(tmp_path: Path, type_: str, answer: str, expected: str, is_right: bool) -> None:
+    """Numbers are compared to the last digit, texts without white space at their ends."""
+    path = tmp_path / "team.duckdb"
+    sql(
+        path,
+        "create table latest_snippets as select 'd' as doc_id, 'q' as query_id, 'ok' as status, 'r' as run_id,"
+        f" now() as created_at, '' as content_key, {answer}::{type_} as found",
+    )
+    sql(path, f"create table gold as select 'd' as doc_id, 'q' as query_id, {expected} as found")
+    assert values_of(evaluate_answers(path, SNIPPETS, "gold"))["found", "exact_match", None] == is_right
+
+
+@pytest.mark.usefixtures("few_replicates")
 def test_null_is_an_answer_where_a_text_may_not_say(tmp_path: Path) -> None:
     """An extracted column is right where gold and answer are both NULL, and wrong where one of them is."""
     (tmp_path / "invoices.sql").write_text("select id, text from invoices")
