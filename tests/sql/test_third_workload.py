@@ -111,6 +111,18 @@ def test_ranks_and_repeated_rows_of_an_own_table(tickets: Any, topics: Path) -> 
     ]
 
 
+@pytest.mark.parametrize("name", ["ranked", "newest", "touched"])
+def test_ranks_are_written_to_a_table_of_any_name(tickets: Any, topics: Path, name: str) -> None:
+    text = topics.read_text().replace('"ticket_topics"', f'"{name}"') + 'rank_within = "ticket_id"\n'
+    topics.write_text(text)
+    tickets.run(load_workload(topics), sort)
+    assert tickets.sql(f"select ticket_id, rank from {name} where status = 'ok' order by all") == [
+        ("t-1", 1),
+        ("t-2", 1),
+        ("t-3", 1),
+    ]
+
+
 EVIL = ['x"; drop table tickets; --', "x'); drop table tickets; --", "a b", "select", "Größe", "{keys}", "x\\1"]
 
 
