@@ -97,7 +97,7 @@ class Engine(BatchCalls):
         Raises:
             ConfigError: the model is an object or adapted, so that a second process cannot load it.
             ModelError: not readable, or not an architecture that is computed exactly.
-            CapacityError: the KV budget holds no block.
+            CapacityError: the KV budget holds no block, or is larger than the free memory (`OutOfMemoryError`).
         """
         config = config or EngineConfig()
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
@@ -110,8 +110,7 @@ class Engine(BatchCalls):
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
-        may_be_quantized = config.dtype in ("auto", "quantized") and not is_loaded
-        if shard is not None or is_adapted or (may_be_quantized and is_quantized(model)):
+        if shard is not None or is_adapted or (not is_loaded and is_quantized(model)):
             loaded = load_other(
                 model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard
             )

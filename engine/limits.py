@@ -44,11 +44,11 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
 
 
 def check_weights(config: EngineConfig, checkpoint: Path) -> None:
-    """Refuses weights in 8-bit formats that the engine does not compute, before any work."""
+    """Refuses weights in formats that the engine does not compute, before any work."""
     if config.dtype == "fp8":
         find_dtype("fp8", resolve_device(config.device))
-    can_unpack = config.dtype == "auto" and (checkpoint / GGUF_TENSORS).is_file()
-    if config.dtype in ("auto", "quantized") and not can_unpack and is_quantized(checkpoint):
+    can_unpack = config.dtype != "quantized" and (checkpoint / GGUF_TENSORS).is_file()
+    if not can_unpack and is_quantized(checkpoint):
         from engine.model.quantized.quantized_model import find_quantized  # imported only when needed
 
         find_quantized(checkpoint, config, resolve_device(config.device))

@@ -1,8 +1,9 @@
 """The engine's input, in token ids; the caller converts text. Its output: `engine.completion`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ Mode = Literal["generate", "score", "embed", "classify"]
 
 POOLED_MODES = ("embed", "classify")
 """Modes whose answer is made of the prompt's hidden states; no token is decoded, and no label is scored."""
+
+_TYPES = {"temperature": Real, "top_p": Real} | dict.fromkeys(("max_new_tokens", "top_k", "seed", "priority"), Integral)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,14 +83,14 @@ class Request:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        def refuse(why: str) -> None:
+        def refuse(why: str) -> NoReturn:
             raise RequestError(f"request {self.request_id!r}: {why}")
 
         try:
             given = np.asarray(self.token_ids)
             token_ids = np.ascontiguousarray(given, dtype=np.int32)
         except (TypeError, ValueError, OverflowError) as error:
-            raise RequestError(f"request {self.request_id!r}: token_ids must be integers: {error}") from error
+            refuse(f"token_ids must be integers: {error}")
         if token_ids.ndim != 1 or token_ids.size == 0:
             refuse(f"the prompt must hold at least one token, got shape {token_ids.shape}")
         if given.dtype.kind not in "iu" or (given != token_ids).any():
@@ -96,22 +99,23 @@ class Request:
             refuse(f"token ids must not be negative, got {token_ids.min()}")
         object.__setattr__(self, "token_ids", token_ids)
         try:
-            labels = tuple(tuple(int(token) for token in label) for label in self.labels)
+            object.__setattr__(self, "labels", tuple(tuple(int(token) for token in label) for label in self.labels))
         except (TypeError, ValueError) as error:
-            raise RequestError(
-                f"request {self.request_id!r}: labels must be sequences of token ids: {error}"
-            ) from error
-        object.__setattr__(self, "labels", labels)
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        for name in ("max_new_tokens", "top_k", "seed", "priority"):
-            if not isinstance(getattr(self, name), Integral):
-                refuse(f"{name} must be a whole number, got {getattr(self, name)!r}")
+            refuse(f"labels must be sequences of token ids: {error}")
+        is_one = isinstance(self.stop, str) or not isinstance(self.stop, Iterable)
+        object.__setattr__(self, "stop", (self.stop,) if is_one else tuple(self.stop))
+        for name, kind in _TYPES.items():
+            if not isinstance(getattr(self, name), kind):
+                refuse(f"{name} must be a {'whole ' * (kind is Integral)}number, got {getattr(self, name)!r}")
+        for name, attribute in (("grammar", "opening"), ("thinking", "closing")):
+            if (given := getattr(self, name)) is not None and not hasattr(given, attribute):
+                refuse(f"{name} must be a {name.title()}, got {given!r}")
         if self.mode not in get_args(Mode):
             refuse(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, got {self.mode!r}")
         if self.mode != "score" and self.labels:
             refuse("labels belong to mode 'score'")
-        if self.dimensions is not None and (self.mode != "embed" or self.dimensions < 1):
-            refuse(f"dimensions belong to mode 'embed' and are at least 1, got {self.dimensions} in mode {self.mode!r}")
+        if self.dimensions is not None and self.mode != "embed":
+            refuse(f"dimensions belong to mode 'embed', got {self.dimensions} in mode {self.mode!r}")
         if self.mode == "generate" and self.max_new_tokens < 1:
             refuse(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.grammar is not None and (self.mode != "generate" or self.stop or self.ignore_eos):
@@ -130,9 +134,9 @@ class Request:
             refuse(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.seed < 2**64:
             refuse(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
-        expected = self.expected_output_tokens
-        if expected is not None and not (isinstance(expected, Integral) and expected >= 1):
-            refuse(f"expected_output_tokens must be None or a whole number from 1 on, got {expected!r}")
+        for name in ("expected_output_tokens", "dimensions"):
+            if (count := getattr(self, name)) is not None and (not isinstance(count, int | np.integer) or count < 1):
+                refuse(f"{name} must be None or a whole number from 1 on, got {count!r}")
         if not all(isinstance(s, str) and s for s in self.stop):
             refuse(f"stop must hold non-empty strings, got {self.stop}")
 

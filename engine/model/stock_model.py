@@ -34,11 +34,11 @@ def refuse_known(config: Any) -> None:
     layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     reason = None
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        reason = "its decoder attends to an encoder (cross attention), but the engine keeps KV only of prompts"
+        reason = "its decoder attends to an encoder (cross attention), and KV is kept for prompts alone"
     elif getattr(config, "cross_attention_layers", None):
-        reason = "its decoder attends to images (cross attention), but the engine keeps KV only of prompts"
+        reason = "its decoder attends to images (cross attention), and KV is kept for prompts alone"
     elif getattr(config, "kv_lora_rank", None):
-        reason = "its keys and values are projections of one small vector per token (MLA), which KV blocks cannot hold"
+        reason = "its keys and values are projections of one small vector a token (MLA), which KV blocks do not hold"
     elif any(word in kind for kind in layer_types for word in _STATE_LAYERS) or any(
         getattr(config, key, None) is not None for key in _STATE_KEYS
     ):

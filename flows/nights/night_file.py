@@ -24,6 +24,14 @@ from tasks.workloads.workload import SHIPPED, Workload, load_workload
 Text = Annotated[str, Field(min_length=1)]
 
 
+_EXPECTED = {
+    "string_type": "a string",
+    "tuple_type": "a list",
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "a table"),
+}
+"""By pydantic's types of errors, what a value of another type should have been."""
+
+
 class ModelTable(EngineSettings):
     """A table [models.NAME]: the model's path and its engine settings."""
 
@@ -221,5 +229,7 @@ def _describe_fault(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
         return f"{where}{key} is missing"
     if fault["type"] == "extra_forbidden":
         return f"{where}{key!r} is not a known key here"
+    if fault["type"] in _EXPECTED:
+        return f"{where}{key} must be {_EXPECTED[fault['type']]}, got {fault['input']!r}"
     message = fault["msg"].removeprefix("Value error, ")
     return f"{where}{key}: {message[0].lower()}{message[1:]}, got {fault['input']!r}"

@@ -19,7 +19,7 @@ from flows.workers import Workers
 from flows.workload_run import Night, Source, infer_rows
 from tasks.answers.pair import PairedAnswers
 from tasks.comparison.comparison import PromptDiff, count_computed
-from tasks.comparison.difference import compare_with_gold, measure_agreement
+from tasks.comparison.difference import check_gold, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
 from tasks.database.connection import connect
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
@@ -104,6 +104,8 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     source = night.source
     both = pair_workloads(first, second, source.checkpoint)
     assert isinstance(both.kind, PairedAnswers)
+    if gold is not None:
+        check_gold(source.database, gold, (first, second))
     with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as name:
         folder = Path(name)
         whole = _begin(source, second, folder)

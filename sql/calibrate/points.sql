@@ -1,6 +1,6 @@
 -- purpose: probabilities of an event, and whether gold says that it occurred
 -- grain:   one row per gold row with an answer of this workload and model
--- inputs:  expected_rows, answers, runs
+-- inputs:  batchloom_expected_rows, batchloom_answers, runs
 -- identifiers: {expected}, {probability}
 -- parameters: $first_label (the label whose probability it is; null: of true), $workload_digest, $model_digest
 
@@ -10,8 +10,8 @@ select
     coalesce(
         expected_rows.{expected}::varchar = $first_label, try_cast(expected_rows.{expected}::varchar as boolean)
     ) as is_right
-from expected_rows
-inner join answers on answers.request_key = expected_rows.request_key
+from batchloom_expected_rows as expected_rows
+inner join batchloom_answers as answers on answers.request_key = expected_rows.request_key
 inner join runs on runs.run_id = answers.run_id
 where
     answers.status = 'ok'

@@ -1,6 +1,6 @@
 -- purpose: the probability of each label, and whether gold says that it is right
 -- grain:   one row per label and gold row with an answer of this workload and model
--- inputs:  expected_rows, answers, runs
+-- inputs:  batchloom_expected_rows, batchloom_answers, runs
 -- identifiers: {expected}, {probability}
 -- parameters: $first_label (not used), $workload_digest, $model_digest
 
@@ -9,8 +9,8 @@ with listed as (
         expected_rows.request_key,
         expected_rows.{expected}::varchar as expected,
         unnest(map_entries(answers.{probability})) as entry
-    from expected_rows
-    inner join answers on answers.request_key = expected_rows.request_key
+    from batchloom_expected_rows as expected_rows
+    inner join batchloom_answers as answers on answers.request_key = expected_rows.request_key
     inner join runs on runs.run_id = answers.run_id
     where
         answers.status = 'ok'

@@ -1,7 +1,7 @@
 -- purpose: a table for a copy of the gold rows, with the same types
 -- grain:   one row per gold row
 -- inputs:  none
--- identifiers: {table}, {columns}: each with its type
+-- identifiers: {columns}: each with its type
 -- parameters: none
 
-create table {table} ({columns})
+create table batchloom_gold ({columns})

@@ -1,9 +1,8 @@
 -- purpose: fill the copy of the gold rows
 -- grain:   one row per gold row
 -- inputs:  gold_rows
--- identifiers: {table}
 -- parameters: none
 
-insert into {table}
+insert into batchloom_gold
 select *
 from gold_rows

@@ -1,8 +1,7 @@
 -- purpose: the gold rows
 -- grain:   one row per gold row
--- inputs:  the table of gold rows
--- identifiers: {gold}
--- parameters: none
+-- inputs:  the table or view $gold, named as in SQL
+-- parameters: $gold
 
 select *
-from {gold}
+from query_table($gold)

@@ -1,6 +1,6 @@
 -- purpose: store an evaluation with its counts
 -- grain:   one row
--- inputs:  expected_rows, answers
+-- inputs:  batchloom_expected_rows, batchloom_answers
 -- parameters: $evaluation_id, $workload, $gold, $answers, $against, $created_at
 
 insert into evaluations by name
@@ -16,6 +16,6 @@ select
     count(*) filter (answers.status = 'ok') as num_ok,
     count(*) filter (answers.status = 'error') as num_errors,
     count(*) filter (answers.status is null) as num_unanswered
-from expected_rows
-left join answers on answers.request_key = expected_rows.request_key
+from batchloom_expected_rows as expected_rows
+left join batchloom_answers as answers on answers.request_key = expected_rows.request_key
 returning run_id, num_gold_rows, num_ok, num_errors, num_unanswered

@@ -1,6 +1,6 @@
 -- purpose: the compared values of a column of probabilities: the probability and whether the event occurred
 -- grain:   one row per expected value
--- inputs:  pairs
+-- inputs:  batchloom_pairs
 -- parameters: $evaluation_id, $column, $first_label (the event is that this label is expected; null: that true is)
 
 insert into evaluated_rows by name
@@ -10,7 +10,7 @@ with events as (
         status,
         answer::double as probability,
         coalesce(given = $first_label, try_cast(given as boolean)) as is_right
-    from pairs
+    from batchloom_pairs
     where given is not null
 )
 

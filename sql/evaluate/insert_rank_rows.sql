@@ -1,6 +1,6 @@
 -- purpose: ranked lists compared with graded relevance; rows that gold does not name are not relevant, as in trec_eval
 -- grain:   one row per group with a relevant gold row
--- inputs:  pairs
+-- inputs:  batchloom_pairs
 -- parameters: $evaluation_id, $column, $group (position in the key of the column within which rows are ranked),
 --          $first_label (a row is relevant if this label is expected; null: the expected value is the grade), $k
 
@@ -11,7 +11,7 @@ with graded as (
         status,
         answer as rank,
         coalesce((given = $first_label)::integer, try_cast(given as double)) as relevance
-    from pairs
+    from batchloom_pairs
     where given is not null
 ),
 

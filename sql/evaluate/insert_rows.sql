@@ -1,6 +1,6 @@
 -- purpose: the compared values of a column of labels, texts, numbers or other values
 -- grain:   one row per expected value
--- inputs:  pairs
+-- inputs:  batchloom_pairs
 -- parameters: $evaluation_id, $reference, $column, $kind, $right (name of the metric for right answers),
 --          $is_nullable (whether null is an expected value)
 
@@ -16,7 +16,7 @@ with texts as (
             decode(encode(answer::varchar), 'replace'),
             case when $kind = 'label' and status = 'ok' then 'NULL' end
         ) as answer
-    from pairs
+    from batchloom_pairs
     where given is not null or $is_nullable
 ),
 
@@ -24,8 +24,12 @@ compared as (
     select
         *,
         status = 'ok' and case $kind
-            when 'number' then try_cast(given as double) is not distinct from try_cast(answer as double)
-            when 'text' then trim(expected) is not distinct from trim(answer)
+            when 'number' then  -- 1.5 is no integer, and whole numbers beyond 2^53 are not exact as doubles
+                try_cast(given as double) is not distinct from try_cast(answer as double)
+                and expected is not distinct from answer
+            when 'text' then
+                regexp_replace(expected, '^\s+|\s+$', '', 'g') is not distinct
+                from regexp_replace(answer, '^\s+|\s+$', '', 'g')
             else expected is not distinct from answer
         end as is_right,
         list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{N}]+')) as expected_words,
@@ -56,7 +60,7 @@ select
     $kind as kind,
     request_key,
     status,
-    expected,
+    case when $kind = 'number' then given else expected end as expected,
     answer,
     case when status <> 'unanswered' then is_right end as is_right,
     confidence,

@@ -1,7 +1,7 @@
 -- purpose: answers with their keys as a list
 -- grain:   one row per key
 -- inputs:  the workload's view of newest answers, or its output table for the answers of a run
--- identifiers: {target} (answers, or expected_rows for the answers of another run), {source}, {keys}
+-- identifiers: {target} (batchloom_answers, or batchloom_expected_rows for the answers of another run), {source}, {keys}
 -- parameters: $keys, $run_id (null for all rows), $is_reference (leave out errors)
 
 create or replace temp table {target} as

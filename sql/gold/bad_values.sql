@@ -1,10 +1,10 @@
 -- purpose: an expected value that the column cannot have
 -- grain:   at most one row
--- inputs:  pairs
+-- inputs:  batchloom_pairs
 -- parameters: $kind, $labels (empty if any value is allowed)
 
 select request_key, given
-from pairs
+from batchloom_pairs as pairs
 cross join lateral (select try_cast(pairs.given as double)) as parsed (number)
 where
     given is not null

@@ -1,13 +1,13 @@
 -- purpose: the gold rows, with their keys as text, as in the output table
 -- grain:   one row per row of the table
--- inputs:  the table of gold rows
--- identifiers: {source}, {keys}
--- parameters: $keys
+-- inputs:  the table or view $gold, named as in SQL
+-- identifiers: {keys}
+-- parameters: $gold, $keys
 
-create or replace temp table expected_rows as
+create or replace temp table batchloom_expected_rows as
 with ordered as (
     select {keys}, * exclude ({keys})
-    from {source}
+    from query_table($gold)
 ),
 
 keyed as (

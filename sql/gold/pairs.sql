@@ -1,10 +1,10 @@
 -- purpose: each expected value of a column, as the answer's type, with the answer
 -- grain:   one row per expected row
--- inputs:  expected_rows, answers, macro confidence_of
+-- inputs:  batchloom_expected_rows, batchloom_answers, macro confidence_of
 -- identifiers: {expected}, {answer}, {probability} (no_probability if the workload gives none)
 -- parameters: none
 
-create or replace temp table pairs as
+create or replace temp table batchloom_pairs as
 select
     expected_rows.request_key,
     coalesce(answers.status, 'unanswered') as status,
@@ -14,5 +14,5 @@ select
     case
         when answers.status = 'ok' then confidence_of(answers.{answer}::varchar, answers.{probability})
     end as confidence
-from expected_rows
-left join answers on answers.request_key = expected_rows.request_key
+from batchloom_expected_rows as expected_rows
+left join batchloom_answers as answers on answers.request_key = expected_rows.request_key

@@ -24,7 +24,7 @@ prefixed as (
         decode(encode(columns($keys)::varchar), 'replace') as 'key_\0',
         bytes_of(columns($keys)) as 'id_\0',
         bytes_of(columns($fields)) as 'field_\0',
-        decode(encode(error::varchar), 'replace') as error,
+        nullif(ltrim(decode(encode(error::varchar), 'replace')), '') as error,
         coalesce(row_priority, 0)::bigint as row_priority
     from requested
 ),

@@ -25,7 +25,9 @@ newest as (
 ),
 
 texts as (
-    select decode(encode(columns(* exclude (error))::varchar), 'replace'), error is null as is_sound
+    select
+        decode(encode(columns(* exclude (error))::varchar), 'replace'),
+        coalesce(ltrim(decode(encode(error::varchar), 'replace')), '') = '' as is_sound
     from batchloom_requests
 ),
 

@@ -1,6 +1,6 @@
 -- purpose: free the memory of a run's answers
 -- grain:   none
--- inputs:  asked_questions
+-- inputs:  batchloom_asked_questions
 -- parameters: none
 
-drop table asked_questions
+drop table batchloom_asked_questions

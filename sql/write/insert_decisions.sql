@@ -1,14 +1,21 @@
 -- purpose: insert the rows of a run that had these open questions, with all their answers: the run's, and for settled
 --          questions those of the row's newest earlier answer. A row with an unanswered open question is left out
 -- grain:   one row per request with $open_questions that the run finished
--- inputs:  the run's artifacts; view asked_questions: parts and errors of tokens, one row per question asked
+-- inputs:  the run's artifacts; view batchloom_asked_questions: parts and errors of tokens, one row per question asked
 -- identifiers: {table}, {keys}, {answered}: columns of the open questions, {kept}: question_states and the columns of the
 --          settled questions
 -- parameters: $requests (path), $open_questions (numbers), $names and $digests (of all questions of the workload),
 --          $model, $run_id, $created_at
 
 insert into {table} by name
-with requests as (
+with kept as (  -- first, so that its table may have the name of another CTE
+    select [{keys}] as request_key, content_key, {kept}
+    from {table}
+    where run_id <> $run_id and question_states is not null and len($open_questions) < len($names)
+    qualify row_number() over (partition by {keys}, content_key order by created_at desc, run_id desc) = 1
+),
+
+requests as (
     select row_id, content_key, [{keys}] as request_key, {keys}
     from read_parquet($requests)
     where error is null and open_questions = $open_questions
@@ -19,7 +26,7 @@ asked as (
         * exclude (row_id),
         row_id // len($names) as row_id,
         (row_id % len($names))::integer as number
-    from asked_questions
+    from batchloom_asked_questions
 ),
 
 answers as (
@@ -46,13 +53,6 @@ answered as (
     select row_id, any_value(columns(* exclude (row_id))) as '\0'
     from (select row_id, {answered} from asked)
     group by row_id
-),
-
-kept as (
-    select [{keys}] as request_key, content_key, {kept}
-    from {table}
-    where run_id <> $run_id and question_states is not null and len($open_questions) < len($names)
-    qualify row_number() over (partition by {keys}, content_key order by created_at desc, run_id desc) = 1
 ),
 
 stated as (

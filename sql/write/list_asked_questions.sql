@@ -3,7 +3,7 @@
 -- inputs:  view part_rows: the run's finished parts; the run's tokens
 -- parameters: $tokens (path)
 
-create or replace temp table asked_questions as
+create or replace temp table batchloom_asked_questions as
 select distinct on (row_id) *
 from (
     from part_rows

@@ -6,18 +6,12 @@
 -- parameters: $run_id
 
 update {table}
-set rank = ranked.rank
+set rank = batchloom_ranked.rank
 from (
-    with touched as (
-        select distinct {rank_within} as rank_group
-        from {table}
-        where run_id = $run_id
-    ),
-
-    newest as (
+    with newest as (
         select rowid as answer_rowid, {rank_within} as rank_group, {keys}, score, status
         from {table}
-        where {rank_within} in (select rank_group from touched)
+        where {rank_within} in (select {rank_within} from {table} where run_id = $run_id)
         qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
     )
 
@@ -26,5 +20,5 @@ from (
         (dense_rank() over (partition by rank_group order by score desc, {keys}))::integer as rank
     from newest
     where status = 'ok'
-) as ranked
-where {table}.rowid = ranked.answer_rowid
+) as batchloom_ranked
+where {table}.rowid = batchloom_ranked.answer_rowid

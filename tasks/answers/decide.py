@@ -14,7 +14,8 @@ from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
 from tasks.answers.kind import AnswerKind, EncodeLabels
-from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Output, Text, must, refuse_if
+from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.answers.toml_value import CONFIG, Output, Text, must, refuse_if
 
 STATES_COLUMN = "question_states"
 """Column of the output table with the state of each question of the row, and the question's digest."""

@@ -12,10 +12,11 @@ from engine.completion import Completion
 from tasks.answers.column_grammar import Bounds, leaf_ids, object_grammar, parse_type, value_grammar
 from tasks.answers.grammar_source import GrammarSource, SchemaText, constrained_answer
 from tasks.answers.kind import EncodeLabels, SingleRequest
+from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.text import Decoding
-from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, must, refuse_if
+from tasks.answers.toml_value import CONFIG, Name, Output, must, refuse_if
 
-Count = Annotated[StrictInt, must(lambda count: count >= 0, "must not be negative, got {!r}")]
+Count = Annotated[StrictInt, must(lambda count: count > 0, "must be 1 or more, or left out for any number, got {!r}")]
 
 
 def _read_type(text: str) -> str:

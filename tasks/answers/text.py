@@ -13,7 +13,8 @@ from engine.completion import Completion
 from engine.request import Request
 from tasks.answers.grammar_source import GrammarSource, SchemaText, check_pattern, constrained_answer
 from tasks.answers.kind import EncodeLabels, PlainAnswer
-from tasks.answers.toml_value import CONFIG, RESERVED_COLUMNS, Name, Output, Texts, must, refuse_if
+from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.answers.toml_value import CONFIG, Name, Output, Texts, must, refuse_if
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)

@@ -7,14 +7,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-RESERVED_COLUMNS = (
-    *("row_id", "content_key", "error", "status", "finish_reason", "model", "run_id", "created_at"),
-    *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "compute_ms", "prefix_group"),
-    *("request_key", "is_sound", "row_priority", "question_states", "open_questions", "row_layout"),
-)
-"""Columns that batchloom writes itself; keys, prompt fields, priorities and answers may not use their names."""
-
-RESERVED_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates", "runs", "steps"))
+from tasks.answers.reserved_names import RESERVED_TABLES
 
 CONFIG = pydantic.ConfigDict(extra="forbid")
 

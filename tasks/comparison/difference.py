@@ -13,6 +13,7 @@ from sql import statement
 from tasks.comparison.paired_rows import PairedRow
 from tasks.database.connection import connect, fill_identifiers
 from tasks.database.messages import explain
+from tasks.evaluation.compared_column import list_gold_columns, match_columns
 from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
 from tasks.workloads.workload import Workload
 
@@ -38,6 +39,14 @@ class Difference:
     num_rows: int
 
 
+def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> None:
+    """Check before the work that gold has the columns that both workloads answer. See `compare_with_gold`."""
+    with connect(database, read_only=True) as connection:
+        types = list_gold_columns(connection, gold)
+    for workload in workloads:
+        match_columns(workload, gold, types, _written_types(workload))
+
+
 def compare_with_gold(
     database: str | Path,
     gold: str,
@@ -54,21 +63,19 @@ def compare_with_gold(
         DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
     """
     with connect(database, read_only=True) as connection:
-        types = dict(connection.execute(statement("gold/column_types"), {"relation": gold}).fetchall())
-        if not types:
-            raise DatabaseError(f"no table or view {gold!r} with gold rows")
-        gold_rows = connection.sql(fill_identifiers(statement("compare/read_gold"), gold=gold)).to_arrow_table()
+        types = list_gold_columns(connection, gold)
+        gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()
     with duckdb.connect() as memory:
         try:
             memory.register("gold_rows", gold_rows)
-            memory.execute(fill_identifiers(statement("compare/create_gold"), table=gold, columns=types))
-            memory.execute(fill_identifiers(statement("compare/insert_gold"), table=gold))
+            memory.execute(fill_identifiers(statement("compare/create_gold"), columns=types))
+            memory.execute(statement("compare/insert_gold"))
             for side, workload in enumerate(workloads):
                 _fill_side(memory, side, workload, rows)
                 comparison = Comparison(memory, workload, SIDES[side])
                 comparison.create_tables()
-                comparison.take_answers("answers", None)
-                comparison.compare_with_gold(gold, k=1)
+                comparison.take_answers(None)
+                comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
             found = memory.execute(statement("compare/differences"), {"num_replicates": MOST_REPLICATES})
             names = [column[0] for column in found.description or ()]
             return [Difference(**dict(zip(names, row, strict=True))) for row in found.fetchall()]
@@ -96,17 +103,22 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
             _insert_side(memory, whole.output.table, whole, side, shared, answered, name)
         comparison = Comparison(memory, whole, "agreement")
         comparison.create_tables()
-        comparison.take_answers("answers", SIDES[1])
+        comparison.take_answers(SIDES[1])
         comparison.compare_with_run(SIDES[0])
         return comparison.measure()
 
 
 def _fill_side(memory: duckdb.DuckDBPyConnection, side: int, workload: Workload, rows: Sequence[PairedRow]) -> None:
-    """Create a table of one workload's answers; a sample has no ranks."""
-    kind, table = workload.kind, f"latest_{workload.output.table}"
-    types = {name: type_ for name, type_ in kind.columns.items() if name in kind.written}
+    """Create a table of one workload's answers."""
+    types, table = _written_types(workload), f"latest_{workload.output.table}"
     memory.execute(fill_identifiers(statement("compare/create_side"), table=table, keys=workload.key, answers=types))
     _insert_side(memory, table, workload, side, types, rows, "sample")
+
+
+def _written_types(workload: Workload) -> dict[str, str]:
+    """The columns of a workload's answers that a sample has, with their types; it has no ranks."""
+    kind = workload.kind
+    return {name: type_ for name, type_ in kind.columns.items() if name in kind.written}
 
 
 def _insert_side(

@@ -78,7 +78,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
     """
     with connect(database) as connection, transaction(connection):
         comparison = Comparison(connection, workload, "")
-        comparison.take_answers("answers", None)
+        comparison.take_answers(None)
         columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
         if not columns:
             raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import duckdb
+
 from engine.errors import DatabaseError
-from tasks.answers.toml_value import RESERVED_COLUMNS
+from sql import statement
+from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.database.messages import explain
 from tasks.workloads.workload import Workload
 
 Kind = Literal["label", "text", "number", "value", "probability", "rank"]
@@ -40,6 +44,21 @@ class ComparedColumn:
     labels: tuple[str, ...] = ()
     first_label: str | None = None
     is_nullable: bool = False
+
+
+def list_gold_columns(connection: duckdb.DuckDBPyConnection, gold: str) -> dict[str, str]:
+    """The columns of a gold table or view, with their types.
+
+    Args:
+        gold: its name as in SQL, with a schema and quotes where they are needed.
+    Raises:
+        DatabaseError: there is no such table or view.
+    """
+    try:
+        rows = connection.execute(statement("gold/gold_columns"), {"gold": gold})
+    except duckdb.Error as error:
+        raise DatabaseError(f"no table or view {gold!r} with gold rows: {explain(error)}") from error
+    return {column[0]: str(column[1]) for column in rows.description or ()}
 
 
 def match_columns(

@@ -12,7 +12,7 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import connect, fill_identifiers, transaction
-from tasks.evaluation.compared_column import ComparedColumn, list_columns, match_columns
+from tasks.evaluation.compared_column import ComparedColumn, list_columns, list_gold_columns, match_columns
 from tasks.workloads.workload import Workload
 
 CREATED = ("evaluations", "evaluated_rows", "evaluation_metrics", "latest_view", "confusion_view", "calibration_view")
@@ -83,7 +83,8 @@ def evaluate_answers(
     """Compare the answers of a workload, and keep all comparisons and metrics in the database, in one transaction.
 
     Args:
-        gold: table or view with the workload's key and columns named like those of the answers; None for none.
+        gold: table or view, named as in SQL, with the workload's key and columns named like those of the answers; None
+            for none.
         run_id: of the answers; None for the newest answer of each row that the workload's query still returns.
         against: another run, with whose answers the same rows are compared.
         k: ranks that count for nDCG.
@@ -103,7 +104,7 @@ def evaluate_answers(
     with connect(database) as connection, transaction(connection):
         comparison = Comparison(connection, workload, evaluation.evaluation_id)
         comparison.create_tables()
-        comparison.take_answers("answers", run_id)
+        comparison.take_answers(run_id)
         if gold is not None:
             comparison.compare_with_gold(gold, k)
         counts: Mapping[str, Any] = {} if gold is None else comparison.note(evaluation)
@@ -138,9 +139,14 @@ class Comparison:
         for name in CREATED:
             self.execute(f"evaluate/create_{name}")
 
-    def take_answers(self, target: str, run_id: str | None) -> None:
-        """Create the temporary table `target` of the answers of a run; None for the newest answer of each row."""
-        parameters = {"keys": list(self._workload.key), "run_id": run_id, "is_reference": target != "answers"}
+    def take_answers(self, run_id: str | None, *, is_reference: bool = False) -> None:
+        """Create the temporary table of the answers of a run; None for the newest answer of each row.
+
+        Args:
+            is_reference: the answers are those that others are compared with; errors are left out.
+        """
+        target = "batchloom_expected_rows" if is_reference else "batchloom_answers"
+        parameters = {"keys": list(self._workload.key), "run_id": run_id, "is_reference": is_reference}
         source = self._latest if run_id is None else self._table
         self.execute("gold/answers", parameters, target=target, source=source, keys=self._workload.key)
         if self._count(target) == 0:
@@ -150,23 +156,30 @@ class Comparison:
                 else f"run {run_id!r} has no answers in table {self._table!r}"
             )
 
-    def read_gold(self, gold: str) -> list[ComparedColumn]:
-        """The columns to compare; raises `DatabaseError` for gold that cannot be used."""
-        gold_types = self._types_of(gold)
-        if not gold_types:
-            raise DatabaseError(f"no table or view {gold!r} with gold rows")
+    def read_gold(self, gold: str, copy: str | None = None) -> list[ComparedColumn]:
+        """The columns to compare; raises `DatabaseError` for gold that cannot be used.
+
+        Args:
+            copy: the table with the rows of gold; None where gold itself is in this database.
+        """
+        gold_types = list_gold_columns(self._connection, copy or gold)
         columns = match_columns(self._workload, gold, gold_types, self._answer_types)
-        keys = {"keys": list(self._workload.key)}
-        self.execute("gold/expected_rows", keys, source=gold, keys=self._workload.key)
+        parameters = {"gold": copy or gold, "keys": list(self._workload.key)}
+        self.execute("gold/expected_rows", parameters, keys=self._workload.key)
         self._check_keys(gold)
         for column in columns:
             self._pair(column)
             self._check_values(gold, column)
         return columns
 
-    def compare_with_gold(self, gold: str, k: int) -> None:
-        """Insert rows with each expected value and its answer; see `read_gold`."""
-        for column in self.read_gold(gold):
+    def compare_with_gold(self, gold: str, k: int, copy: str | None = None) -> None:
+        """Insert rows with each expected value and its answer.
+
+        Args:
+            gold, copy: see `read_gold`.
+            k: ranks that count for nDCG.
+        """
+        for column in self.read_gold(gold, copy):
             self._pair(column)
             parameters: dict[str, Any] = {"column": column.name}
             if column.kind in ("probability", "rank"):
@@ -181,7 +194,7 @@ class Comparison:
 
     def compare_with_run(self, run_id: str) -> None:
         """Insert rows with each answer and that of another run."""
-        self.take_answers("expected_rows", run_id)
+        self.take_answers(run_id, is_reference=True)
         for column in list_columns(self._workload, self._answer_types):
             self._pair(column)
             self._insert(column, run_id, "agreement")
@@ -195,7 +208,7 @@ class Comparison:
 
     def measure(self) -> list[Metric]:
         """Compute, insert and return the metrics of all compared rows, with intervals."""
-        num_rows = self._count("expected_rows")
+        num_rows = self._count("batchloom_expected_rows")
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
             self.execute(f"evaluate/insert_{name}", self._this | {"num_replicates": num_replicates})
@@ -212,7 +225,7 @@ class Comparison:
         self.execute("evaluate/insert_rows", self._this | parameters | {"is_nullable": column.is_nullable})
 
     def _check_keys(self, gold: str) -> None:
-        if self._count("expected_rows") == 0:
+        if self._count("batchloom_expected_rows") == 0:
             raise DatabaseError(f"gold table {gold!r} is empty")
         for key, num_rows in self.execute("gold/bad_keys").fetchall():
             named = self._name_key(key)

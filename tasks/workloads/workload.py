@@ -18,7 +18,8 @@ from pydantic.dataclasses import dataclass
 from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
 from tasks.answers.kind import AnswerKind
-from tasks.answers.toml_value import RESERVED_COLUMNS, Name, Output, Text, Texts, must, refuse_if
+from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.answers.toml_value import Name, Output, Text, Texts, must, refuse_if
 from tasks.workloads.fault import describe_fault
 from tasks.workloads.row_layouts import RowLayouts
 
@@ -209,7 +210,8 @@ def find_kind(values: Mapping[str, Any]) -> type[AnswerKind]:
 
 FOREIGN_KEYS = {
     "labels": "labels belong to mode 'score'",
-    "decoding": "decoding belongs to mode 'generate'",
+    "decoding": "decoding belongs to modes 'generate' and 'extract'",
+    "max_thinking_tokens": "max_thinking_tokens belongs to thinking = 'keep' or 'drop', in these modes",
     "questions": "questions belong to mode 'decide'",
 }
 """Keys of one mode, to the message for a file of another mode that has them."""

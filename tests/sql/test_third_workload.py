@@ -12,6 +12,7 @@ from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.workloads.workload import load_workload
 
+SQL = Path(__file__).parents[2] / "sql"
 PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
 BLOCKS = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 
@@ -107,6 +108,18 @@ def test_ranks_and_repeated_rows_of_an_own_table(tickets: Any, topics: Path) -> 
         ("t-2", 2),
         ("t-3", 3),
         ("t-4", 4),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ranked", "newest", "touched"])
+def test_ranks_are_written_to_a_table_of_any_name(tickets: Any, topics: Path, name: str) -> None:
+    text = topics.read_text().replace('"ticket_topics"', f'"{name}"') + 'rank_within = "ticket_id"\n'
+    topics.write_text(text)
+    tickets.run(load_workload(topics), sort)
+    assert tickets.sql(f"select ticket_id, rank from {name} where status = 'ok' order by all") == [
+        ("t-1", 1),
+        ("t-2", 1),
+        ("t-3", 1),
     ]
 
 
@@ -231,6 +244,31 @@ def test_an_output_table_of_somebody_else(tickets: Any, topics: Path) -> None:
 
 
 def test_names_that_batchloom_uses_itself(topics: Path) -> None:
-    topics.write_text(topics.read_text().replace('"ticket_topics"', '"runs"'))
-    with pytest.raises(WorkloadError, match="table may not be 'runs'"):
-        load_workload(topics)
+    text = topics.read_text()
+    statements = [path.read_text() for path in SQL.rglob("*.sql") if path.parent.name != "demo"]
+    created = re.compile(r"^create (?:table if not exists|or replace view) (\w+)", re.MULTILINE)
+    answers = {"snippets", "latest_snippets", "rankings", "latest_rankings"}
+    names = {name for statement in statements for name in created.findall(statement)} - answers
+    assert {"runs", "evaluations", "run_summary"} < names
+    for name in names:
+        topics.write_text(text.replace('"ticket_topics"', f'"{name.upper()}"'))
+        with pytest.raises(WorkloadError, match=f"table may not be '{name.upper()}'"):
+            load_workload(topics)
+
+
+@pytest.mark.parametrize("error", ["", "  "])
+def test_an_error_without_a_reason_is_none(tickets: Any, topics: Path, error: str) -> None:
+    """As a query gives it that writes '' for "no error": the row is answered, and its answer is shown."""
+    topics.with_name("select_tickets.sql").write_text(
+        f"select ticket_id, subject, message, '{error}' as error from tickets"
+    )
+    tickets.run(load_workload(topics), sort)
+    assert [row[:2] for row in tickets.sql(BLOCKS["query"])] == [
+        ("t-1", "billing"),
+        ("t-2", "delivery"),
+        ("t-3", "account"),
+        ("t-4", None),
+    ]
+    null = topics.with_name("select_tickets.sql").read_text().replace(f"'{error}'", "null")
+    topics.with_name("select_tickets.sql").write_text(null)
+    assert tickets.prepare(load_workload(topics)).read.num_selected == 0

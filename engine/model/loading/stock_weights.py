@@ -1,12 +1,14 @@
 """Reads configurations and weights with transformers, for models that are not plain."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging
 
 from engine.errors import ModelError
@@ -58,6 +60,23 @@ def empty_stock_model(
     return model.eval().requires_grad_(False)
 
 
+def _use_unpacked(
+    loaded: transformers.PreTrainedModel, folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype
+) -> None:
+    """Converts weights that transformers has unpacked while it read them to `dtype`, whatever type it gave them.
+
+    Raises:
+        ModelError: transformers does not know the method, or leaves weights quantized.
+    """
+    method = f"the weights are quantized by {quantization.get('quant_method')!r}, which"
+    if not AutoHfQuantizer.supports_quant_method(quantization):
+        raise ModelError(f"model {str(folder)!r}: {method} transformers does not know")
+    for name, parameter in loaded.named_parameters():
+        if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:
+            raise ModelError(f"model {str(folder)!r}: {method} is not computed: {name} is {parameter.dtype}")
+        parameter.data = parameter.data.to(dtype)
+
+
 def load_weights(
     folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[transformers.PreTrainedModel, bool]:
@@ -77,6 +96,7 @@ def load_weights(
         from engine.model.loading.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
+    quantization = getattr(config, "quantization_config", None)
     try:
         with no_progress_bars(), device:
             loaded, info = AutoModelForCausalLM.from_pretrained(
@@ -89,6 +109,8 @@ def load_weights(
             )
     except Exception as error:  # safetensors and torch raise errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+    if quantization is not None:
+        _use_unpacked(loaded, folder, quantization, dtype)
     # A file's pages stay mapped while any of its tensors is in use. Kernels copy matrices; copy the other tensors here.
     embedding = loaded.get_input_embeddings().weight
     for parameter in (each for each in loaded.parameters() if each.ndim == 1 or each is embedding):

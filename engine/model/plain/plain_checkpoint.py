@@ -134,7 +134,7 @@ def fill_in(
     Returns:
         names of the parameters that the files lack.
     Raises:
-        ModelError: a file is damaged, or a tensor has another shape.
+        ModelError: a file is damaged, or a tensor has another shape or one byte a value.
     """
     missing = []
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -160,6 +160,8 @@ def fill_in(
                 if tensor.shape != parameter.shape:
                     shapes = f"{list(tensor.shape)}, expected {list(parameter.shape)}"
                     raise ModelError(f"model {str(folder)!r}: the weight {stored} has the shape {shapes}")
+                if tensor.dtype.itemsize == 1:
+                    raise ModelError(f"model {str(folder)!r}: the weight {stored} is {tensor.dtype}, without its scale")
                 # A file's pages stay mapped while any of its tensors is in use. Kernels copy matrices; copy the others.
                 tensor = tensor.to(device, parameter.dtype, copy=tensor.ndim == 1 or owner is embedding)
                 setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))

@@ -36,11 +36,11 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 def load_quantized(model: str | Path, config: EngineConfig, device: torch.device) -> "QuantizedModel | None":
-    """A model with its weights left quantized; None if dtype "auto" unpacks a GGUF file instead, which is logged.
+    """A model with its weights left quantized; None if they are unpacked instead, which is logged for dtype "auto".
 
     Args:
         model: see `resolve_checkpoint`; `is_quantized` is true for it.
-        config: its dtype is "quantized" or "auto".
+        config: its dtype is "quantized" or "auto" where weights are to stay quantized.
         device: where the model will be computed.
     Raises:
         ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
@@ -58,6 +58,11 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     """The weights that the engine leaves quantized, or None. See `load_quantized`."""
     values = read_config_of(folder)
     is_gguf = (folder / GGUF_TENSORS).is_file()
+    if config.dtype not in ("auto", "quantized"):
+        if not is_gguf and is_plain(values.to_dict()):
+            why = "only weights of GGUF files are unpacked; dtype auto keeps these quantized"
+            raise ModelError(f"model {str(folder)!r}: dtype {config.dtype!r}: {why}")
+        return None
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
     reason = _why_not(values, weights, config, device)
     if reason is None:

@@ -4,15 +4,15 @@
 -- identifiers: {table}
 -- parameters: $run_id
 
-with tenths as (
-    select unnest(range(10)) as tenth
-),
-
-rows_by_tenth as (
+with rows_by_tenth as (
     select least(num_cached_tokens * 10 // num_prompt_tokens, 9)::bigint as tenth, count(*) as num_rows
     from {table}
     where run_id = $run_id and status = 'ok' and num_prompt_tokens > 0
     group by all
+),
+
+tenths as (
+    select unnest(range(10)) as tenth
 )
 
 select tenths.tenth, coalesce(rows_by_tenth.num_rows, 0) as num_rows

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
+from engine.limits import check_weights
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
 from tests.engine.model.quantized_files import write_shaped
 
@@ -156,3 +157,42 @@ def test_what_is_not_covered_is_refused_by_name(
         with pytest.raises(ModelError) as refused:
             load(tmp_path / "other", dtype=dtype)
         assert str(refused.value) == f"model {str(tmp_path / 'other')!r}: dtype 'quantized': {reason}"
+
+
+def test_unpacking_by_name_is_refused_before_any_work(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(tiny_llama, folder)
+    configure(folder, METHODS["awq"][0])
+    message = "dtype 'float32': only weights of GGUF files are unpacked; dtype auto keeps these quantized"
+    with pytest.raises(ModelError, match=message):
+        check_weights(EngineConfig(dtype="float32"), folder)
+    with pytest.raises(ModelError, match=message):
+        load(folder, dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_transformers_unpacks_have_the_type_asked_for(
+    dtype: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Block-wise fp8, beside which transformers leaves other weights in the type of the file."""
+    tensors, plain, quantized = load_file(tiny_llama / "model.safetensors"), tmp_path / "plain", tmp_path / "fp8"
+    unpacked = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    packed = dict(unpacked)
+    for name in [name for name in tensors if "proj" in name]:
+        scale = tensors[name].abs().max() / 448
+        packed[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        packed[f"{name}_scale_inv"] = scale.reshape(1, 1)
+        unpacked[name] = packed[name].float() * scale
+    for folder, found in ((plain, unpacked), (quantized, packed)):
+        shutil.copytree(tiny_llama, folder)
+        save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    configure(quantized, {"quant_method": "fp8", "weight_block_size": [256, 256], "activation_scheme": "dynamic"})
+    assert answers_of(load(quantized, dtype=dtype)) == answers_of(load(plain, dtype=dtype))
+
+
+def test_a_method_that_nobody_knows_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(tiny_llama, folder)
+    configure(folder, {"quant_method": "magic"})
+    with pytest.raises(ModelError, match="the weights are quantized by 'magic', which transformers does not know"):
+        load(folder)

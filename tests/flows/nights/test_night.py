@@ -201,6 +201,16 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         ),
         ({"night": NIGHT.replace("dtype", "dtyp")}, r"\[models.small\]: 'dtyp' is not a known key here"),
         ({"night": NIGHT.replace('"float32"', '"float33"')}, r"\[models.small\]: dtype: .*, got 'float33'"),
+        ({"more": '[models]\nlarge = "models/large"'}, r"\[models\]: large must be a table, got 'models/large'"),
+        ({"night": 'database = 5\n[models.a]\npath = "x"'}, "night.toml: database must be a string, got 5"),
+        (
+            {"night": 'database = "x"\n[models.a]\npath = "x"\n[workload]\nfile = "snippets"'},
+            r"workload must be a list, got \{'file'",
+        ),
+        (
+            {"night": 'database = "x"\nworkload = ["snippets"]\n[models.a]\npath = "x"'},
+            "workload 1 must be a table, got 'snippets'",
+        ),
         ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),
         ({"night": NIGHT.replace('database = "team.duckdb"', "")}, "night.toml: database is missing"),
         ({"more": "[models"}, "cannot be read as TOML"),

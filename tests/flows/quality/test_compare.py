@@ -71,7 +71,7 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     words = write_variant(tmp_path, "ranking", "words", **{'labels = ["yes", "no"]': 'labels = ["night", "the"]'})
     nights.run(words)
     nights.sql("create table gold as select query_id, doc_id, 'night' as label from words")
-    found = run_compare(nights, words, other, gold="gold")
+    found = run_compare(nights, words, other, gold="main.gold")
     by_metric = {(each.column_name, each.metric): each for each in found.differences}
     accuracy = by_metric["label", "accuracy"]
     for side, value in ((0, accuracy.first_value), (1, accuracy.second_value)):
@@ -97,15 +97,24 @@ def test_gold_says_which_is_better_with_a_paired_interval(
         run_compare(nights, "ranking", "snippets")
     with pytest.raises(WorkloadError, match="'embeddings' gives embeddings, which cannot be compared"):
         run_compare(nights, "embeddings", "embeddings")
-    with pytest.raises(DatabaseError, match="no table or view 'none' with gold rows"):
-        run_compare(nights, words, words, gold="none")
-
     options = ["--dtype", "float32", "--kv-memory", "8MiB", "--gold", "gold", "--sample", "4"]
     assert batchloom(["compare", words, other, *nights.inputs, *options]) == 0
     printed = capsys.readouterr().out
     assert "words against other:" in printed
     assert "Against gold" in printed
     assert run_flow(compare, ["--workload", words, *nights.inputs]) == 2
+
+
+def test_gold_that_cannot_be_used_is_refused_before_a_row_is_read(nights: Any) -> None:
+    nights.sql(
+        "drop table ranking_candidates; create table wrong as select 'q0' as query_id, 'd0' as doc_id, 1 as size"
+    )
+    for gold, message in (
+        ("none", "no table or view 'none' with gold rows"),
+        ("main.wrong", r"gold table 'main\.wrong' has a column 'size', which workload 'ranking' does not answer"),
+    ):
+        with pytest.raises(DatabaseError, match=message):
+            run_compare(nights, "ranking", "ranking", gold=gold)
 
 
 DECIDE = """

@@ -178,6 +178,16 @@ def test_a_question_that_is_added_is_asked_alone(nights: Nights) -> None:
     assert (everything.num_ok, nights.num_asked[-1]) == (NUM_ROWS + 1, 3 * (NUM_ROWS + 1))
 
 
+@pytest.mark.parametrize("table", ["answers", "asked", "kept", "requests", "asked_questions"])
+def test_answers_are_kept_in_a_table_of_any_name(nights: Nights, table: str) -> None:
+    other = {'table = "triage"': f'table = "{table}"'}
+    nights.run(nights.load({"urgent": QUESTIONS["urgent"]}, **other))
+    before = nights.sql(f"select ticket_id, urgent_probability from latest_{table} order by all")
+    nights.run(nights.load({name: QUESTIONS[name] for name in ("urgent", "tone")}, **other))
+    assert nights.num_asked == [NUM_ROWS, NUM_ROWS]
+    assert nights.sql(f"select ticket_id, urgent_probability from latest_{table} order by all") == before
+
+
 def test_a_question_that_is_changed_or_left_out(nights: Nights) -> None:
     nights.run(nights.load(QUESTIONS))
     before = nights.answers("topic_probabilities, tone")

@@ -114,7 +114,9 @@ def test_without_a_chat_template_the_columns_come_before_the_template(tmp_path: 
         ('a = { type = "INT", most = 3 }', "[columns]: [a]: 'most' is not a known key here"),
         ('a = { type = "INT", pattern = "x" }', "[columns]: a: pattern needs a VARCHAR in the type INTEGER"),
         ('a = { type = "INT", max_items = 3 }', "[columns]: a: max_items needs a LIST in the type INTEGER"),
-        ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must not be negative, got -1"),
+        ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
+        ('a = { type = "VARCHAR", max_chars = 0 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
+        ('a = { type = "INT[]", max_items = 0 }', "[columns]: [a]: max_items must be 1 or more, or left out"),
         ('a = { type = "VARCHAR", pattern = "(" }', "[columns]: a: failed to compile JSON schema: regex parse error"),
         (
             'a = { type = "VARCHAR", pattern = "[0-9]{3}", max_chars = 2 }',

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,37 @@ def test_two_runs_are_compared_row_by_row(database: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_replicates")
+def test_a_workloads_table_may_have_any_name(database: Path) -> None:
+    """Also that of a table which the evaluation itself makes."""
+    add_rankings(database, [0.9, 0.2, 0.8, 0.1], run_id="r1")
+    add_rankings(database, [0.9, 0.8, 0.8, 0.1], run_id="r2", day=2)
+    output = replace(RANKING.kind.output, table="answers")
+    workload = replace(RANKING, kind=replace(RANKING.kind, output=output))
+    with connect(database) as connection:
+        create_schema(connection, workload)
+        connection.execute("insert into answers by name select * from rankings")
+    add_gold(database, ["yes", "no", "yes", "no"])
+    sql(database, "create table expected_rows as from gold")
+    evaluation = evaluate_answers(database, workload, "expected_rows", run_id="r2", against="r1")
+    assert values_of(evaluation)["label", "accuracy", None] == 0.75
+    assert values_of(evaluation, "r1")["label", "agreement", None] == 0.75
+
+
+@pytest.mark.parametrize(
+    "name", ["main.gold", "experts.judged", 'experts."by hand"', "by hand", '"a.b"', "GOLD", "views"]
+)
+def test_gold_is_named_as_in_sql(database: Path, name: str) -> None:
+    add_rankings(database, [0.9, 0.2])
+    add_gold(database, ["yes", "no"])
+    sql(database, "create schema experts")
+    for other in ("experts.judged", 'experts."by hand"', '"by hand"', '"a.b"'):
+        sql(database, f"create table {other} as from gold")
+    sql(database, "create view views as from experts.judged")
+    evaluation = evaluate_answers(database, RANKING, name)
+    assert values_of(evaluation)["label", "accuracy", None] == 1.0
+    assert sql(database, "select gold from evaluations") == [(name,)]
+
+
 def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> None:
     """The view of a workload with typed answers, as any mode may write it."""
     path = tmp_path / "typed.duckdb"
@@ -255,6 +287,34 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
         sql(path, bad)
         with pytest.raises(DatabaseError, match=message):
             evaluate_answers(path, SNIPPETS, "gold")
+
+
+@pytest.mark.usefixtures("few_replicates")
+@pytest.mark.parametrize(
+    ("type_", "answer", "expected", "is_right"),
+    [
+        ("bigint", "9007199254740993", "9007199254740993", True),
+        ("bigint", "9007199254740993", "9007199254740992", False),
+        ("integer", "2", "1.5", False),
+        ("integer", "1000", "'1e3'", True),
+        ("integer", "3", "3.0::double", True),
+        ("decimal(12, 2)", "12.5", "12.5::double", True),
+        ("decimal(12, 2)", "12.5", "12.504", False),
+        ("float", "0.1", "0.10", True),
+        ("text", "'Yes'", "e' Yes\\n'", True),
+        ("text", "'Yes'", "'No'", False),
+    ],
+)
+def test_equal_means_the_same_value(tmp_path: Path, type_: str, answer: str, expected: str, is_right: bool) -> None:
+    """Numbers are compared to the last digit, texts without white space at their ends."""
+    path = tmp_path / "team.duckdb"
+    sql(
+        path,
+        "create table latest_snippets as select 'd' as doc_id, 'q' as query_id, 'ok' as status, 'r' as run_id,"
+        f" now() as created_at, '' as content_key, {answer}::{type_} as found",
+    )
+    sql(path, f"create table gold as select 'd' as doc_id, 'q' as query_id, {expected} as found")
+    assert values_of(evaluate_answers(path, SNIPPETS, "gold"))["found", "exact_match", None] == is_right
 
 
 @pytest.mark.usefixtures("few_replicates")
@@ -335,6 +395,10 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
     ("make", "message"),
     [
         ("select 1", "no table or view 'gold' with gold rows"),
+        (
+            "create table x (i int); create view gold as from x; drop table x",
+            "no table or view 'gold' with gold rows: no table or view 'x'",
+        ),
         ("create table gold (doc_id text, label text)", "has no column 'query_id' of the key; it has doc_id, label"),
         ("create table gold (query_id text, doc_id text)", "has no column to compare; the answers have score, label"),
         ("create table gold (query_id text, doc_id text, label text, x int)", "a column 'x', which .* does not answer"),

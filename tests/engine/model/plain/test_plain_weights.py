@@ -1,6 +1,7 @@
 """Weights of plain models: those of the files, each of them, or the reason why not."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,16 @@ def test_a_weight_of_another_shape_is_named(copied: Callable[[str], Path]) -> No
     (folder / "config.json").write_text(json.dumps(values | {"intermediate_size": 170}))
     message = r"model\.layers\.0\.mlp\.gate_proj\.weight has the shape \[160, 96\], expected \[170, 96\]"
     with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_weight_of_one_byte_a_value_is_named(dtype: torch.dtype, copied: Callable[[str], Path]) -> None:
+    """Such weights have scales, which a plain config says nothing of."""
+    folder = copied("llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(ModelError, match=rf"the weight {re.escape(name)} is {dtype}, without its scale"):
         load(folder)
 
 

@@ -18,6 +18,8 @@ from engine.model.model import Model
 from engine.model.proof import probe
 from engine.model.proof.probe import prove
 
+PAGE = Path(__file__).parents[4] / "docs" / "models.md"
+
 SIZES = {
     "vocab_size": 160,
     "hidden_size": 64,
@@ -119,11 +121,11 @@ def test_what_is_alike_is_remembered_by_its_switches(
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("DeepseekV3", "projections of one small vector per token \\(MLA\\)"),
+        ("DeepseekV3", "projections of one small vector a token \\(MLA\\), which KV blocks do not hold"),
         ("Qwen3Next", "keep a state in place of KV"),
         ("Mamba", "keep a state in place of KV"),
         ("Lfm2", "keep a state in place of KV"),
-        ("T5", "attends to an encoder \\(cross attention\\)"),
+        ("T5", "attends to an encoder \\(cross attention\\), and KV is kept for prompts alone"),
         ("Gemma3nText", "some of its layers read the KV of others"),
         ("StableLm", "layer 0: the model does not pass keywords on to its attention"),
         ("Falcon", "layer 0 does not use transformers' attention interface"),
@@ -133,6 +135,16 @@ def test_what_is_alike_is_remembered_by_its_switches(
 def test_what_cannot_be_computed_is_refused_with_its_reason(kind: str, reason: str) -> None:
     with pytest.raises(ModelError, match=f"is not supported: .*{reason}"):
         prove(getattr(transformers, f"{kind}Config")(), Engine)
+
+
+@pytest.mark.parametrize("kind", ["DeepseekV3", "T5", "Mamba"])
+def test_the_page_gives_the_same_reason(kind: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        prove(getattr(transformers, f"{kind}Config")(), Engine)
+    table = PAGE.read_text().partition("## What is refused")[2].partition("## ")[0]
+    reasons = [line.split("|")[2].strip().removeprefix("such layers ") for line in table.splitlines() if "|" in line]
+    said = str(refused.value).replace(" (MLA)", "")
+    assert any(reason in said for reason in reasons), said
 
 
 @pytest.fixture
