@@ -1,6 +1,5 @@
 """Compares kernels with float64 and answers with transformers; the stage fails if they differ."""
 
-import gc
 import os
 import shutil
 import subprocess
@@ -9,33 +8,25 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.first_light.answers import DRAWN, Answering, policies
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention import gated
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.attention_implementations import NAMES, OURS, every_launch
 from benchmarks.kernels.attention_step import Case, Step, check_cases
 from benchmarks.kernels.gpu import GpuRun, device_time
-from benchmarks.measuring.correctness import NEAR_TIE
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from benchmarks.peers.judge_engine import JudgeEngine
-from benchmarks.peers.protocol import LoadSettings
-from benchmarks.random_model import SHAPES, write_checkpoint
-from engine.config import EngineConfig
-from engine.engine import Engine
+from benchmarks.random_model import SHAPES, model_config, write_checkpoint
 from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fused import FusedAttention
 from engine.kernels.triton.work_list import RowField
-from engine.request import Request
-
-BF16_GAP = 0.3
-"""Largest distance of a bf16 answer's token from the best float32 logit; these models' logits have a deviation of 1."""
+from engine.model.model_shape import ModelShape
 
 QUICK = tuple(name for name in NAMES if name != "flex")
 """Implementations that torch does not compile for each case, which takes ten seconds or more."""
@@ -43,6 +34,18 @@ QUICK = tuple(name for name in NAMES if name != "flex")
 TINY_CASE = Case(
     model="Qwen2-7B", prefix_len=16, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
 )  # fmt: skip
+
+SMALL_DRAWS = """
+import torch
+from engine.kernels.draw import draw_tokens as draw_tokens_ref
+from engine.kernels.triton.draw_kernel import draw_tokens
+kinds = [[0.7, 5000, 1, 0.5], [0.7, 50, 1, 0.5], [0.7, 5000, 0.9, 0.5], [0.7, 50, 0.9, 0.5]]
+device = "cuda" if torch.cuda.is_available() else "cpu"
+settings = torch.tensor(kinds, dtype=torch.float64, device=device)
+logits = torch.randn(4, 5000, device=device)
+assert (draw_tokens(logits, settings) == draw_tokens_ref(logits, settings)).all()
+"""
+"""A draw of each kind, for compute-sanitizer."""
 
 
 def run(stage: StageRun) -> None:
@@ -53,13 +56,21 @@ def run(stage: StageRun) -> None:
     for shape in ("tiny",) if stage.is_tiny else ("tiny", "medium"):
         with tempfile.TemporaryDirectory() as folder:
             write_checkpoint(Path(folder), SHAPES[shape])
-            prompts = _prompts(SHAPES[shape]["vocab_size"], 2 if stage.is_tiny else 24)
-            of_model = (folder, str(stage.run.device), prompts)
-            stage.measure(f"float32 answers, {shape}", partial(_answers, *of_model, "float32", NEAR_TIE))
-            stage.measure(f"bfloat16 answers, {shape}", partial(_answers, *of_model, "bfloat16", BF16_GAP))
-            stage.measure(f"graphs, {shape}", partial(_graphs, *of_model))
-            stage.measure(f"two ranks, {shape}", partial(_two_ranks, *of_model))
+            _answers(stage, shape, Answering(folder, str(stage.run.device), SHAPES[shape]["vocab_size"]))
     stage.measure("compute-sanitizer", lambda: _sanitize(stage.seconds_left))
+
+
+def _answers(stage: StageRun, shape: str, answering: Answering) -> None:
+    """Answers of a model in each dtype and, of the last one, by each policy."""
+    for dtype in ("float32", "bfloat16", "fp8"):
+        stage.measure(f"{dtype} answers, {shape}", partial(answering.judge, dtype))
+    stage.measure(f"graphs, {shape}", answering.with_graphs)
+    stage.measure(f"two ranks, {shape}", answering.two_ranks)
+    if stage.is_tiny or shape == "medium":
+        stage.measure(f"drawn answers, {shape}", partial(answering.judge, "float32", DRAWN))
+        config = ModelShape.from_config(model_config(SHAPES[shape]), dtype="float32")
+        for name, settings in policies(config.kv_bytes_per_token):
+            stage.measure(f"{name} answers, {shape}", partial(answering.judge, "float32", **settings))
 
 
 def _tiles(case: Case, device: torch.device) -> dict[str, str]:
@@ -161,102 +172,25 @@ def _random_groups(rng: np.random.Generator, prefix_lens: Sequence[int]) -> list
     return groups
 
 
-def _prompts(vocab_size: int, num_prompts: int) -> list[list[int]]:
-    """Prompts of which each three share a prefix."""
-    rng = np.random.default_rng(4)
-    prefixes = [rng.integers(3, vocab_size, length).tolist() for length in (20, 90, 37, 150)]
-    return [
-        prefixes[index // 3 % 4] + rng.integers(3, vocab_size, int(rng.integers(1, 40))).tolist()
-        for index in range(num_prompts)
-    ]
-
-
-def _generate(engine: Engine, prompts: list[list[int]], num_new: int) -> list[list[int]]:
-    requests = [
-        Request(request_id=str(index), token_ids=token_ids, max_new_tokens=num_new, ignore_eos=True)
-        for index, token_ids in enumerate(prompts)
-    ]
-    return [list(map(int, answer.token_ids)) for answer in engine.generate(requests)]
-
-
-def _engine(folder: str, device: str, dtype: str, **settings: Any) -> Engine:
-    usual = {"attention": "fused", "block_size": 16, "kv_memory_bytes": 1 << 26, "max_num_batched_tokens": "auto"}
-    return Engine.load(folder, EngineConfig(device=device, dtype=dtype, **(usual | settings)))  # type: ignore[arg-type]
-
-
-def _answers(folder: str, device: str, prompts: list[list[int]], dtype: str, most_gap: float) -> dict[str, float]:
-    """Compare each token of the engine's answers with transformers' logits in float32.
-
-    Raises:
-        WrongAnswerError: a token's logit is further than `most_gap` from the best.
-    """
-    judge = JudgeEngine()
-    judge.load(
-        LoadSettings(
-            model=folder, dtype="float32", device=device, kv_tokens=0, kv_bytes=0, max_num_batched_tokens=0,
-            max_model_len=0, num_threads=torch.get_num_threads(), scratch="",
-        )
-    )  # fmt: skip
-    answers = _generate(_engine(folder, device, dtype), prompts, 2 if device == "cpu" else 16)
-    gaps = judge.token_gaps({"prompts": prompts, "answers": answers})["gaps"]
-    largest = max(max(found) for found in gaps)
-    if not largest <= most_gap:
-        raise WrongAnswerError(f"a token is {largest:.3g} below the best logit, at most {most_gap} is right")
-    num_greedy = sum(max(found) == 0 for found in gaps)
-    return {"num_answers": len(answers), "num_greedy": num_greedy, "largest_gap": largest}
-
-
-def _graphs(folder: str, device: str, prompts: list[list[int]]) -> dict[str, int]:
-    """Check that answers are the same with and without CUDA graphs, which are captured in the second run.
-
-    Raises:
-        WrongAnswerError: they differ.
-    """
-    num_new = 2 if device == "cpu" else 16
-    plain = _generate(_engine(folder, device, "float32", cuda_graphs="never"), prompts, num_new)
-    engine = _engine(folder, device, "float32")
-    for run_number in range(1 if device == "cpu" else 3):
-        if _generate(engine, prompts, num_new) != plain:
-            raise WrongAnswerError(f"run {run_number} with CUDA graphs gives other answers than without")
-    return {"num_answers": len(plain)}
-
-
-def _two_ranks(folder: str, device: str, prompts: list[list[int]]) -> str:
-    """Check that a model on two devices gives the answers of one device, with and without graphs.
-
-    Raises:
-        WrongAnswerError: they differ.
-    """
-    if device != "cpu" and torch.cuda.device_count() < 2:
-        return "not run: there is one GPU"
-    attention, num_new = ("torch", 2) if device == "cpu" else ("fused", 16)
-    plain = _generate(_engine(folder, device, "float32", attention=attention), prompts, num_new)
-    for graphs in ("never", "auto")[: 1 if device == "cpu" else 2]:
-        engine = _engine(folder, device, "float32", attention=attention, tensor_parallel_size=2, cuda_graphs=graphs)
-        for run_number in range(1 if device == "cpu" else 3):
-            if _generate(engine, prompts, num_new) != plain:
-                raise WrongAnswerError(f"run {run_number} of two ranks, graphs {graphs}: other answers than one")
-        del engine
-        gc.collect()
-    return "the same answers"
-
-
 def _sanitize(seconds: float) -> str:
-    """The findings of compute-sanitizer in a small check, or why it cannot run."""
+    """The findings of compute-sanitizer in small checks of attention and of draws, or why it cannot run."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return "not run: compute-sanitizer is not installed"
-    program = [sys.executable, "-m", "benchmarks.kernels.attention"]
-    check = [*program, "--check", "--cases", "*prefix-40 *", "--only", *OURS]
-    try:
-        done = subprocess.run(
-            [tool, "--tool", "memcheck", "--error-exitcode", "86", *check],
-            env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, capture_output=True, text=True, check=False,
-            timeout=min(max(seconds, 10.0), 150.0),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "not run: it took too long"
-    last = (done.stdout.strip().splitlines() or [""])[-1]
-    if done.returncode == 86:
-        raise WrongAnswerError(f"compute-sanitizer: {last}")
-    return last if done.returncode == 0 else f"not run: exit code {done.returncode}: {last}"
+    attention = ["-m", "benchmarks.kernels.attention", "--check", "--cases", "*prefix-40 *", "--only", *OURS]
+    found = []
+    for check in (attention, ["-c", SMALL_DRAWS]):
+        try:
+            done = subprocess.run(
+                [tool, "--tool", "memcheck", "--error-exitcode", "86", sys.executable, *check],
+                env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, capture_output=True, text=True, check=False,
+                timeout=min(max(seconds, 10.0), 75.0),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            found.append("not run: it took too long")
+            continue
+        last = (done.stdout.strip().splitlines() or [""])[-1]
+        if done.returncode == 86:
+            raise WrongAnswerError(f"compute-sanitizer: {last}")
+        found.append(last if done.returncode == 0 else f"not run: exit code {done.returncode}: {last}")
+    return "; ".join(found)

@@ -57,15 +57,18 @@ MOST_STEPS_IN_FLIGHT = 2
 """Most steps of prompts in flight: one that is being computed, and one in the queue."""
 
 _KINDS = {kind.__name__: kind for kind in (PrefillJob, WorkerStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+_HIDDEN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_KV_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_DTYPES = {str(dtype): dtype for dtype in (*_HIDDEN_DTYPES, *_KV_DTYPES)}
 
 
 def encode(message: object) -> bytes:
     """A message as bytes, for `decode`.
 
     Args:
-        message: one of the kinds above, a tensor or dtype of floats, an exception, None, or a list or tuple of these.
-            Exceptions other than those of `engine.errors` become `CapacityError` or `PrefillWorkerError`.
+        message: one of the kinds above, a tensor, a dtype of hidden states or KV, an exception, None, or a list or
+            tuple of these. Exceptions other than those of `engine.errors` become `CapacityError` or
+            `PrefillWorkerError`.
     """
     arrays: list[bytes] = []
     head = json.dumps(_to_json(message, arrays)).encode()
@@ -136,8 +139,9 @@ def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
     if "tensor" in value:
         dtype = _DTYPES[value["tensor"]]
         shape = [int(size) for size in value["shape"]]
-        taken = take(dtype.itemsize * math.prod(shape))
-        return torch.frombuffer(taken, dtype=dtype).view(shape) if taken else torch.empty(shape, dtype=dtype)
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(take(dtype.itemsize * math.prod(shape)), dtype=dtype).view(shape)
     if "dtype" in value:
         return _DTYPES[value["dtype"]]
     if "error" in value:

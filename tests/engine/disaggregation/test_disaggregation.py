@@ -105,6 +105,16 @@ def test_the_answers_are_those_of_one_process(
         assert process.poll() is not None
 
 
+def test_kv_of_8_bits_comes_over(tiny_llama: Path) -> None:
+    """In int8 an answer is the same in any batch, so these are the same bit by bit."""
+    config = dataclasses.replace(AMPLE, dtype="int8", attention="auto", block_size=32)
+    expected, _ = run(Engine.load(tiny_llama, config))
+    found, _ = run(Engine.load(tiny_llama, dataclasses.replace(config, disaggregation="processes")))
+    assert {key: answer.token_ids for key, answer in found.items()} == {
+        key: answer.token_ids for key, answer in expected.items()
+    }
+
+
 @pytest.mark.slow
 def test_a_worker_that_fails_is_an_error_and_is_replaced(tiny_llama: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_llama, tmp_path / "model")

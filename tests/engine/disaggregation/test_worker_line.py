@@ -15,8 +15,9 @@ from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.token_batch import build_token_batch
 
 
-def test_a_job_arrives_as_it_was() -> None:
-    shape = KVShape(num_layers=2, num_kv_heads=1, head_dim=16, dtype=torch.bfloat16, windows=(0, 24))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_a_job_arrives_as_it_was(dtype: torch.dtype) -> None:
+    shape = KVShape(num_layers=2, num_kv_heads=1, head_dim=16, dtype=dtype, windows=(0, 24))
     job = PrefillJob(model="a/folder", config=EngineConfig(block_size=64, dtype="bfloat16"), kv_shape=shape)
     assert decode(encode(job)) == job
 
@@ -41,10 +42,10 @@ def test_a_step_arrives_as_it_was() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_tensors_arrive_bit_by_bit(shape: tuple[int, int], dtype: torch.dtype) -> None:
     hidden = torch.randn(shape).to(dtype).t()
-    arrived, layout = decode(encode([hidden, [dtype, [2, 3]]]))
+    arrived, layout = decode(encode([hidden, [torch.uint8, [2, 3]]]))
     assert arrived.dtype == dtype
     assert torch.equal(arrived, hidden)
-    assert layout == [dtype, [2, 3]]
+    assert layout == [torch.uint8, [2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_an_error_arrives_as_one_that_the_caller_knows(error: Exception, kind: t
         {"kind": "EngineConfig", "content": {"unknown": 1}},
         {"array": "|O", "shape": [1]},
         {"tensor": "torch.int8", "shape": [1]},
+        {"tensor": "torch.int64", "shape": [0]},
         {"error": "dataclass", "text": "x"},
         {"error": "no such error", "text": "x"},
         {},
