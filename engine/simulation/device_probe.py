@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -32,7 +32,7 @@ def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
 
 
 def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
-    """Measures a device in one number format; the efficiencies are assumptions.
+    """Measures a device in one number format, each rate once in a process; the efficiencies are assumptions.
 
     Those of a CPU, three quarters of a product's rate and 0.4 ms per layer, fit steps of SmolLM2-135M: prompts and
     answers, two and 32 at a time, in float32, bfloat16 and with quantized weights, on a Xeon with AMX. memory_bytes of
@@ -44,13 +44,14 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
     """
     is_cpu = device.type == "cpu"
     kind = find_dtype("fp8", device) if dtype == "fp8" else getattr(torch, dtype)
-    title = f"this machine's CPU, {torch.get_num_threads()} threads"
+    num_threads = torch.get_num_threads()
+    title = f"this machine's CPU, {num_threads} threads"
     sizes = f"{_NUM_ROWS} x {shape.hidden_size} x {shape.intermediate_size}"
     return Device(
         name=device.type,
         title=title if is_cpu else torch.cuda.get_device_name(device),
-        peak_flops={dtype: _measure_flops(device, shape, kind)},
-        peak_bytes_per_second=_measure_bandwidth(device),
+        peak_flops={dtype: _measure_flops(device, num_threads, shape.hidden_size, shape.intermediate_size, kind)},
+        peak_bytes_per_second=_measure_bandwidth(device, num_threads),
         memory_bytes=free_memory_bytes(device),
         compute_efficiency=0.75 if is_cpu else 0.7,
         memory_efficiency=0.9,
@@ -60,11 +61,20 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
     )
 
 
-def _measure_flops(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> float:
-    """The rate of a feed-forward layer's first product, rows times weights as they are stored."""
-    rows = torch.ones(_NUM_ROWS, shape.hidden_size, device=device).to(dtype)
-    weights = torch.ones(shape.intermediate_size, shape.hidden_size, device=device).to(dtype)
-    num_flops = 2 * _NUM_ROWS * shape.hidden_size * shape.intermediate_size
+@cache
+def _measure_flops(
+    device: torch.device, num_threads: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype
+) -> float:
+    """The rate of a feed-forward layer's first product, rows times weights as they are stored.
+
+    Args:
+        num_threads: with which torch computes; a rate measured with fewer threads is not used again.
+        hidden_size, intermediate_size: columns and rows of the weights.
+        dtype: of rows and weights.
+    """
+    rows = torch.ones(_NUM_ROWS, hidden_size, device=device).to(dtype)
+    weights = torch.ones(intermediate_size, hidden_size, device=device).to(dtype)
+    num_flops = 2 * _NUM_ROWS * hidden_size * intermediate_size
     multiply = torch._int_mm if dtype == torch.int8 else torch.mm
     if dtype_name(dtype) == "fp8":
         one = torch.ones((), device=device)
@@ -72,7 +82,8 @@ def _measure_flops(device: torch.device, shape: ModelShape, dtype: torch.dtype) 
     return num_flops / _best_seconds(lambda: multiply(rows, weights.T), device)
 
 
-def _measure_bandwidth(device: torch.device) -> float:
+@cache
+def _measure_bandwidth(device: torch.device, num_threads: int) -> float:
     values = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
     return _READ_BYTES / _best_seconds(values.sum, device)
 

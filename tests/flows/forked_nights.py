@@ -30,6 +30,7 @@ from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoin
 from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
+from tasks.forecast.hardware import choose_hardware
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
@@ -38,7 +39,8 @@ from tasks.workloads.workload import load_workload
 
 LATE_IMPORTS = (
     *("prefect.flow_engine", "prefect.task_engine", "prefect.utilities.visualization"),
-    *("anyio._backends._asyncio", "fastapi", "pyarrow.dataset"),
+    *("anyio._backends._asyncio", "fastapi", "numpy.ma", "pyarrow.dataset"),
+    *("engine.encoding.encoder_engine", "flows.nights.in_time", "flows.nights.together", "flows.proof"),
 )
 """Modules that a night imports."""
 
@@ -117,6 +119,7 @@ def serve(model: Path) -> None:
     for name in LATE_IMPORTS:
         import_module(name)
     import_module("tasks.report_page.page")._template()  # compiled and kept
+    choose_hardware("cpu", checkpoint, config)  # its rates are measured once for all nights with a deadline
     job = InferJob(
         run_folder="",
         plan=ArtifactRef(path="", num_rows=0, digest=""),

@@ -317,7 +317,9 @@ def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> Non
         StepWork(num_rows=1, num_output_rows=1, num_attention_pairs=1, num_kv_tokens_read=1)
     )
     assert costs.seconds == pytest.approx(max(costs.compute_s, costs.memory_s) + 2 * cpu.host_s_per_layer)
-    assert probe_device(torch.device("cpu"), SHAPE, "float32").name == "cpu"
+    again = probe_device(torch.device("cpu"), SHAPE, "float32")
+    assert (again.name, again.peak_flops) == ("cpu", cpu.peak_flops), "a rate is measured once in a process"
+    assert again.peak_bytes_per_second == cpu.peak_bytes_per_second
 
 
 SMOLLM2 = ModelShape(

@@ -93,7 +93,10 @@ def test_a_step_reads_what_an_earlier_one_wrote(nights: Any, write_night: Any, p
     assert [(summary.workload, summary.num_ok) for summary in summaries] == [("snippets", 12), ("replies", 12)]
     assert nights.sql("select count(*) from latest_replies where status = 'ok'") == [(12,)]
     of_each = {"read", "tokenize", "plan_prefix", "infer", "write", "report"}
-    assert list_stages() == {"snippets": of_each, "replies": of_each}
+    expected, deadline = {"snippets": of_each, "replies": of_each}, time.monotonic() + 60
+    while (found := list_stages()) != expected and time.monotonic() < deadline:
+        time.sleep(0.5)  # the server writes states of task runs every five seconds
+    assert found == expected
     again = night(file=nights.path.parent / "night.toml")
     assert [(summary.num_rows, summary.num_already_done) for summary in again] == [(0, 12), (0, 12)]
 
