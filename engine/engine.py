@@ -91,7 +91,7 @@ class Engine(BatchCalls):
         Raises:
             ConfigError: the model is an object or adapted, so that a second process cannot load it.
             ModelError: not readable, or not an architecture that is computed exactly.
-            CapacityError: the KV budget holds no block.
+            CapacityError: the KV budget holds no block, or is larger than the free memory (`OutOfMemoryError`).
         """
         config = config or EngineConfig()
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
