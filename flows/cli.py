@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from types import FrameType
@@ -106,9 +107,9 @@ def main(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
 def plain_log(stream: TextIO) -> Iterator[None]:
     """Write batchloom's log to `stream` as plain lines; hide Prefect's unless PREFECT_LOGGING_LEVEL is set."""
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
-        for other in logging.getLogger().handlers:
-            if isinstance(other, PrefectConsoleHandler):
-                other.setLevel(logging.CRITICAL)
+        consoles = [each for each in logging.getLogger().handlers if isinstance(each, PrefectConsoleHandler)]
+        for other in (*consoles, *logging.getLogger("prefect._internal").handlers):
+            other.setLevel(logging.CRITICAL)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("batchloom")
@@ -119,6 +120,25 @@ def plain_log(stream: TextIO) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = True
+
+
+def prepare_console() -> None:
+    """Prepare the process for a run: `survive_closed_console`, and `end_quietly` if Prefect has started it."""
+    survive_closed_console()
+    if "PREFECT__FLOW_RUN_ID" in os.environ:
+        atexit.register(end_quietly)
+
+
+def survive_closed_console() -> None:
+    """Keep a night alive if nobody reads its console any more, as when the worker of its deployment dies.
+
+    rich ends the process when a line cannot be printed; this makes it stop printing instead.
+    """
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, PrefectConsoleHandler):
+                console = handler.console
+                console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
 
 
 def end_quietly() -> None:

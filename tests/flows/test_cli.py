@@ -291,6 +291,20 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
     ]
 
 
+def test_a_command_shows_no_log_of_prefects_own_services() -> None:
+    """Such as each event, a page long, that a server which is gone does not take any more."""
+    script = (
+        "import logging, sys; from flows.cli import plain_log; import prefect.events.worker\n"
+        "with plain_log(sys.stdout):\n"
+        "    logging.getLogger('prefect._internal.concurrency').error('failed to process item')\n"
+        "    logging.getLogger('batchloom').warning('snippets: a line')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOGGING_LEVEL"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("snippets: a line\n", "")
+
+
 @pytest.mark.slow
 def test_a_night_whose_server_ends_has_its_answers_and_one_line(
     nights: Any, start: Start, monkeypatch: pytest.MonkeyPatch
