@@ -315,7 +315,8 @@ def test_a_night_whose_server_ends_has_its_answers_and_one_line(
     for server in find_temporary_servers(command.process.pid):
         os.kill(int(server.name), signal.SIGKILL)
     message = "nightly: the Prefect server does not answer any more: "
-    wait_for(lambda: message in command.errors, command)  # then Prefect tries for minutes to send its events
+    wait_for(lambda: message in command.errors, command)
+    assert command.wait(20) == 1, "its last events are not sent again and again"
     assert "Traceback" not in command.errors
     assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
 
