@@ -123,7 +123,8 @@ def plain_log(stream: TextIO) -> Iterator[None]:
 
 
 def prepare_console() -> None:
-    """Prepare the process for a run: `survive_closed_console`, and `end_quietly` if Prefect has started it."""
+    """Show batchloom's messages, `survive_closed_console`, and `end_quietly` if Prefect has started the process."""
+    logging.getLogger("batchloom").setLevel(logging.INFO)
     survive_closed_console()
     if "PREFECT__FLOW_RUN_ID" in os.environ:
         atexit.register(end_quietly)

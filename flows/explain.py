@@ -35,7 +35,6 @@ from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else Prefect's log and standard error would not show the flow's progress
 
 prepare_console()
 

@@ -4,7 +4,6 @@ DuckDB tables --read--> requests --tokenize--> tokens --plan_prefix (cached)--> 
    plan --partition--> infer x N --> parts + steps --write (one transaction)--> DuckDB tables, views
 """
 
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +24,6 @@ from tasks.runs.run_record import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.workloads.workload import load_workload
 
-logging.getLogger("batchloom").setLevel(
-    logging.INFO
-)  # else Prefect's console and log would not show the night's messages
 prepare_console()
 
 

@@ -291,6 +291,12 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
     ]
 
 
+@pytest.mark.parametrize("flow", ["nightly", "explain", "nights.night"])
+def test_each_flow_shows_its_messages(flow: str) -> None:
+    script = f"import logging, flows.{flow}; assert logging.getLogger('batchloom').isEnabledFor(logging.INFO)"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
+
+
 def test_a_command_shows_no_log_of_prefects_own_services() -> None:
     """Such as each event, a page long, that a server which is gone does not take any more."""
     script = (
