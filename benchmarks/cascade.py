@@ -27,7 +27,7 @@ import duckdb
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
-from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.model.loading.checkpoint import TOKENIZER_FILES, resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
@@ -182,6 +182,7 @@ def measure(small: Path, num_rows: int, target: float) -> dict[str, Any]:
     return {"answered": answered, "simulated": simulated}
 
 
+@refuse_wrong_answers
 def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="small model, a checkpoint folder or GGUF file; the demo's if not given")
@@ -190,12 +191,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="file for the JSON result")
     arguments = parser.parse_args(command_line)
     small, machine = unpack_gguf(resolve_checkpoint(arguments.model or find_demo_model())), describe_machine()
-    try:
-        with temporary_server():
-            run = measure(small, arguments.rows, arguments.target)
-    except WrongAnswerError as error:
-        print(f"benchmarks.cascade: no figures: {error}", file=sys.stderr)
-        return 1
+    with temporary_server():
+        run = measure(small, arguments.rows, arguments.target)
     report("cascade", command_line, arguments.out, machine=machine, model=f"{small.name}, float32", run=run)
     return 0
 

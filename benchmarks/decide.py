@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
-from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -175,6 +175,7 @@ def measure(bench: Bench, rounds: int, dtype: str) -> Mapping[str, Any]:
     }
 
 
+@refuse_wrong_answers
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark with the options in `arguments` (the process's own if None)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decide")

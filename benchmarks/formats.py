@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
-from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.step_record import StepRecord
@@ -134,6 +134,7 @@ class Bench:
         }
 
 
+@refuse_wrong_answers
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark with the options in `arguments` (the process's own if None)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.formats")

@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
-from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
 from flows.command.prefect_server import temporary_server
@@ -243,6 +243,7 @@ def check_left(database: Path, workload: str, run_id: str) -> dict[str, Any]:
     return {"num_done": num_ok, "num_left": num_left, "infer_seconds": round(seconds, 2), "forecast": forecast}
 
 
+@refuse_wrong_answers
 def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder or GGUF file")
@@ -254,17 +255,13 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="file for the JSON result")
     arguments = parser.parse_args(command_line)
     model, machine = unpack_gguf(resolve_checkpoint(arguments.model)), describe_machine()
-    try:
-        with temporary_server():
-            if arguments.deadline:
-                run = measure_deadline(model, arguments.documents, arguments.deadline, arguments.kv_mib)
-            else:
-                run = (measure_kept if arguments.kept_prefixes else measure)(
-                    model, arguments.documents, arguments.rounds, arguments.kv_mib
-                )
-    except WrongAnswerError as error:
-        print(f"benchmarks.nights: no figures: {error}", file=sys.stderr)
-        return 1
+    with temporary_server():
+        if arguments.deadline:
+            run = measure_deadline(model, arguments.documents, arguments.deadline, arguments.kv_mib)
+        else:
+            run = (measure_kept if arguments.kept_prefixes else measure)(
+                model, arguments.documents, arguments.rounds, arguments.kv_mib
+            )
     report("nights", command_line, arguments.out, machine=machine, model=f"{model.name}, float32", run=run)
     return 0
 

@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import report
-from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.kernels import cdiv
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
@@ -223,6 +223,7 @@ def measure_size(night: Night, num_requests: int, scratch: Path | None) -> dict[
         return night.check(folder, num_requests) | {"stages": stages}
 
 
+@refuse_wrong_answers
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/scale.json")
@@ -233,11 +234,7 @@ def main() -> int:
     parser.add_argument("--night", choices=["snippets", "embeddings"], default="snippets")
     arguments = parser.parse_args()
     machine, night = describe_machine(), find_night(arguments.night)
-    try:
-        sizes = [measure_size(night, size, arguments.scratch) for size in arguments.sizes]
-    except WrongAnswerError as error:
-        print(f"no figures: {error}", file=sys.stderr)
-        return 1
+    sizes = [measure_size(night, size, arguments.scratch) for size in arguments.sizes]
     peak_gb = max(stage["peak_resident_gb"] for size in sizes for stage in size["stages"].values())
     growth = {
         stage: round(

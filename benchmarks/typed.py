@@ -33,7 +33,7 @@ import jsonschema
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
-from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine import Completion, Engine, EngineConfig, Grammar, Request, Vocabulary
 from engine.grammar import Constraint
 from engine.model.loading.checkpoint import resolve_checkpoint
@@ -247,6 +247,7 @@ def validate(bench: Bench, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
     return found
 
 
+@refuse_wrong_answers
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.typed", description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: the demo's")
@@ -261,14 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     folder = unpack_gguf(resolve_checkpoint(options.model or find_demo_model()))
     prompts = make_prompts(TextCodec.load(folder), max(options.rows, options.validity_rows))
-    try:
-        check_ids(Bench(folder, "float32", options.threads, options.kv_bytes), prompts[: options.gate_rows])
-        bench = Bench(folder, options.dtype, options.threads, options.kv_bytes)
-        result = {"speed": measure(bench, prompts[: options.rows], options.rounds)}
-        result["validity"] = validate(bench, prompts[: options.validity_rows])
-    except WrongAnswerError as error:
-        print(f"no figures: {error}", file=sys.stderr)
-        return 1
+    check_ids(Bench(folder, "float32", options.threads, options.kv_bytes), prompts[: options.gate_rows])
+    bench = Bench(folder, options.dtype, options.threads, options.kv_bytes)
+    result = {"speed": measure(bench, prompts[: options.rows], options.rounds)}
+    result["validity"] = validate(bench, prompts[: options.validity_rows])
     report("typed", arguments, options.out, machine=describe_machine(), **result)
     return 0
 

@@ -33,6 +33,10 @@ class CapacityError(BatchloomError, MemoryError):
     """The memory budget is too small for what has to be resident at once."""
 
 
+class OutOfMemoryError(CapacityError):
+    """The device or the host has less free memory than is asked for; a smaller budget may fit."""
+
+
 class ArtifactError(BatchloomError, OSError):
     """A file between two tasks is missing, damaged, or not what its reference says."""
 

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.encoding.families import is_encoder
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
+from flows.command.run_flow import prepare_console
 from flows.explain_page import publish_forecast
 from flows.layouts import settle
 from flows.prediction import read_and_plan
@@ -33,7 +34,8 @@ from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else Prefect's log and standard error would not show the flow's progress
+
+prepare_console()
 
 
 @flow(name="explain", flow_run_name="explain-{database.stem}", retries=0, persist_result=False)

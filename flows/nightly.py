@@ -4,17 +4,15 @@ DuckDB tables --read--> requests --tokenize--> tokens --plan_prefix (cached)--> 
    plan --partition--> infer x N --> parts + steps --write (one transaction)--> DuckDB tables, views
 """
 
-import logging
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from prefect import flow
-from prefect.logging.handlers import PrefectConsoleHandler
 from pydantic import Field
 
 from engine.errors import ConfigError
+from flows.command.run_flow import prepare_console, run_flow
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
@@ -28,23 +26,7 @@ from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.workloads.workload import load_workload
 
-# Otherwise Prefect's console and log would not show the night's messages.
-logging.getLogger("batchloom").setLevel(logging.INFO)
-
-
-def survive_closed_console() -> None:
-    """Keep a night alive if nobody reads its console any more, as when the worker of its deployment dies.
-
-    rich ends the process when a line cannot be printed; this makes it stop printing instead.
-    """
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        for handler in getattr(logger, "handlers", ()):
-            if isinstance(handler, PrefectConsoleHandler):
-                console = handler.console
-                console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
-
-
-survive_closed_console()
+prepare_console()
 
 
 @flow(name="nightly", flow_run_name="nightly-{database.stem}", retries=0, persist_result=False)
@@ -138,6 +120,4 @@ def nightly(
 
 
 if __name__ == "__main__":
-    from flows.command.run_flow import run_flow
-
     sys.exit(run_flow(nightly))

@@ -18,6 +18,9 @@ from tasks.storage.artifact import replace_file
 
 LOGGER = logging.getLogger("batchloom")
 
+DUCKDB_HEADER = b"DUCK"
+"""Bytes 8 to 11 of each database file."""
+
 COPY_BYTES = 16 * 1024**2
 WAIT_SECONDS = 0.2
 
@@ -26,7 +29,7 @@ def check_target(database: Path, target: Path) -> None:
     """Check that a copy of the database can be written to `target`.
 
     Raises:
-        ConfigError: its folder is missing, it is a folder itself, or it is the database.
+        ConfigError: its folder is missing, it is a folder itself, a file that is no copy, or the database.
     """
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
@@ -34,6 +37,11 @@ def check_target(database: Path, target: Path) -> None:
         raise ConfigError(f"publish: {target} is a folder, expected a file or nothing")
     if target.resolve() == database.resolve() or (target.exists() and target.samefile(database)):
         raise ConfigError(f"publish: {target} is the database itself")
+    if target.exists():
+        with target.open("rb") as file:
+            header = file.read(12)
+        if header and header[8:] != DUCKDB_HEADER:
+            raise ConfigError(f"publish: {target} is not a DuckDB database and would be replaced; name another file")
 
 
 @task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)

@@ -14,7 +14,7 @@ from engine.errors import ArtifactError
 from sql import statement
 from tasks.database.attach import reads_attachments
 from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql, transaction
-from tasks.database.schema import create_schema
+from tasks.database.schema import check_schema, create_schema
 from tasks.partitions.part import part_schema
 from tasks.runs.run import Run
 from tasks.runs.run_record import RunRecord
@@ -57,6 +57,7 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
         if attach:
             is_foreign = reads_attachments(connection, workload)
         with transaction(connection):
+            check_schema(connection, workload, str(database))  # tables may have changed since they were read
             create_schema(connection, workload, is_foreign=is_foreign)
             _replace_answers(connection, workload, record, requests, tokens, parts)
             counts = _replace_run(connection, workload, record, requests, steps, started)

@@ -20,7 +20,7 @@ import torch
 from engine import errors
 from engine.child_process import end_with_parent
 from engine.config import EngineConfig
-from engine.errors import BatchloomError, CapacityError, PrefillWorkerError
+from engine.errors import BatchloomError, OutOfMemoryError, PrefillWorkerError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kv.kv_cache import KVShape
 from engine.scheduling.token_batch import TokenBatch
@@ -67,7 +67,7 @@ def encode(message: object) -> bytes:
 
     Args:
         message: one of the kinds above, a tensor, a dtype of hidden states or KV, an exception, None, or a list or
-            tuple of these. Exceptions other than those of `engine.errors` become `CapacityError` or
+            tuple of these. Exceptions other than those of `engine.errors` become `OutOfMemoryError` or
             `PrefillWorkerError`.
     """
     arrays: list[bytes] = []
@@ -119,7 +119,7 @@ def _describe(error: Exception) -> dict[str, str]:
     if isinstance(error, BatchloomError):
         return {"error": type(error).__name__, "text": str(error)}
     is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # callers retry with a smaller budget
-    kind = CapacityError if is_memory else PrefillWorkerError
+    kind = OutOfMemoryError if is_memory else PrefillWorkerError
     return {"error": kind.__name__, "text": f"{type(error).__name__}: {error}"}
 
 

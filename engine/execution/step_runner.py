@@ -43,7 +43,7 @@ class StepRunner:
             max_model_len: longest prompt plus answer, in tokens.
         Raises:
             ConfigError: the attention backend does not run on the device, or does not cover the shape.
-            CapacityError: the KV budget holds no block.
+            CapacityError: the KV budget holds no block, or is larger than the free memory.
         """
         self.model = model
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.errors import CapacityError
+from engine.errors import CapacityError, OutOfMemoryError
 from engine.kv.kv_layout import KVLayout, find_layout
 
 
@@ -62,6 +62,7 @@ class KVCache:
             has_pad_block: whether there is an additional block, of index num_blocks, for the KV of padding.
         Raises:
             CapacityError: the budget does not hold a single block.
+            OutOfMemoryError: the device has less free memory than the budget.
         """
         self.block_size = block_size
         self.layout = layout = shape.layout
@@ -78,7 +79,11 @@ class KVCache:
         num_slots = max(slots) + 1
         # fp8 is stored as uint8: copies of blocks use operations that torch lacks for fp8.
         stored = torch.uint8 if shape.dtype.itemsize == 1 and shape.dtype.is_floating_point else shape.dtype
-        self.tensors = [_zeros(sizes, stored, device) for _ in range(2 * num_slots)]
+        try:
+            self.tensors = [_zeros(sizes, stored, device) for _ in range(2 * num_slots)]
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            reason = f"a KV budget of {budget_bytes:,} bytes does not fit into the memory of device {str(device)!r}"
+            raise OutOfMemoryError(f"{reason}: {error}") from error
         self.keys = [self.tensors[slot].view(shape.dtype) for slot in slots]
         self.values = [self.tensors[num_slots + slot].view(shape.dtype) for slot in slots]
 

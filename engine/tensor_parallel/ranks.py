@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.device.placement import resolve_device, use_device
 from engine.disaggregation.prefill_client import start_worker
 from engine.disaggregation.worker_line import WorkerLine, WorkerStep
-from engine.errors import BatchloomError, CapacityError, PrefillWorkerError
+from engine.errors import BatchloomError, OutOfMemoryError, PrefillWorkerError
 from engine.model.shard import Shard
 from engine.scheduling.token_batch import TokenBatch
 from engine.several_processes import check_gpus
@@ -146,7 +146,7 @@ class Ranks(Shard):
         if message is None:
             status = self._workers[rank - 1][1].wait()
             return RankFailure(f"{name} of the model (tensor_parallel_size) is gone; its exit status is {status}")
-        if isinstance(message, CapacityError) and "MemoryError: " in str(message):
+        if isinstance(message, OutOfMemoryError):
             return RankMemoryFailure(f"{name}: {message}")
         if isinstance(message, BatchloomError) and not isinstance(message, PrefillWorkerError):
             return message

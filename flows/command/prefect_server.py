@@ -81,9 +81,17 @@ def temporary_server() -> Iterator[None]:
             start_new_session=True,  # else Ctrl-C would end it before the run has reported its state
         )
     atexit.register(_stop, process)
+    from prefect.events.clients import PrefectEventsClient  # imported while the server starts
+    from prefect.events.worker import EventsWorker
+
     # No heartbeats: a temporary server does not use them, and their thread delays the end of a run by up to a second.
     with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        yield
+        # A server that is gone does not come back: ten attempts for each event delay the end of a run by a minute.
+        EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=0)
+        try:
+            yield
+        finally:
+            EventsWorker.set_client_override(None)
 
 
 def _can_keep_a_database() -> bool:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -60,9 +61,9 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
 def plain_log(stream: TextIO) -> Iterator[None]:
     """Write batchloom's log to `stream` as plain lines; hide Prefect's unless PREFECT_LOGGING_LEVEL is set."""
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
-        for other in logging.getLogger().handlers:
-            if isinstance(other, PrefectConsoleHandler):
-                other.setLevel(logging.CRITICAL)
+        consoles = [each for each in logging.getLogger().handlers if isinstance(each, PrefectConsoleHandler)]
+        for other in (*consoles, *logging.getLogger("prefect._internal").handlers):
+            other.setLevel(logging.CRITICAL)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("batchloom")
@@ -73,6 +74,26 @@ def plain_log(stream: TextIO) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = True
+
+
+def prepare_console() -> None:
+    """Show batchloom's messages, `survive_closed_console`, and `end_quietly` if Prefect has started the process."""
+    logging.getLogger("batchloom").setLevel(logging.INFO)
+    survive_closed_console()
+    if "PREFECT__FLOW_RUN_ID" in os.environ:
+        atexit.register(end_quietly)
+
+
+def survive_closed_console() -> None:
+    """Keep a night alive if nobody reads its console any more, as when the worker of its deployment dies.
+
+    rich ends the process when a line cannot be printed; this makes it stop printing instead.
+    """
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, PrefectConsoleHandler):
+                console = handler.console
+                console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
 
 
 def end_quietly() -> None:

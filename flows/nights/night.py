@@ -13,7 +13,7 @@ from prefect import flow
 from pydantic import Field
 
 from engine.errors import ConfigError, NightError
-from flows.nightly import survive_closed_console
+from flows.command.run_flow import prepare_console
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
@@ -38,7 +38,7 @@ LOGGER = logging.getLogger("batchloom")
 LEAST_SPARE = 0.05
 """Share of the night's time that must be left to take up again steps that ended early for the sake of others."""
 
-survive_closed_console()
+prepare_console()
 
 
 @flow(name="nightly", flow_run_name="night-{file.stem}", retries=0, persist_result=False)

@@ -70,6 +70,8 @@ def connect(
     """
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
+        if connection.execute(statement("settings/database_file")).fetchone() == (None,):  # of a CSV file, for example
+            raise DatabaseError(f"{path} cannot be opened: not a valid DuckDB database file")
         connection.execute(statement("settings/set_time_zone"))
         connection.execute(statement("settings/set_arrow_buffers"))
         connection.execute(statement("settings/set_progress_bar"))

@@ -10,7 +10,7 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.messages import explain
-from tasks.database.older_tables import add_columns, list_added
+from tasks.database.older_tables import add_columns
 from tasks.workloads.workload import Workload
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
@@ -97,40 +97,22 @@ def create_schema(
 
 
 def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Check before the night's work that the workload's answers can be written.
+    """Check that the workload's answers can be written to the tables that are there.
 
     Args:
         database: its name in messages.
     Raises:
-        DatabaseError: an existing table lacks a column (both are named) or has one of another type, or a view has the
-            name of a table, or a table that of a view.
+        DatabaseError: an existing table lacks a column (both are named) or has one of another type, or the user has a
+            table or view of his own under a name that batchloom needs.
     """
-    existing = list_relations(connection)
-    table = workload.output.table.lower()
-    needed = _needed_relations(workload)
+    existing, needed = list_relations(connection), _needed_relations(workload)
     types = {**dict.fromkeys(workload.key, "text"), **workload.kind.columns}
-    columns = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in types.items()}
-    _check_columns(workload, f"{database}: table {table!r}", existing.get(table, needed[table]), columns)
-    for name, relation in needed.items():
-        found = existing.get(name)
-        if found is None:
-            continue
-        if found.is_view != relation.is_view and name not in INPUT_TABLES:
-            kind, expected = ("view", "table") if found.is_view else ("table", "view")
-            raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
-        if not relation.is_view:
-            _check_columns(workload, f"{database}: table {name!r}", found, relation.columns)
+    written = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in types.items()}
+    is_own_kind = written.items() <= needed[workload.output.table.lower()].columns.items()
+    if not is_own_kind or any(existing.get(name, relation) != relation for name, relation in needed.items()):
+        from tasks.database.existing_tables import check_existing  # imported only when needed
 
-
-def _check_columns(workload: Workload, where: str, relation: Relation, expected: Mapping[str, str]) -> None:
-    if missing := expected.keys() - relation.columns:
-        missing -= {column.lower() for column in list_added(workload, relation.name)}
-    if missing:
-        raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {', '.join(sorted(relation.columns))}")
-    for column, type_ in expected.items() if relation.name not in INPUT_TABLES else ():
-        if (found := relation.columns.get(column, type_)) != type_:
-            way_out = "alter its type, or name another column or table"
-            raise DatabaseError(f"{where}: column {column!r} is {found}, batchloom writes {type_}: {way_out}")
+        check_existing(existing, needed, written, workload, database)
 
 
 def _needed_relations(workload: Workload | None) -> Mapping[str, Relation]:

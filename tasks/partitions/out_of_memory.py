@@ -4,7 +4,7 @@ import gc
 from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.errors import BatchloomError
+from engine.errors import BatchloomError, OutOfMemoryError
 
 MOST_HALVINGS = 4
 """How often memory is halved; after that, a lack of memory is a failure like any other."""
@@ -14,11 +14,11 @@ LEAST_KV_BYTES = 64 * 1024**2
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory of device or host ran out. Errors of ours, about a budget that is too small, are not meant."""
+    """Whether memory of device or host ran out. A budget that is too small for its work is not meant."""
     import torch
 
     if isinstance(error, BatchloomError):
-        return False
+        return isinstance(error, OutOfMemoryError)
     # On the host, torch raises a plain RuntimeError.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

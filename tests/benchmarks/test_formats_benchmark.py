@@ -1,6 +1,7 @@
 """The benchmark of number formats measures every format and every work, or refuses to."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,14 @@ def test_another_model_gives_no_figures(tiny_checkpoint: Any) -> None:
     bench = formats.Bench(engines, num_prompts=8, num_new_tokens=2)
     with pytest.raises(WrongAnswerError, match="a probability in qwen3 differs by"):
         bench.check()
+
+
+def test_a_wrong_answer_is_one_line(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(formats, "LARGEST_DIFFERENCE", -1.0)  # so that no answer is right
+    options = ["--formats", "float32", "bfloat16", "--prompts", "2", "--rounds", "1"]
+    assert formats.main(["--model", str(tiny_llama), *options]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"no figures: a probability in bfloat16 differs by \S+ from that in float32\n", printed.err)

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from engine import Engine, EngineConfig, Request, StepRecord, Thinking, plan_prefix_groups
-from engine.errors import CapacityError, ConfigError, ModelError, RequestError
+from engine.errors import CapacityError, ConfigError, ModelError, OutOfMemoryError, RequestError
 
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 24)
 
@@ -206,6 +206,11 @@ def test_a_setting_out_of_range_is_named(settings: dict[str, object], reason: st
 def test_a_budget_below_one_block_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(CapacityError, match="budget of 100 bytes holds no block"):
         Engine.load(tiny_llama, EngineConfig(dtype="float32", kv_memory_bytes=100))
+
+
+def test_a_budget_above_the_memory_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="KV budget of 1,125,899,906,842,624 bytes does not fit into the memory"):
+        Engine.load(tiny_llama, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 50))
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,26 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
     ]
 
 
+@pytest.mark.parametrize("flow", ["nightly", "explain", "nights.night"])
+def test_each_flow_shows_its_messages(flow: str) -> None:
+    script = f"import logging, flows.{flow}; assert logging.getLogger('batchloom').isEnabledFor(logging.INFO)"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
+
+
+def test_a_command_shows_no_log_of_prefects_own_services() -> None:
+    """Such as each event, a page long, that a server which is gone does not take any more."""
+    script = (
+        "import logging, sys; from flows.command.run_flow import plain_log; import prefect.events.worker\n"
+        "with plain_log(sys.stdout):\n"
+        "    logging.getLogger('prefect._internal.concurrency').error('failed to process item')\n"
+        "    logging.getLogger('batchloom').warning('snippets: a line')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOGGING_LEVEL"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("snippets: a line\n", "")
+
+
 @pytest.mark.slow
 def test_a_night_whose_server_ends_has_its_answers_and_one_line(
     nights: Any, start: Start, monkeypatch: pytest.MonkeyPatch
@@ -303,7 +323,8 @@ def test_a_night_whose_server_ends_has_its_answers_and_one_line(
     for server in find_temporary_servers(command.process.pid):
         os.kill(int(server.name), signal.SIGKILL)
     message = "nightly: the Prefect server does not answer any more: "
-    wait_for(lambda: message in command.errors, command)  # then Prefect tries for minutes to send its events
+    wait_for(lambda: message in command.errors, command)
+    assert command.wait(20) == 1, "its last events are not sent again and again"
     assert "Traceback" not in command.errors
     assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
 

@@ -176,6 +176,7 @@ def test_a_worker_runs_the_deployment(
         ("snippets", "completed", 12, 12),
         ("ranking", "completed", 0, 0),
     ]
+    assert "leaked" not in (folder / "worker.log").read_text(), "DuckDB's report of objects still alive"
     storage = folder / "prefect" / "storage"
     assert list(storage.iterdir())
     assert storage.stat().st_mode & 0o077 == 0

@@ -100,6 +100,7 @@ def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> 
         (tmp_path, "is a folder"),
         (nights.path, "is the database itself"),
         (link, "is the database itself"),
+        (Path(__file__), "is not a DuckDB database and would be replaced"),
     ):
         with pytest.raises(ConfigError, match=message):
             check_target(nights.path, target)

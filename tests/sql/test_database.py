@@ -88,11 +88,13 @@ def test_what_is_no_database(tmp_path: Path, make: object, message: str) -> None
     assert path.exists() == ("no such file" not in str(caught.value)), "nothing was made"
 
 
-def test_a_data_file_is_no_database(tmp_path: Path) -> None:
-    path = tmp_path / "documents.csv"
-    path.write_text("doc_id,body\nd1,text\n")
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("name", ["documents.csv", "documents.json", "documents.parquet"])
+def test_a_data_file_is_no_database(tmp_path: Path, name: str, read_only: bool) -> None:
+    path = tmp_path / name
+    duckdb.execute(f"copy (select 'd1' as doc_id, 'a text' as body) to '{path}'")
     message = "cannot be opened: not a valid DuckDB database file"
-    with pytest.raises(DatabaseError, match=message), connect(path, read_only=True):
+    with pytest.raises(DatabaseError, match=message), connect(path, read_only=read_only):
         pytest.fail("opened")
 
 

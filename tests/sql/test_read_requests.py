@@ -239,6 +239,10 @@ def test_a_repeated_pair_is_answered_twice_then_done(night: Any) -> None:
         ("alter table runs alter num_ok type text", "'runs': column 'num_ok' is VARCHAR, batchloom writes B"),
         ("alter table steps alter step type text", "'steps': column 'step' is VARCHAR, batchloom writes B"),
         ("drop view failed_rows; create table failed_rows (a int)", "'failed_rows' is a table; batchloom needs a view"),
+        ("create view run_summary as select 1 as run_id", "has not made the view 'run_summary' and would replace it"),
+        ("create view latest_snippets as from snippets_of_mine", "has not made the view 'latest_snippets' and would"),
+        ("create view Ranked_Documents as from snippets_of_mine", "has not made the view 'ranked_documents' and"),
+        ("create view failed_rows as select 1 as a", "has not made the view 'failed_rows' and would replace it"),
         ("alter table snippets rename to s; create view snippets as from s", "'snippets' is a view; batchloom needs"),
     ],
 )
@@ -247,6 +251,7 @@ def test_what_the_database_lacks_is_named_before_any_work(night: Any, change: st
     if not change.startswith("drop view"):
         for view in views:
             night.sql(f"drop view {view}")
+    night.sql("create table snippets_of_mine as select 'd1' as doc_id, 'my own' as snippet")
     night.sql(change)
     with pytest.raises(DatabaseError) as caught:
         night.prepare()

@@ -166,6 +166,36 @@ class InterruptedSteps(list[ArtifactRef]):
         return super().__iter__()
 
 
+@pytest.mark.parametrize(
+    ("change", "message", "undo"),
+    [
+        (
+            "alter table snippets rename to kept; create table snippets as select 1 as a",
+            "table 'snippets' has no column 'doc_id'; it has a",
+            "drop table snippets; alter table kept rename to snippets",
+        ),
+        (
+            "create or replace view run_summary as select 1 as a",
+            "batchloom has not made the view 'run_summary' and would replace it: rename it",
+            "drop view run_summary",
+        ),
+    ],
+)
+def test_what_took_a_name_during_the_night_is_kept(night: Any, change: str, message: str, undo: str) -> None:
+    run = night.prepare()
+    if "table" in change:
+        for view in ("failed_rows", "latest_snippets"):
+            night.sql(f"drop view {view}")
+    night.sql(change)
+    with pytest.raises(DatabaseError, match=message):
+        run.write()
+    assert night.sql("select count(*) from runs") == [(0,)]
+    name = "snippets" if "table" in change else "run_summary"
+    assert night.sql(f"from {name}") == [(1,)]
+    night.sql(undo)
+    assert run.write().num_ok == 3
+
+
 def test_ctrl_c_inside_the_transaction_leaves_nothing(night: Any) -> None:
     run = night.prepare()
     steps, run.steps = run.steps, InterruptedSteps(run.steps)

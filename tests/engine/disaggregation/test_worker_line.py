@@ -9,7 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.disaggregation.worker_line import PrefillJob, WorkerStep, decode, encode
-from engine.errors import CapacityError, ConfigError, PrefillWorkerError
+from engine.errors import ConfigError, OutOfMemoryError, PrefillWorkerError
 from engine.kv.kv_cache import KVShape
 from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.token_batch import build_token_batch
@@ -52,7 +52,7 @@ def test_tensors_arrive_bit_by_bit(shape: tuple[int, int], dtype: torch.dtype) -
     ("error", "kind", "text"),
     [
         (ConfigError("too small"), ConfigError, "too small"),
-        (torch.OutOfMemoryError("no room"), CapacityError, "OutOfMemoryError: no room"),
+        (torch.OutOfMemoryError("no room"), OutOfMemoryError, "OutOfMemoryError: no room"),
         (ZeroDivisionError("by 0"), PrefillWorkerError, "ZeroDivisionError: by 0"),
     ],
 )

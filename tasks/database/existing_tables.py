@@ -1,0 +1,55 @@
+"""Whether batchloom can write to the tables and views that a database already has; a user may have made them."""
+
+from collections.abc import Mapping
+
+from engine.errors import DatabaseError
+from tasks.database.older_tables import list_added
+from tasks.database.schema import INPUT_TABLES, Relation
+from tasks.workloads.workload import Workload
+
+VIEW_COLUMNS = {"run_summary": ("run_id", "total_seconds"), "ranked_documents": ("query_text", "rank", "score")}
+"""Columns that these views of batchloom have in every version, and that a user's own view hardly has."""
+
+OTHER_VIEW_COLUMNS = ("run_id", "finish_reason", "created_at")
+"""The same for all other views of batchloom."""
+
+
+def check_existing(
+    existing: Mapping[str, Relation],
+    needed: Mapping[str, Relation],
+    written: Mapping[str, str],
+    workload: Workload,
+    database: str,
+) -> None:
+    """Check that batchloom can use tables, and replace views, that are there under names that it needs.
+
+    Args:
+        existing: tables and views of the database, by name.
+        needed: those that batchloom makes in an empty database.
+        written: columns that the workload writes to its output table, with their types.
+        workload: whose output table may lack columns that are added to it.
+        database: its name in messages.
+    Raises:
+        DatabaseError: see `tasks.database.schema.check_schema`.
+    """
+    table = workload.output.table.lower()
+    _check_columns(workload, f"{database}: table {table!r}", existing.get(table, needed[table]), written)
+    for name, relation in needed.items():
+        found = existing.get(name, relation)
+        if found.is_view != relation.is_view and name not in INPUT_TABLES:
+            kind, expected = ("view", "table") if found.is_view else ("table", "view")
+            raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
+        if not relation.is_view:
+            _check_columns(workload, f"{database}: table {name!r}", found, relation.columns)
+        elif name in existing and not found.columns.keys() >= set(VIEW_COLUMNS.get(name, OTHER_VIEW_COLUMNS)):
+            raise DatabaseError(f"{database}: batchloom has not made the view {name!r} and would replace it: rename it")
+
+
+def _check_columns(workload: Workload, where: str, relation: Relation, expected: Mapping[str, str]) -> None:
+    missing = expected.keys() - relation.columns - {column.lower() for column in list_added(workload, relation.name)}
+    if missing:
+        raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {', '.join(sorted(relation.columns))}")
+    for column, type_ in expected.items() if relation.name not in INPUT_TABLES else ():
+        if (found := relation.columns.get(column, type_)) != type_:
+            way_out = "alter its type, or name another column or table"
+            raise DatabaseError(f"{where}: column {column!r} is {found}, batchloom writes {type_}: {way_out}")
