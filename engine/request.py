@@ -107,7 +107,7 @@ class Request:
         for name, kind in _TYPES.items():
             if not isinstance(getattr(self, name), kind):
                 refuse(f"{name} must be a {'whole ' * (kind is Integral)}number, got {getattr(self, name)!r}")
-        for name, attribute in (("grammar", "opening"), ("thinking", "closing")):
+        for name, attribute in (("grammar", "opening"), ("thinking", "max_tokens")):
             if (given := getattr(self, name)) is not None and not hasattr(given, attribute):
                 refuse(f"{name} must be a {name.title()}, got {given!r}")
         if self.mode not in get_args(Mode):

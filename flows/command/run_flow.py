@@ -61,9 +61,9 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
 def plain_log(stream: TextIO) -> Iterator[None]:
     """Write batchloom's log to `stream` as plain lines; hide Prefect's unless PREFECT_LOGGING_LEVEL is set."""
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
-        consoles = [each for each in logging.getLogger().handlers if isinstance(each, PrefectConsoleHandler)]
-        for other in (*consoles, *logging.getLogger("prefect._internal").handlers):
-            other.setLevel(logging.CRITICAL)
+        for other in (*logging.root.handlers, *logging.getLogger("prefect._internal").handlers):
+            if type(other).__module__ == PrefectConsoleHandler.__module__:  # not those that a user has added
+                other.setLevel(logging.CRITICAL)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("batchloom")

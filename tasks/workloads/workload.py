@@ -211,7 +211,7 @@ def find_kind(values: Mapping[str, Any]) -> type[AnswerKind]:
 FOREIGN_KEYS = {
     "labels": "labels belong to mode 'score'",
     "decoding": "decoding belongs to modes 'generate' and 'extract'",
-    "max_thinking_tokens": "max_thinking_tokens belongs to thinking = 'keep' or 'drop', in these modes",
+    "max_thinking_tokens": "max_thinking_tokens belongs to thinking = 'keep' or 'drop' (modes 'generate', 'extract')",
     "questions": "questions belong to mode 'decide'",
 }
 """Keys of one mode, to the message for a file of another mode that has them."""

@@ -98,8 +98,10 @@ def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
 def test_workers_end_with_the_night_however_it_ends(nights: Any, prefect_server: str) -> None:
     nights.add_towers(60)
     interrupted = start_night(nights, prefect_server)
+    interrupted.send_signal(signal.SIGSTOP)  # else it might end while its processes are looked for
     workers = find_workers(interrupted.pid)
     os.killpg(interrupted.pid, signal.SIGINT)
+    interrupted.send_signal(signal.SIGCONT)
     assert interrupted.wait(60) == 130
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     ((status, num_ok, num_unanswered),) = nights.sql("select status, num_ok, num_unanswered from runs")
