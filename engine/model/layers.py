@@ -44,6 +44,7 @@ class ReplacedLayers(nn.Module):
         attention_step: AttentionStep,
         attention_mask: None = None,
         position_ids: torch.Tensor | None = None,
+        cache: None = None,
         past_key_values: None = None,
         use_cache: bool = False,
     ) -> torch.Tensor:
@@ -53,13 +54,12 @@ class ReplacedLayers(nn.Module):
             hidden_states: ``[1, T, hidden]``.
             position_embeddings: cosines and sines, ``[1, T, head_dim]`` each.
             attention_step: the step's work, KV cache and output rows; the cache is written.
-            attention_mask, position_ids, past_key_values, use_cache: the models pass them to every layer; not used. Any
-                other keyword is an error.
+            others: what models pass to each layer; not used. `cache` is past_key_values since transformers 5.24.
         """
         cos, sin = (angles[0].float().contiguous() for angles in position_embeddings)
-        cache = attention_step.cache
+        kv = attention_step.cache
         hidden = self._layers(
-            hidden_states[0], cache.keys, cache.values, attention_step.works[0], cos, sin, attention_step.output_rows
+            hidden_states[0], kv.keys, kv.values, attention_step.works[0], cos, sin, attention_step.output_rows
         )
         return hidden.unsqueeze(0)
 

@@ -1,5 +1,6 @@
 """A real checkpoint: SmolLM2-135M from its GGUF file, on real prompts, against transformers' generate."""
 
+import inspect
 from itertools import takewhile
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -44,16 +45,18 @@ def test_greedy_ids_equal_generate_on_real_prompts(smollm2_gguf: Path) -> None:
     # Ids are what greedy decoding gives if and only if each is the likeliest after those before it; one forward pass
     # of prompt and answer shows that of all of them. What the questions about a document share passes once.
     answers = [list(completion.token_ids) for completion in completions]
+    # transformers 5.24 has renamed it.
+    cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     for first in range(0, len(prompts), len(QUESTIONS)):
         group = range(first, first + len(QUESTIONS))
         columns = zip(*(prompts[i] for i in group), strict=False)
         shared = [ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, columns)]
         with torch.inference_mode():
-            cache = model(torch.tensor([shared]), use_cache=True, logits_to_keep=1).past_key_values
+            cache = model(torch.tensor([shared]), use_cache=True, logits_to_keep=1)[cache_name]
         for prompt, answer in ((prompts[i], answers[i]) for i in group):
             assert len(answer) == 24 or answer[-1] == tokenizer.eos_token_id
             rest = torch.tensor([[*prompt[len(shared) :], *answer[:-1]]])
             with torch.inference_mode():
-                logits = model(rest, past_key_values=cache, logits_to_keep=len(answer)).logits[0]
+                logits = model(rest, **{cache_name: cache}, logits_to_keep=len(answer)).logits[0]
             assert logits.argmax(dim=-1).tolist() == answer
             cache.crop(-rest.shape[1])
