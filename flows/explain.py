@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.encoding.families import is_encoder
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
-from flows.command.run_flow import prepare_console
+from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
 from flows.layouts import settle
 from flows.prediction import read_and_plan
@@ -132,6 +132,4 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
 
 
 if __name__ == "__main__":
-    from flows.command.run_flow import run_flow
-
     sys.exit(run_flow(explain))

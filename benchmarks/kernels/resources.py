@@ -58,19 +58,15 @@ LIMITS = {
         program_shared_bytes=227 * 1024, shared_bytes=228 * 1024, reserved_shared_bytes=1024, registers=65536, warps=64
     ),
     # Four SIMDs of 512 vector registers a lane, 64 lanes.
-    "gfx90a": ProcessorLimits(
-        program_shared_bytes=64 * 1024,
-        shared_bytes=64 * 1024,
-        reserved_shared_bytes=0,
-        registers=4 * 512 * 64,
-        warps=32,
-    ),
-    "gfx942": ProcessorLimits(
-        program_shared_bytes=64 * 1024,
-        shared_bytes=64 * 1024,
-        reserved_shared_bytes=0,
-        registers=4 * 512 * 64,
-        warps=32,
+    **dict.fromkeys(
+        ("gfx90a", "gfx942"),
+        ProcessorLimits(
+            program_shared_bytes=64 * 1024,
+            shared_bytes=64 * 1024,
+            reserved_shared_bytes=0,
+            registers=4 * 512 * 64,
+            warps=32,
+        ),
     ),
 }
 

@@ -10,6 +10,7 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
+from flows.command.run_flow import prepare_console, run_flow
 from tasks.database.connection import connect
 from tasks.evaluation.calibration import Calibration, Method, calibrate_answers
 from tasks.layouts.kept import use_kept
@@ -17,7 +18,8 @@ from tasks.runs.run_summary import artifact_key
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else Prefect's log would not show the result
+
+prepare_console()
 
 
 @flow(name="calibrate", flow_run_name="calibrate-{database.stem}-{workload}", retries=0, persist_result=False)
@@ -67,6 +69,4 @@ def calibrate(
 
 
 if __name__ == "__main__":
-    from flows.command.run_flow import run_flow
-
     sys.exit(run_flow(calibrate))

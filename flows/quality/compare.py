@@ -12,6 +12,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
+from flows.command.run_flow import prepare_console, run_flow
 from flows.prediction import read_and_plan
 from flows.quality.comparison_page import publish_comparison, render_comparison
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
@@ -33,7 +34,8 @@ from tasks.storage.artifact import ArtifactRef, prune_cache
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else Prefect's log would not show the result
+
+prepare_console()
 
 SEED = 0
 
@@ -162,6 +164,4 @@ def _plan(night: Night, workload: Workload, tokens: ArtifactRef, target: Path) -
 
 
 if __name__ == "__main__":
-    from flows.command.run_flow import run_flow
-
     sys.exit(run_flow(compare))

@@ -12,6 +12,7 @@ from prefect import flow
 from pydantic import Field
 
 from engine.errors import QualityError
+from flows.command.run_flow import prepare_console, run_flow
 from flows.quality.evaluation_page import publish_evaluation, render_evaluation
 from flows.report import report_run
 from tasks.database.connection import connect
@@ -22,7 +23,8 @@ from tasks.layouts.kept import use_kept
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
-LOGGER.setLevel(logging.INFO)  # else Prefect's log would not show the metrics
+
+prepare_console()
 
 
 @flow(name="evaluate", flow_run_name="evaluate-{database.stem}-{workload}", retries=0, persist_result=False)
@@ -75,6 +77,4 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    from flows.command.run_flow import run_flow
-
     sys.exit(run_flow(evaluate))

@@ -9,7 +9,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.locked import wait_and_open
+from tasks.database.locked import NO_DATABASE, wait_and_open
 from tasks.database.messages import describe_full_disk, explain
 
 MEMORY_LIMIT = "2GB"
@@ -71,7 +71,7 @@ def connect(
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
         if connection.execute(statement("settings/database_file")).fetchone() == (None,):  # of a CSV file, for example
-            raise DatabaseError(f"{path} cannot be opened: not a valid DuckDB database file")
+            raise DatabaseError(NO_DATABASE.format(path))
         connection.execute(statement("settings/set_time_zone"))
         connection.execute(statement("settings/set_arrow_buffers"))
         connection.execute(statement("settings/set_progress_bar"))

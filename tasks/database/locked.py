@@ -14,6 +14,8 @@ OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
 DATA_FILE_MESSAGE = "Cannot launch in-memory database in read-only mode"
 """DuckDB's for a file of another format that it reads as a table, such as Parquet or CSV."""
 
+NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file"
+
 
 def wait_and_open(
     path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
@@ -30,7 +32,7 @@ def wait_and_open(
     while True:
         message = str(error)
         if DATA_FILE_MESSAGE in message:
-            raise DatabaseError(f"{path} cannot be opened: not a valid DuckDB database file") from error
+            raise DatabaseError(NO_DATABASE.format(path)) from error
         if OPEN_OTHERWISE_MESSAGE in message and read_only:
             read_only = False
         elif LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:
