@@ -6,16 +6,15 @@ torch takes seconds to import, so each function imports it when needed: "auto" a
 import ctypes
 import logging
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from engine.config import Dtype
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 LOGGER = logging.getLogger("batchloom.engine")
-
-DtypeName = Literal["float32", "bfloat16", "float16", "fp8", "int8", "quantized"]
 
 
 def check_device(name: str) -> None:
@@ -31,11 +30,7 @@ def check_device(name: str) -> None:
 
 
 def resolve_device(name: str) -> "torch.device":
-    """The device of a setting; "auto" is the first GPU, else the CPU.
-
-    Raises:
-        ConfigError: see `check_device`.
-    """
+    """The device of a setting; "auto" is the first GPU, else the CPU. Raises as `check_device`."""
     import torch
 
     check_device(name)
@@ -68,7 +63,7 @@ def usable_threads(num_threads: int) -> int:
     return min(num_threads, num_cores)
 
 
-def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "torch.dtype":
+def find_dtype(name: Dtype, device: "torch.device") -> "torch.dtype":
     """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32.
 
     Raises:
@@ -95,9 +90,9 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
     return torch.bfloat16 if is_native else torch.float32
 
 
-def dtype_name(dtype: "torch.dtype") -> DtypeName:
+def dtype_name(dtype: "torch.dtype") -> Dtype:
     """The setting that stands for a number format."""
-    name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
+    name: Dtype = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
     return "fp8" if name.startswith("float8") else name
 
 

@@ -167,11 +167,7 @@ class TextCodec:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The transformers tokenizer of a checkpoint folder, read offline, without running any code of the checkpoint.
-
-    Raises:
-        ModelError: there is none, it cannot be read, or it has no fast (Rust) form.
-    """
+    """The transformers tokenizer of a checkpoint folder; raises as `TextCodec.load`."""
     copy = cache_folder() / "tokenizers" / f"{_digest(folder)}.json"
     with suppress(Exception):  # no copy yet, or a damaged one
         return _build(json.loads(copy.read_bytes()))
@@ -236,8 +232,7 @@ def _file_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def _is_control(token: Mapping[str, Any]) -> bool:
-    """Whether a token is special, or an added one that looks like markup, as ``<think>``; added words and runs of
-    spaces are not control tokens."""
+    """Whether a token is special, or an added one that looks like markup, as ``<think>``, not a word or spaces."""
     content = token["content"].strip()
     return bool(token["special"]) or (len(content) > 2 and content[0] in "<[{|")
 

@@ -122,7 +122,7 @@ class QuantizedModel(Model):
         """Reads the weights into the backend's layers."""
         assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
         library, weights, base = load_quantized_library(cache_folder()), self._weights, self.base
-        self._draw_tokens = backend.draw_tokens
+        self.draw_tokens = backend.draw_tokens
         is_permuted = isinstance(weights, GgufWeights) and base.config.model_type in ("llama", "mistral")
         layers = [
             _read_layer(weights, library, layer, index, is_permuted=is_permuted)
