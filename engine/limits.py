@@ -17,12 +17,8 @@ if TYPE_CHECKING:  # take seconds to import
 
 
 def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
-    """Refuses a KV budget that is not "auto" and too small for any request, before any work.
-
-    Raises:
-        CapacityError: the budget is below the two blocks that the shortest request needs.
-        ModelError: config.json in the checkpoint's folder cannot be read, or lacks a size.
-    """
+    """Raises `CapacityError` if a KV budget that is not "auto" is below the two blocks that the shortest request needs,
+    before any work; `ModelError` if config.json in the checkpoint's folder cannot be read, or lacks a size."""
     if config.kv_memory_bytes == "auto":
         return
 

@@ -18,11 +18,7 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 def check_device(name: str) -> None:
-    """Refuses a device that does not exist, before any work.
-
-    Raises:
-        ConfigError: torch does not know the name, or finds no such GPU here.
-    """
+    """Raises `ConfigError` if torch does not know the device, or finds no such GPU here; done before any work."""
     if name not in ("auto", "cpu"):
         from engine.device.gpu import check_gpu
 
@@ -64,11 +60,8 @@ def usable_threads(num_threads: int) -> int:
 
 
 def find_dtype(name: Dtype, device: "torch.device") -> "torch.dtype":
-    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32.
-
-    Raises:
-        ConfigError: the device does not compute the format.
-    """
+    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32. Raises
+    `ConfigError` if the device does not compute the format."""
     import torch
 
     if name == "int8" and device.type != "cpu":

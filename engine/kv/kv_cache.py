@@ -27,9 +27,7 @@ class KVShape:
     @property
     def layout(self) -> KVLayout | None:
         """Which layers share a block table; None where all do, and no KV is freed early."""
-        if not self.windows:
-            return None
-        return find_layout(self.windows)
+        return find_layout(self.windows) if self.windows else None
 
     @property
     def head_size(self) -> int:

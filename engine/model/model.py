@@ -112,7 +112,6 @@ class Model:
         Args:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
             dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights.
-            device: where the weights go.
             make_engine: makes an engine that proves an architecture that is not plain, before weights are read.
         Raises:
             ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
@@ -131,11 +130,8 @@ class Model:
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
-        """Replaces the model's layers and output layer by those of the backend, if it has any.
-
-        Raises:
-            ModelError: a layer has a parameter that the backend's layers do not compute with.
-        """
+        """Replaces the model's layers and output layer by those of the backend, if it has any; `ModelError` if a layer
+        has a parameter that these do not compute with."""
         self.draw_tokens = backend.draw_tokens
         if backend.has_final_norm:
             read, norms = self.read_layer, {len(self.base.layers) - 1: self.base.norm.weight}

@@ -38,13 +38,11 @@ class TextCodec:
     """
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
-        """Wrap a Rust tokenizer without changing it.
+        """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it. Raises
+        `ModelError` if it cannot be rebuilt with renamed control tokens.
 
         Args:
-            tokenizer: the control tokens are among its added tokens.
             chat: the transformers tokenizer that renders the chat template; None for plain text only.
-        Raises:
-            ModelError: the tokenizer cannot be rebuilt with renamed control tokens.
         """
         spec = json.loads(tokenizer.to_str())
         control = {token["content"]: token for token in spec["added_tokens"] if _is_control(token)}
@@ -99,10 +97,7 @@ class TextCodec:
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], **variables: bool) -> str:
         """The chat template's text for messages and variables, up to the beginning of the answer; not yet trusted.
-
-        Raises:
-            ModelError: the template refuses the messages.
-        """
+        Raises `ModelError` if the template refuses the messages."""
         from jinja2 import TemplateError
 
         try:
