@@ -6,7 +6,7 @@ of a real run has the same steps, token counts, preemptions and KV blocks; only 
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -232,20 +232,14 @@ class SimulationSummary:
         return max(self.seconds_by_resource, key=self.seconds_by_resource.__getitem__)
 
     def __add__(self, other: "SimulationSummary") -> "SimulationSummary":
-        mine, others = self.seconds_by_resource, other.seconds_by_resource
-        return SimulationSummary(
-            num_steps=self.num_steps + other.num_steps,
-            num_prompt_tokens=self.num_prompt_tokens + other.num_prompt_tokens,
-            num_decode_tokens=self.num_decode_tokens + other.num_decode_tokens,
-            num_finished_requests=self.num_finished_requests + other.num_finished_requests,
-            num_preempted_requests=self.num_preempted_requests + other.num_preempted_requests,
-            peak_kv_blocks=max(self.peak_kv_blocks, other.peak_kv_blocks),
-            peak_running_requests=max(self.peak_running_requests, other.peak_running_requests),
-            seconds=self.seconds + other.seconds,
-            seconds_by_resource={resource: mine[resource] + others[resource] for resource in mine},
-            num_cool_down_steps=self.num_cool_down_steps + other.num_cool_down_steps,
-            cool_down_seconds=self.cool_down_seconds + other.cool_down_seconds,
-        )
+        mine, others = asdict(self), asdict(other)
+        of_resources, of_others = mine.pop("seconds_by_resource"), others.pop("seconds_by_resource")
+        joined = {
+            name: max(value, others[name]) if name.startswith("peak_") else value + others[name]
+            for name, value in mine.items()
+        }
+        seconds = {resource: of_resources[resource] + of_others[resource] for resource in of_resources}
+        return SimulationSummary(**joined, seconds_by_resource=seconds)
 
 
 def summarize_steps(steps: Iterable[SimulatedStep]) -> SimulationSummary:
