@@ -217,7 +217,7 @@ class Engine(BatchCalls):
         config, cache = self._config, self._cache
         return Scheduler(
             schedule_groups(requests, groups, impossible, config, self._make_node),
-            pool=make_pool(config, cache.num_blocks, cache.layout),
+            pool=make_pool(config, cache.num_blocks, cache.layout.windows),
             config=config,
             swap=self._make_swap(),
             lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,

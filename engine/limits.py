@@ -74,7 +74,7 @@ def why_impossible(
             f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer "
             f"{num_tokens}, which exceeds the context of {max_model_len}"
         )
-    num_blocks, num_kv_blocks = most_blocks(request, cache.block_size), cache.num_blocks // cache.num_tables
+    num_blocks, num_kv_blocks = most_blocks(request, cache.block_size), cache.num_blocks // len(cache.layout.windows)
     if num_blocks > num_kv_blocks:
         return (
             f"{num_tokens} tokens need up to {num_blocks} KV blocks of {cache.block_size} tokens, "

@@ -7,7 +7,7 @@ of a real run has the same steps, token counts, preemptions and KV blocks; only 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequences
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from engine.scheduling.sequence import most_blocks
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepTokens
 from engine.simulation.device import Roofline, StepCost, StepWork
-
-if TYPE_CHECKING:
-    from engine.kv.kv_layout import KVLayout
 
 Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
 
@@ -74,7 +71,7 @@ def simulate_plan(
     num_kv_blocks: int,
     config: EngineConfig,
     roofline: Roofline,
-    layout: "KVLayout | None" = None,
+    windows: tuple[int, ...] = (0,),
 ) -> Iterator[SimulatedStep]:
     """Runs a plan as `Engine.run_plan` does; requests that the KV memory cannot hold even alone are left out.
 
@@ -86,17 +83,15 @@ def simulate_plan(
         config: the policies, and the limits of a step. Host memory for swapped KV is assumed to suffice, and the time
             of its copies is not counted.
         roofline: predicts the cost of a step.
-        layout: the block tables of the model's layers; None where they share one.
+        windows: of the block tables of the model's layers (`KVLayout`).
     """
-    pool = make_pool(config, num_kv_blocks, layout)
+    pool = make_pool(config, num_kv_blocks, windows)
     oversized = find_oversized(requests, config.block_size, num_kv_blocks // pool.num_tables)
     scheduler = Scheduler(
         schedule_groups(requests, groups, oversized, config),
         pool=pool,
         config=config,
-        swap=SwapSpace(_NoMemory(), num_kv_blocks, () if layout is None else layout.windows)
-        if config.preemption == "swap"
-        else None,
+        swap=SwapSpace(_NoMemory(), num_kv_blocks, windows) if config.preemption == "swap" else None,
     )
     number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:

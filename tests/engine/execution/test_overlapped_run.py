@@ -29,7 +29,7 @@ from tests.engine.hash_model import (
     EagerLookup,
     HashMemory,
     answer_without_end,
-    kept_layout,
+    kept_tables,
     poison_freed_blocks,
 )
 
@@ -150,12 +150,11 @@ def run(
     guesses: bool = False,
     windows: tuple[int, ...] = (0,),
 ) -> Run:
-    layout = kept_layout(windows, config)
-    num_blocks *= 1 if layout is None else layout.num_tables
-    pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, num_words, windows)
+    tables = kept_tables(windows, config)
+    num_blocks *= len(tables)
+    pool, model = make_pool(config, num_blocks, tables), HashModel(num_blocks, num_words, windows)
     poison_freed_blocks(pool, model)
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None
