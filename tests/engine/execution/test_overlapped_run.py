@@ -46,6 +46,7 @@ class HashModel(HashMemory):
 
     eos_token_ids = frozenset([EOS])
     vocab_size = VOCAB_SIZE
+    draw_tokens = staticmethod(draw_tokens)
 
     def __init__(self, num_blocks: int, num_words: int = VOCAB_SIZE - EOS, windows: Sequence[int] = (0,)) -> None:
         super().__init__(num_blocks, windows)
@@ -69,9 +70,6 @@ class HashModel(HashMemory):
 
     def most_likely(self, states: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         return next_token(states, self.num_words)
-
-    def draw(self, states: torch.Tensor, settings: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        return draw_tokens(self.logits(states), settings)
 
     def label_logits(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return self.logits(states)[:, token_ids]
