@@ -103,8 +103,9 @@ def check_plan(planned: tuple[Plan, SharingStats], batch: Batch) -> None:
     plan, sharing = planned
     documents = batch.documents[plan.row_id]
     pairs = np.unique(np.stack([documents, plan.group_id]), axis=1)
-    if plan.num_groups != batch.num_documents or pairs.shape[1] != batch.num_documents:
-        raise WrongAnswerError(f"{plan.num_groups} groups, expected one for each of {batch.num_documents} documents")
+    num_groups = len(plan.group_starts)
+    if num_groups != batch.num_documents or pairs.shape[1] != batch.num_documents:
+        raise WrongAnswerError(f"{num_groups} groups, expected one for each of {batch.num_documents} documents")
     num_sharers = np.bincount(batch.documents)[documents]
     if not np.array_equal(plan.num_prefix_tokens, np.where(num_sharers > 1, PREFIX_TOKENS, 0)):
         raise WrongAnswerError(f"prefix lengths {np.unique(plan.num_prefix_tokens)}, expected {PREFIX_TOKENS}")

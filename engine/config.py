@@ -19,7 +19,6 @@ Prefill = Literal["chunked", "whole"]
 Packing = Literal["ragged", "prepacked", "length_ordered", "padded"]
 Preemption = Literal["recompute", "swap", "kill"]
 Disaggregation = Literal["none", "processes"]
-"""Which process computes prompts: the one that decodes, or another one whose KV comes through shared memory."""
 
 CONFLICTING = ("dtype", "packing", "keep_prefixes_bytes", "disaggregation", "tensor_parallel_size", "deterministic")
 """Settings that go with some values of others only, unless they have their defaults."""

@@ -214,15 +214,13 @@ class Engine(BatchCalls):
     def _make_scheduler(
         self, requests: Sequence[Request], groups: Sequence[PrefixGroup], impossible: set[int], sampler: TokenSampler
     ) -> Scheduler:
-        config, cache, lookup = self._config, self._cache, None
-        if config.prompt_lookup == "always":
-            lookup = make_lookup(self._model, sampler)
+        config, cache = self._config, self._cache
         return Scheduler(
             schedule_groups(requests, groups, impossible, config, self._make_node),
-            pool=make_pool(config, cache.num_blocks, cache.layout),
+            pool=make_pool(config, cache.num_blocks, cache.layout.windows),
             config=config,
             swap=self._make_swap(),
-            lookup=lookup,
+            lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
         )
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:

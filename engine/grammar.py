@@ -92,11 +92,8 @@ class Grammar:
     """
 
     def __init__(self, source: str, vocabulary: Vocabulary, *, is_json: bool = False) -> None:
-        """Compiles a grammar in llguidance's own form.
-
-        Raises:
-            GrammarError: it is not valid, allows no answer, or exceeds llguidance's limits on size.
-        """
+        """Compiles a grammar in llguidance's own form. Raises `GrammarError` if it is not valid, allows no answer, or
+        exceeds llguidance's limits on size."""
         self.vocabulary = vocabulary
         self._source = source
         self._is_json = is_json
@@ -105,29 +102,19 @@ class Grammar:
 
     @classmethod
     def from_pattern(cls, pattern: str, vocabulary: Vocabulary) -> "Grammar":
-        """Answers that match a whole regular expression; look-around and back references are not supported.
-
-        Raises:
-            GrammarError: see `Grammar`.
-        """
+        """Answers that match a whole regular expression; look-around and back references are not supported. Raises as
+        `Grammar`."""
         return cls(LLMatcher.grammar_from_regex(pattern), vocabulary)
 
     @classmethod
     def from_json_schema(cls, schema: Mapping[str, Any] | str, vocabulary: Vocabulary) -> "Grammar":
-        """JSON on one line that a JSON schema allows, properties in the schema's order.
-
-        Raises:
-            GrammarError: see `Grammar`; an unknown keyword is refused, not ignored.
-        """
+        """JSON on one line that a JSON schema allows, properties in the schema's order. An unknown keyword is refused,
+        not ignored. Raises as `Grammar`."""
         return cls(json_source(schema), vocabulary, is_json=True)
 
     @classmethod
     def from_lark(cls, text: str, vocabulary: Vocabulary) -> "Grammar":
-        """Answers of a context-free grammar in llguidance's dialect of Lark.
-
-        Raises:
-            GrammarError: see `Grammar`.
-        """
+        """Answers of a context-free grammar in llguidance's dialect of Lark. Raises as `Grammar`."""
         return cls(LLMatcher.grammar_from_lark(text), vocabulary)
 
     def __eq__(self, other: object) -> bool:
@@ -151,11 +138,7 @@ class Grammar:
 
 
 def json_source(schema: Mapping[str, Any] | str) -> str:
-    """llguidance's form of a JSON schema.
-
-    Raises:
-        GrammarError: it is not JSON, or nested too deeply.
-    """
+    """llguidance's form of a JSON schema. Raises `GrammarError` if it is not JSON, or nested too deeply."""
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         return LLMatcher.grammar_from_json_schema(json.dumps(_with_calendar(schema)), overrides=JSON_OPTIONS)

@@ -17,12 +17,8 @@ if TYPE_CHECKING:  # take seconds to import
 
 
 def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
-    """Refuses a KV budget that is not "auto" and too small for any request, before any work.
-
-    Raises:
-        CapacityError: the budget is below the two blocks that the shortest request needs.
-        ModelError: config.json in the checkpoint's folder cannot be read, or lacks a size.
-    """
+    """Raises `CapacityError` if a KV budget that is not "auto" is below the two blocks that the shortest request needs,
+    before any work; `ModelError` if config.json in the checkpoint's folder cannot be read, or lacks a size."""
     if config.kv_memory_bytes == "auto":
         return
 
@@ -78,7 +74,7 @@ def why_impossible(
             f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer "
             f"{num_tokens}, which exceeds the context of {max_model_len}"
         )
-    num_blocks, num_kv_blocks = most_blocks(request, cache.block_size), cache.num_blocks // cache.num_tables
+    num_blocks, num_kv_blocks = most_blocks(request, cache.block_size), cache.num_blocks // len(cache.layout.windows)
     if num_blocks > num_kv_blocks:
         return (
             f"{num_tokens} tokens need up to {num_blocks} KV blocks of {cache.block_size} tokens, "

@@ -35,5 +35,5 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"  {command:9}  {meaning}" for command, meaning in COMMANDS.items()))
         print("\nbatchloom COMMAND --help shows its options, batchloom --version the version.")
     else:
-        return fail("batchloom", f"no command {name!r}; there are {', '.join(COMMANDS)}", EXIT_USAGE)
+        return fail(f"batchloom: no command {name!r}; there are {', '.join(COMMANDS)}", EXIT_USAGE)
     return 0

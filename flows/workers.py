@@ -104,11 +104,8 @@ class Workers:
         return exchange.find(parts) if exchange is not None else parts
 
     def count(self, engine: EngineConfig) -> EngineTeam:
-        """How many engines compute side by side, and their settings; joins the Ray cluster, if there is one.
-
-        Raises:
-            ConfigError: see `lay_out_workers`, `RayCluster.count`.
-        """
+        """How many engines compute side by side, and their settings; joins the Ray cluster, if there is one. Raises as
+        `lay_out_workers`, `RayCluster.count`."""
         if self._cluster is not None:
             return self._cluster.count(engine)
         if self._settings.workers == 1 or (self._settings.workers == "auto" and engine.device == "cpu"):
@@ -162,8 +159,7 @@ def infer_plan(
 
     Args:
         night: the workers, and the deadline if there is one.
-        job: what all partitions have in common.
-        summary: of the job's plan.
+        job, summary: what all partitions have in common, and their plan in numbers.
         shares: each run with rows in the plan, and its share of these rows.
         num_answer_tokens: expected length of an answer.
     """
@@ -206,11 +202,11 @@ def start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
     After a failed update the bar stays as it is: Prefect retries each update for a minute, and the run would wait.
     """
     key, description = artifact_key("progress", workload), f"{workload}: {num_rows:,} prompts to answer"
+    artifact: Any = None
     try:
-        artifact: Any = create_progress_artifact(0.0, key=key, description=description)
+        artifact = create_progress_artifact(0.0, key=key, description=description)
     except Exception as error:  # such as a server that does not answer for a moment
         LOGGER.warning("%s: no progress bar: %s", workload, error)
-        return lambda num_done: None
 
     def show(num_done: int) -> None:
         nonlocal artifact

@@ -67,11 +67,7 @@ class Source:
         full: bool,
         attach: Mapping[str, str],
     ) -> "Source":
-        """Find the model's files and check that the engine can compute them. See `flows.nightly.nightly`.
-
-        Raises:
-            ModelError: the model cannot be used.
-        """
+        """Find the model's files; `ModelError` if the engine cannot compute them. See `flows.nightly.nightly`."""
         checkpoint = resolve_checkpoint(model)
         max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
         if not is_plain(read_json(checkpoint / "config.json")):
@@ -231,16 +227,12 @@ def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef)
 
 
 def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
-    """Infer every partition of the plan; returns how many rows the deadline left. See `flows.workers.infer_plan`.
-
-    Raises:
-        FailureRateError: too many rows failed.
-    """
-    source, summary = night.source, read_plan_summary(plan)
+    """Infer every partition of a plan; returns how many rows the deadline left. See `infer_plan`, `check_failures`."""
+    summary = read_plan_summary(plan)
     sharing = summary.sharing
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
-    answer = read_answer_length(source.database, workload)
+    answer = read_answer_length(night.source.database, workload)
     job = night.make_job(workload, run, plan, answer.expected_output_tokens)
     parts = infer_plan(night, job, summary, {run: 1.0}, answer.num_tokens)
     return summary.num_rows if parts is None else summary.num_rows - check_failures(night, workload, parts)
@@ -258,8 +250,7 @@ def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
     """End a run that did not fail: write its answers to the tables, then its report page.
 
     Args:
-        workload: what was answered.
-        run: ended and finished.
+        workload, run: what was answered, and its run.
         num_left: rows that the deadline left unanswered.
     """
     if num_left:

@@ -145,7 +145,7 @@ def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLe
     run = found.simulated
     shape, config = hardware.shape, job.engine
     layout, block_bytes = shape.kv_layout(config), shape.kv_block_bytes(config)
-    num_blocks = kv_bytes // block_bytes // (1 if layout is None else layout.num_tables)
+    num_blocks = kv_bytes // block_bytes // len(layout.windows)
     return Prediction(
         device=hardware.device,
         dtype=hardware.dtype,

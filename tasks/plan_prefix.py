@@ -4,7 +4,6 @@ Prompts are sorted (on disk where they do not fit in memory), planned range by r
 with each shared prefix once. A worker reads its partition and nothing else.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,8 +16,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.planning.cheapest_first import rank_cheapest_first
-from engine.planning.plan import Plan, SharingStats, whole_blocks
-from engine.planning.plan_partitions import PartitionTokens, group_costs, place_groups, split_groups
+from engine.planning.plan import Plan, SharingStats, common_lens_of, whole_blocks
+from engine.planning.plan_partitions import PartitionTokens, dispatch_order, group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, PlanMethod, plan_ranges
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.batches import cut_by, sort_batches, spool
@@ -86,27 +85,27 @@ def write_plan(
         ranges = plan_ranges(rows, method=method, block_size=block_size, range_tokens=range_tokens)
         split = _split_ranges(ranges, groups, partition_tokens, num_answer_tokens)
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
-        names = ("costs", "priorities", "common_lens", "num_rows")
-        costs, priorities, common_lens, num_rows = map(groups.concatenate, names)
+        costs, priorities, num_rows, common_lens = np.concatenate(groups.numbers, axis=1)
         if is_cheapest_first:
             priorities = rank_cheapest_first(costs, priorities, num_rows)
         block_size = None if method == "none" else block_size
-        placement = place_groups(costs - whole_blocks(common_lens, block_size), priorities, partition_tokens)
-        common_lens = placement.common_lens(common_lens)
+        partitions = place_groups(costs - whole_blocks(common_lens, block_size), priorities, partition_tokens)
+        in_turn = np.argsort(partitions, kind="stable")
+        common_lens[in_turn] = common_lens_of(common_lens, in_turn)
         num_shared = whole_blocks(common_lens, block_size)
-        num_shared[np.unique(placement.partitions, return_index=True)[1]] = 0  # the first group of each partition
-        costs = np.bincount(placement.partitions, weights=costs - num_shared).astype(np.int64)
+        num_shared[np.unique(partitions, return_index=True)[1]] = 0  # the first group of each partition
+        costs = np.bincount(partitions, weights=costs - num_shared).astype(np.int64)
         num_processed_tokens = groups.sharing.num_processed_tokens - int(num_shared.sum())
         summary = PlanSummary(
             num_rows=int(num_rows.sum()),
             num_groups=groups.num_groups,
             num_partitions=len(costs),
             partition_costs=tuple(costs.tolist()),
-            dispatch_order=tuple(replace(placement, costs=costs).dispatch_order()),
+            dispatch_order=tuple(dispatch_order(partitions, costs, priorities)),
             sharing=replace(groups.sharing, num_processed_tokens=num_processed_tokens),
         )
-        batches = _place_rows(planned, placement.partitions, common_lens.astype(np.int32))
-        if np.any(np.diff(placement.partitions) < 0):
+        batches = _place_rows(planned, partitions, common_lens.astype(np.int32))
+        if np.any(np.diff(partitions) < 0):
             batches = sort_batches(batches, "partition", folder)
         schema = schema_with(summary)
         # Each partition has row groups of its own, so that `read_partition` reads no other rows.
@@ -115,12 +114,13 @@ def write_plan(
 
 
 class _Groups:
-    """Totals over all ranges, and a few numbers for each group."""
+    """Totals over all ranges, and of each range the cost, priority, number of rows, and number of tokens in common with
+    the group before, of each group."""
 
     def __init__(self) -> None:
         self.num_groups = 0
         self.sharing = SharingStats()
-        self._columns: dict[str, list[npt.NDArray[np.int64]]] = defaultdict(list)
+        self.numbers = [np.empty((4, 0), np.int64)]
 
     def add(self, plan: Plan, sharing: SharingStats, num_answer_tokens: int) -> None:
         starts = plan.group_starts
@@ -130,14 +130,9 @@ class _Groups:
             num_processed_tokens=self.sharing.num_processed_tokens + plan.num_computed_tokens,
             num_best_tokens=self.sharing.num_best_tokens + sharing.num_best_tokens,
         )
-        self._columns["costs"].append(group_costs(plan, num_answer_tokens))
-        self._columns["priorities"].append(np.maximum.reduceat(plan.priority, starts))
-        self._columns["num_rows"].append(np.diff(starts, append=plan.num_rows))
-        self._columns["common_lens"].append(plan.num_common_tokens[starts].astype(np.int64))
-
-    def concatenate(self, name: str) -> npt.NDArray[np.int64]:
-        """The column "costs", "priorities", "num_rows" or "common_lens", with one number for each group."""
-        return np.concatenate([np.empty(0, np.int64), *self._columns[name]])
+        costs, priorities = group_costs(plan, num_answer_tokens), np.maximum.reduceat(plan.priority, starts)
+        num_rows = np.diff(starts, append=plan.num_rows)
+        self.numbers.append(np.stack([costs, priorities, num_rows, plan.num_common_tokens[starts]]))
 
 
 def _split_ranges(

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
@@ -195,7 +195,7 @@ class AnswerLength:
     """
 
     num_tokens: int
-    num_earlier_answers: int
+    num_earlier_answers: int = 0
 
     @property
     def expected_output_tokens(self) -> int | None:
@@ -205,12 +205,12 @@ class AnswerLength:
 
 def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength:
     """The mean length of the workload's earlier answers, rounded, else the most tokens that it allows."""
-    most, mean, num_answers = workload.kind.max_answer_tokens, None, 0
+    most, table = workload.kind.max_answer_tokens, workload.output.table
     if workload.kind.is_decoded:
         with connect(database, read_only=True) as connection:
-            if workload.output.table.lower() in list_relations(connection):
-                query = fill_identifiers(statement("read/mean_answer_tokens"), table=workload.output.table)
-                mean, num_answers = cast(tuple[float | None, int], connection.execute(query).fetchone())
-    if mean is None:
-        return AnswerLength(num_tokens=most, num_earlier_answers=0)
-    return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)
+            if table.lower() in list_relations(connection):
+                query = fill_identifiers(statement("read/mean_answer_tokens"), table=table)
+                (mean, num_answers), *_ = connection.execute(query).fetchall()
+                if num_answers:
+                    return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)
+    return AnswerLength(num_tokens=most)

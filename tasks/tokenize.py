@@ -86,11 +86,8 @@ def check_room(workload: Workload, max_model_len: int) -> None:
 
 
 def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
-    """Longest prompt plus answer in tokens: the checkpoint's own limit, or a lower setting. No model is loaded.
-
-    Raises:
-        ModelError: config.json does not say how many positions the model has.
-    """
+    """Longest prompt plus answer in tokens: the checkpoint's own limit, or a lower setting. Raises `ModelError` if
+    config.json does not say how many positions the model has."""
     path = checkpoint / "config.json"
     try:
         config = json.loads(path.read_bytes())

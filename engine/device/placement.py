@@ -6,8 +6,9 @@ torch takes seconds to import, so each function imports it when needed: "auto" a
 import ctypes
 import logging
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from engine.config import Dtype
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,15 +16,9 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-DtypeName = Literal["float32", "bfloat16", "float16", "fp8", "int8", "quantized"]
-
 
 def check_device(name: str) -> None:
-    """Refuses a device that does not exist, before any work.
-
-    Raises:
-        ConfigError: torch does not know the name, or finds no such GPU here.
-    """
+    """Raises `ConfigError` if torch does not know the device, or finds no such GPU here; done before any work."""
     if name not in ("auto", "cpu"):
         from engine.device.gpu import check_gpu
 
@@ -31,11 +26,7 @@ def check_device(name: str) -> None:
 
 
 def resolve_device(name: str) -> "torch.device":
-    """The device of a setting; "auto" is the first GPU, else the CPU.
-
-    Raises:
-        ConfigError: see `check_device`.
-    """
+    """The device of a setting; "auto" is the first GPU, else the CPU. Raises as `check_device`."""
     import torch
 
     check_device(name)
@@ -68,12 +59,9 @@ def usable_threads(num_threads: int) -> int:
     return min(num_threads, num_cores)
 
 
-def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "torch.dtype":
-    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32.
-
-    Raises:
-        ConfigError: the device does not compute the format.
-    """
+def find_dtype(name: Dtype, device: "torch.device") -> "torch.dtype":
+    """The number format of a setting; "auto" is bfloat16 where the device computes it natively, else float32. Raises
+    `ConfigError` if the device does not compute the format."""
     import torch
 
     if name == "int8" and device.type != "cpu":
@@ -95,9 +83,9 @@ def find_dtype(name: DtypeName | Literal["auto"], device: "torch.device") -> "to
     return torch.bfloat16 if is_native else torch.float32
 
 
-def dtype_name(dtype: "torch.dtype") -> DtypeName:
+def dtype_name(dtype: "torch.dtype") -> Dtype:
     """The setting that stands for a number format."""
-    name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
+    name: Dtype = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
     return "fp8" if name.startswith("float8") else name
 
 

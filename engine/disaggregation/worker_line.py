@@ -76,11 +76,8 @@ def encode(message: object) -> bytes:
 
 
 def decode(payload: bytes) -> Any:
-    """The message of a payload made by `encode`.
-
-    Raises:
-        PrefillWorkerError: the bytes are not a message of these kinds.
-    """
+    """The message of a payload made by `encode`. Raises `PrefillWorkerError` if the bytes are not a message of these
+    kinds."""
     start = 8 + int.from_bytes(payload[:8], "little")
 
     def take(num_bytes: int) -> bytearray:
@@ -173,11 +170,7 @@ class WorkerLine:
         self._num_kv_sent = self._num_kv_received = 0
 
     def send(self, message: object, kv: torch.Tensor | None = None) -> None:
-        """Sends a message, and KV from host memory.
-
-        Raises:
-            OSError: the other end is gone.
-        """
+        """Sends a message, and KV from host memory. Raises `OSError` if the other end is gone."""
         layout = None
         if kv is not None:
             layout = [kv.dtype, list(kv.shape)]
@@ -188,11 +181,8 @@ class WorkerLine:
         self._connection.sendall(len(payload).to_bytes(8, "little") + payload)
 
     def receive(self) -> tuple[Any, torch.Tensor | None]:
-        """Waits for the next message. Its KV is overwritten after MOST_STEPS_IN_FLIGHT further messages with KV.
-
-        Raises:
-            EOFError, OSError: the other end is gone.
-        """
+        """Waits for the next message. Its KV is overwritten after MOST_STEPS_IN_FLIGHT further messages with KV. Raises
+        `EOFError` or `OSError` if the other end is gone."""
         message, layout = decode(self._read(int.from_bytes(self._read(8), "little")))
         if layout is None:
             return message, None

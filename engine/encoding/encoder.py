@@ -4,8 +4,7 @@ Positions restart with each text, and attention is computed at once for neighbou
 batch without a copy (Prepacking, section 3: independent masks and restarting positions in one batch).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,20 +43,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 """Values of keywords that change nothing. For any other keyword only None is accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextRuns:
-    """The lengths of a step's texts.
-
-    Args:
-        runs: (number of texts, tokens of each) for each run of neighbours of equal length.
-    """
-
-    runs: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, lengths: Sequence[int]) -> "TextRuns":
-        """The runs of texts with these lengths."""
-        return cls(tuple((len(list(same)), length) for length, same in groupby(lengths)))
+TextRuns = tuple[tuple[int, int], ...]
+"""The lengths of a step's texts: (number of texts, tokens of each) for each run of neighbours of equal length."""
 
 
 def attend(
@@ -93,7 +80,7 @@ def attend(
             raise ModelError(f"attention with {name}={given!r} is not supported")
     out = torch.empty_like(query[0].transpose(0, 1))
     first = 0
-    for num_texts, length in text_runs.runs:
+    for num_texts, length in text_runs:
         rows = slice(first, first + num_texts * length)
         q, k, v = (
             states[0, :, rows].view(-1, num_texts, length, states.shape[-1]).transpose(0, 1)
@@ -219,7 +206,8 @@ class Encoder:
         if self._takes_types and separator is not None:
             types = np.concatenate([np.cumsum(text == separator) - (text == separator) > 0 for text in texts])
             inputs["token_type_ids"] = to_device(types.astype(np.int64), self.device).unsqueeze(0)
-        hidden: torch.Tensor = self._base(**inputs, text_runs=TextRuns.of(lengths)).last_hidden_state[0]
+        text_runs = tuple((len(list(same)), length) for length, same in groupby(lengths))
+        hidden: torch.Tensor = self._base(**inputs, text_runs=text_runs).last_hidden_state[0]
         return hidden
 
 
@@ -232,12 +220,13 @@ class EncoderClassPooler:
     """
 
     def __init__(self, model: transformers.PreTrainedModel, labels: ClassLabels) -> None:
-        self._head: Callable[[Any, torch.Tensor], torch.Tensor] = ENCODERS[model.config.model_type].classify
-        self._model = model
+        self._model: Any = model
+        self._prepare = ENCODERS[model.config.model_type].prepare
         self._pooling = getattr(model.config, "classifier_pooling", "cls")
         self._is_exclusive = labels.is_exclusive
 
     @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         pooled = pool(hidden, lengths, self._pooling).to(hidden.dtype)
-        return class_logprobs(self._head(self._model, pooled).float(), is_exclusive=self._is_exclusive)
+        logits = self._model.classifier(self._prepare(self._model, pooled)).float()
+        return class_logprobs(logits, is_exclusive=self._is_exclusive)

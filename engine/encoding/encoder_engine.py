@@ -138,9 +138,17 @@ class EncoderEngine(BatchCalls):
             vectors = self._compute(step)
             duration_ms = (time.perf_counter() - started) * 1e3
             num_tokens = sum(len(text.request.token_ids) for text in step)
-            num_left -= sum(len(text.owners) for text in step)
+            num_finished = sum(len(text.owners) for text in step)
+            num_left -= num_finished
             if on_step is not None:
-                on_step(_record(number, step, num_tokens, num_left, duration_ms))
+                record = StepRecord(
+                    step=number,
+                    num_suffix_tokens=num_tokens,
+                    num_waiting_requests=num_left,
+                    num_finished_requests=num_finished,
+                    duration_ms=duration_ms,
+                )
+                on_step(record)
             for text, vector in zip(step, vectors, strict=True):
                 yield from _complete(text, vector, requests, duration_ms * len(text.request.token_ids) / num_tokens)
 
@@ -204,13 +212,3 @@ def _complete(text: _Text, vector: Vector, requests: Sequence[Request], compute_
             compute_ms=0.0 if place else compute_ms,
             **answer,
         )
-
-
-def _record(number: int, step: Sequence[_Text], num_tokens: int, num_waiting: int, duration_ms: float) -> StepRecord:
-    return StepRecord(
-        step=number,
-        num_suffix_tokens=num_tokens,
-        num_waiting_requests=num_waiting,
-        num_finished_requests=sum(len(text.owners) for text in step),
-        duration_ms=duration_ms,
-    )

@@ -1,7 +1,7 @@
 """The supported encoders, each compared with transformers and sentence-transformers by a test."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,52 +10,31 @@ from engine.model.loading.checkpoint import read_json
 if TYPE_CHECKING:  # takes seconds to import
     import torch
 
-Head = Callable[[Any, "torch.Tensor"], "torch.Tensor"]
-"""A `...ForSequenceClassification` and pooled states ``[n, hidden]`` to logits ``[n, classes]``."""
-
-
-def _classify_pooled(model: Any, pooled: "torch.Tensor") -> "torch.Tensor":
-    logits: torch.Tensor = model.classifier(model.base_model.pooler(pooled.unsqueeze(1)))
-    return logits
-
-
-def _classify_first(model: Any, pooled: "torch.Tensor") -> "torch.Tensor":
-    logits: torch.Tensor = model.classifier(pooled.unsqueeze(1))
-    return logits
-
-
-def _classify_rectified(model: Any, pooled: "torch.Tensor") -> "torch.Tensor":
-    logits: torch.Tensor = model.classifier(model.pre_classifier(pooled).relu())
-    return logits
-
-
-def _classify_headed(model: Any, pooled: "torch.Tensor") -> "torch.Tensor":
-    logits: torch.Tensor = model.classifier(model.head(pooled))
-    return logits
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """The particulars of one `model_type`.
 
     Attributes:
-        classify: its classification head.
+        prepare: what the `classifier` of a `...ForSequenceClassification` reads, made of the model and of pooled states
+            ``[n, hidden]``.
         counts_from_padding: whether positions start after the padding token's id, so that as many fewer tokens fit.
     """
 
-    classify: Head
+    prepare: Callable[[Any, "torch.Tensor"], Any]
     counts_from_padding: bool = False
 
 
+_BERT = Family(prepare=lambda model, pooled: model.base_model.pooler(pooled.unsqueeze(1)))
+_ELECTRA = Family(prepare=lambda model, pooled: pooled.unsqueeze(1))
+_ROBERTA = replace(_ELECTRA, counts_from_padding=True)
+
 ENCODERS: Mapping[str, Family] = {
-    "bert": Family(classify=_classify_pooled),
-    "roberta": Family(classify=_classify_first, counts_from_padding=True),
-    "xlm-roberta": Family(classify=_classify_first, counts_from_padding=True),
-    "camembert": Family(classify=_classify_first, counts_from_padding=True),
-    "distilbert": Family(classify=_classify_rectified),
-    "electra": Family(classify=_classify_first),
-    "modernbert": Family(classify=_classify_headed),
-    "nomic_bert": Family(classify=_classify_pooled),
+    **dict.fromkeys(("bert", "nomic_bert"), _BERT),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
+    "electra": _ELECTRA,
+    "distilbert": Family(prepare=lambda model, pooled: model.pre_classifier(pooled).relu()),
+    "modernbert": Family(prepare=lambda model, pooled: model.head(pooled)),
 }
 """Encoders by the model_type of config.json."""
 

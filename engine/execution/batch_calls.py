@@ -40,11 +40,8 @@ class BatchCalls(ABC):
         return self._answer_all(requests, "score")
 
     def pool(self, requests: Iterable[Request], mode: Mode = "embed") -> list[Completion]:
-        """Answers requests of mode "embed", or all of mode "classify".
-
-        Raises:
-            ModelError: the checkpoint has no layer for the mode, or its pooling is not supported.
-        """
+        """Answers requests of mode "embed", or all of mode "classify". Raises `ModelError` if the checkpoint has no
+        layer for the mode, or its pooling is not supported."""
         return self._answer_all(requests, mode)
 
     def _answer_all(self, requests: Iterable[Request], mode: Mode, decode: Decoder | None = None) -> list[Completion]:

@@ -10,6 +10,7 @@ import torch
 from engine.device.transfers import to_device
 from engine.execution.random_stream import uniform_numbers
 from engine.kernels.output_layer import ROWS_AT_ONCE
+from engine.kernels.torch_output_layer import mask_logits
 from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.step import Step
@@ -32,6 +33,7 @@ def drawn_rows(step: Step) -> list[DrawnRow]:
     ]
 
 
+@torch.inference_mode()
 def sample(
     hidden: torch.Tensor, model: Model, drawn: Sequence[DrawnRow], allowed: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -58,7 +60,8 @@ def sample(
         index = to_device(rows[first : first + ROWS_AT_ONCE], hidden.device)
         masks = None if allowed is None else allowed.index_select(0, index)
         draws = to_device(list_draws(requests, positions, model.vocab_size), hidden.device)
-        chosen.index_copy_(0, index, model.draw(hidden.index_select(0, index), draws, masks))
+        logits = model.logits(hidden.index_select(0, index))
+        chosen.index_copy_(0, index, model.draw_tokens(logits if masks is None else mask_logits(logits, masks), draws))
     return chosen
 
 

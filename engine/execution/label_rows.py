@@ -52,16 +52,12 @@ class LabelRows:
             index = to_device(np.array([row for _, row in firsts], dtype=np.int64), hidden.device)
             columns = to_device(np.array([label[0] for label in labels], dtype=np.int64), hidden.device)
             scores.append(model.label_logits(hidden.index_select(0, index), columns))
-        if not self._tails:
-            return scores
-        rows = np.array([tail.row + i for tail in self._tails for i in range(len(tail.targets))], dtype=np.int64)
-        targets = np.array([token for tail in self._tails for token in tail.targets], dtype=np.int64)
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            chosen = to_device(
-                np.stack([array[first : first + ROWS_AT_ONCE] for array in (rows, targets)]), hidden.device
-            )
-            logprobs = model.logits(hidden.index_select(0, chosen[0])).log_softmax(dim=-1)
-            scores.append(logprobs.gather(1, chosen[1].unsqueeze(1)).squeeze(1))
+        tails = [(tail.row + i, token) for tail in self._tails for i, token in enumerate(tail.targets)]
+        for first in range(0, len(tails), ROWS_AT_ONCE):
+            pairs = np.array(tails[first : first + ROWS_AT_ONCE], dtype=np.int64)
+            rows, targets = to_device(pairs.T.copy(), hidden.device)
+            logprobs = model.logits(hidden.index_select(0, rows)).log_softmax(dim=-1)
+            scores.append(logprobs.gather(1, targets.unsqueeze(1)).squeeze(1))
         return scores
 
     def book(self, scores: Sequences[torch.Tensor]) -> None:

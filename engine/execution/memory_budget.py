@@ -76,7 +76,7 @@ def swap_maker(config: EngineConfig, cache: KVCache, device: torch.device) -> Ca
         num_bytes = config.swap_memory_bytes
     # Pinned memory is allocated in powers of two, up to twice the size that is asked for.
     num_blocks = (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes
-    return lambda: SwapSpace(BlockCopies(cache), num_blocks, cache.layout.windows if cache.layout else ())
+    return lambda: SwapSpace(BlockCopies(cache), num_blocks, cache.layout.windows)
 
 
 def resolve_prefill_device(device: torch.device) -> torch.device:

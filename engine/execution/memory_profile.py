@@ -89,10 +89,7 @@ class MemoryProfile:
 
     def kv_share_bytes(self, memory_fraction: float, num_processes: int = 1) -> int:
         """The KV memory of each process: its part of memory_fraction of what is left, where all processes need as much.
-
-        Raises:
-            CapacityError: nothing is left.
-        """
+        Raises `CapacityError` if nothing is left."""
         left = self.total - self.elsewhere - num_processes * (self.resident + self.step + self.graphs)
         if left <= 0:
             parts = (

@@ -206,7 +206,7 @@ class StepGraphs:
     def _capacity(self, num_rows: int) -> WorkCapacity:
         """Room for almost any step of num_rows rows; larger ones are computed without a graph."""
         # Where layers have windows, several table entries may be the same block.
-        num_kv_blocks = self._cache.num_blocks if self._cache.layout is None else num_rows * self._most_blocks
+        num_kv_blocks = num_rows * self._most_blocks if any(self._cache.layout.windows) else self._cache.num_blocks
         return work_capacity(self._backend, num_rows, most_blocks=self._most_blocks, num_kv_blocks=num_kv_blocks)
 
 

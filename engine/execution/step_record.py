@@ -67,10 +67,8 @@ def record_step(
     """The record of a committed step of a model or a simulation.
 
     Args:
-        answered: the result of the commit.
-        scheduler: in its state after the commit.
-        number: of the step within the run, from 0.
-        duration_ms: time of the step.
+        answered, scheduler: the result of the commit, and the scheduler after it.
+        number, duration_ms: see `StepRecord`.
     """
     return StepRecord(
         step=number,
@@ -95,12 +93,11 @@ def record_step(
 
 
 class StepMetrics:
-    """Records the steps of a run. A step's time is the time since the step before, so the steps add up to the run. The
-    time is divided among the step's sequences (`Sequence.compute_ms`)."""
+    """Records the steps of a run. A step's time is the time since the step before, so the steps add up to the run."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
-        self._unpaid_ms: dict[PrefixNode, float] = {}
+        self._unpaid_ms: dict[PrefixNode, float] = {}  # shares of prefixes that no request has yet
         self._num_steps = 0
         self._recorded_at = time.perf_counter()
 
@@ -108,29 +105,23 @@ class StepMetrics:
         """The record of the next step, given the result of its commit."""
         now = time.perf_counter()
         duration_ms = (now - self._recorded_at) * 1e3
-        share_time(step, duration_ms, self._unpaid_ms)
+        self.share_time(step, duration_ms)
         record = record_step(step, answered, self._scheduler, number=self._num_steps, duration_ms=duration_ms)
         self._recorded_at = now
         self._num_steps += 1
         return record
 
+    def share_time(self, step: "Step", duration_ms: float) -> None:
+        """Divides the step's time among its sequences (`Sequence.compute_ms`), by the tokens computed for each.
 
-def share_time(step: "Step", duration_ms: float, unpaid_ms: dict["PrefixNode", float]) -> None:
-    """Divides the time of a step among its sequences, in proportion to the tokens computed for each.
-
-    A prefix's share goes to the first request with tokens in a step after it, which is also the one charged with its
-    tokens (`Sequence.num_charged`); so does the share of a prefix that was freed and computed again.
-
-    Args:
-        step: a committed step.
-        duration_ms: time of the step.
-        unpaid_ms: shares of prefixes that no request has yet; changed here.
-    """
-    work = (*step.decodes, *step.suffixes)
-    ms_per_token = duration_ms / (sum(count for _, count in work) + sum(step.prefixes.values()))
-    for node, count in step.prefixes.items():
-        unpaid_ms[node] = unpaid_ms.get(node, 0.0) + count * ms_per_token
-    for sequence, count in work:
-        sequence.compute_ms += count * ms_per_token
-        if unpaid_ms and sequence.node is not None:  # decodes, too: a swapped-in one may meet a recomputed prefix
-            sequence.compute_ms += sum(unpaid_ms.pop(node, 0.0) for node in sequence.node.chain())
+        A prefix's share goes to the first request with tokens in a step after it, which is also the one charged with
+        its tokens (`Sequence.num_charged`); so does the share of a prefix that was freed and computed again.
+        """
+        work, unpaid_ms = (*step.decodes, *step.suffixes), self._unpaid_ms
+        ms_per_token = duration_ms / (sum(count for _, count in work) + sum(step.prefixes.values()))
+        for node, count in step.prefixes.items():
+            unpaid_ms[node] = unpaid_ms.get(node, 0.0) + count * ms_per_token
+        for sequence, count in work:
+            sequence.compute_ms += count * ms_per_token
+            if unpaid_ms and sequence.node is not None:  # decodes, too: a swapped-in one may meet a recomputed prefix
+                sequence.compute_ms += sum(unpaid_ms.pop(node, 0.0) for node in sequence.node.chain())

@@ -37,14 +37,7 @@ class StepRunner:
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, max_model_len: int) -> None:
-        """Switches the model to the attention backend, and allocates KV memory.
-
-        Args:
-            max_model_len: longest prompt plus answer, in tokens.
-        Raises:
-            ConfigError: the attention backend does not run on the device, or does not cover the shape.
-            CapacityError: the KV budget holds no block, or is larger than the free memory.
-        """
+        """Gives the model its attention backend, and allocates KV memory. Raises as `make_attention`, `KVCache`."""
         self.model = model
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
         make = make_attention
@@ -97,13 +90,7 @@ class StepRunner:
 
 
 def run_steps(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> CommittedSteps:
-    """Computes one step after the other until every request is answered.
-
-    Args:
-        scheduler: of the run.
-        forward: launches a batch; returns the hidden states of its output rows.
-        sampler: makes tokens of hidden states.
-    """
+    """Computes one step after the other until every request is answered. See `StepRunner.forward`, `TokenSampler`."""
     while scheduler.num_unfinished:
         step = scheduler.schedule()
         sampler.prepare(step)

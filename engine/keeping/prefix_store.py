@@ -147,37 +147,32 @@ class PrefixStore:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        with self._lock:
-            self._index.execute("begin immediate")
-            self._index.execute("delete from blocks where name = ?", [name])
-            self._index.execute("replace into files values (?, ?, 0, ?)", [name, num_bytes, time.time()])
+        with self._lock, self._index as index:
+            index.execute("begin immediate")
+            index.execute("delete from blocks where name = ?", [name])
+            index.execute("replace into files values (?, ?, 0, ?)", [name, num_bytes, time.time()])
             rows = [(key, name, place) for place, key in enumerate(keys)]
-            self._index.executemany("replace into blocks values (?, ?, ?)", rows)
-            self._index.execute("commit")
+            index.executemany("replace into blocks values (?, ?, ?)", rows)
         return True
 
     def book(self, saved_seconds: Mapping[str, float]) -> None:
         """Adds the seconds that each file has saved by being read now."""
         now = time.time()
-        with self._lock:
-            self._index.execute("begin immediate")
+        with self._lock, self._index as index:
+            index.execute("begin immediate")
             for name, seconds in saved_seconds.items():
                 query = "select saved_seconds, used_at from files where name = ?"
-                for saved, used_at in self._index.execute(query, [name]).fetchall():
+                for saved, used_at in index.execute(query, [name]).fetchall():
                     total = _decay(saved, used_at, now) + seconds
-                    self._index.execute(
-                        "update files set saved_seconds = ?, used_at = ? where name = ?", [total, now, name]
-                    )
-            self._index.execute("commit")
+                    index.execute("update files set saved_seconds = ?, used_at = ? where name = ?", [total, now, name])
 
     def forget(self, names: Sequence[str]) -> None:
         """Deletes files and their entries in the index."""
-        with self._lock:
-            self._index.execute("begin immediate")
+        with self._lock, self._index as index:
+            index.execute("begin immediate")
             for name in names:
-                self._index.execute("delete from blocks where name = ?", [name])
-                self._index.execute("delete from files where name = ?", [name])
-            self._index.execute("commit")
+                index.execute("delete from blocks where name = ?", [name])
+                index.execute("delete from files where name = ?", [name])
         for name in names:
             with suppress(OSError):
                 self._path(name).unlink(missing_ok=True)

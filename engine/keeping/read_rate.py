@@ -11,10 +11,7 @@ PROBED_BYTES = 8 << 20
 
 def measure_read_rate(folder: Path, num_bytes: int = PROBED_BYTES) -> float:
     """Bytes per second of reading a temporary file, from the disk instead of the page cache where the system allows.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    Raises `OSError` if the file cannot be written."""
     path = folder / f".probe.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:

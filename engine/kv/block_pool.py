@@ -43,13 +43,8 @@ class BlockPool:
         return 0
 
     def allocate(self, count: int) -> npt.NDArray[np.int32]:
-        """Takes `count` blocks, from the tightest extent that holds them all, else from several.
-
-        Returns:
-            int32 ``[count]`` block ids; ascending within each extent.
-        Raises:
-            CapacityError: fewer than `count` blocks are free; nothing is taken then.
-        """
+        """Takes blocks from the tightest extent that holds them all, else from several: int32 ``[count]``, ascending
+        within each extent. Raises `CapacityError` if fewer are free; nothing is taken then."""
         if count > self.num_free:
             raise CapacityError(f"{count} KV blocks needed, {self.num_free} of {self.num_blocks} free")
         if count == 0:
@@ -78,11 +73,8 @@ class BlockPool:
         sequence.block_ids = np.concatenate([sequence.block_ids, missing])
 
     def leave(self, step: Any) -> npt.NDArray[np.int32]:
-        """Removes blocks that no row reads after a step from block tables (`WindowedPool`); none here.
-
-        Returns:
-            int32, the blocks; they are freed when the step is committed.
-        """
+        """Removes blocks that no row reads after a step from block tables (`WindowedPool`), none here; returns them, to
+        be freed when the step is committed."""
         return NO_BLOCKS
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:

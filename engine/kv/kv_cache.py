@@ -25,11 +25,12 @@ class KVShape:
     windows: tuple[int, ...] = ()
 
     @property
-    def layout(self) -> KVLayout | None:
-        """Which layers share a block table; None where all do, and no KV is freed early."""
-        if not self.windows:
-            return None
-        return find_layout(self.windows)
+    def layout(self) -> KVLayout:
+        """Which layers share a block table: all, where no KV is freed early."""
+        if self.windows:
+            return find_layout(self.windows)
+        n = self.num_layers
+        return KVLayout(windows=(0,), tables=(0,) * n, slots=tuple(range(n)), num_slots=n)
 
     @property
     def head_size(self) -> int:
@@ -39,17 +40,15 @@ class KVShape:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token in all layers."""
-        num_layers = self.num_layers if (layout := self.layout) is None else layout.num_tables * layout.num_slots
-        return 2 * num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
+        layout = self.layout
+        return 2 * len(layout.windows) * layout.num_slots * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
 
 class KVCache:
     """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_size]``.
 
     Attributes:
-        layout: the block tables of the layers; layers of different tables share tensors. None: all share one table.
-        tables: block table of each layer.
-        num_tables: number of block tables.
+        layout: the block tables of the layers; layers of different tables share tensors.
         tensors: each tensor once: keys, then values.
     """
 
@@ -66,26 +65,22 @@ class KVCache:
         """
         self.block_size = block_size
         self.layout = layout = shape.layout
-        self.tables = (0,) * shape.num_layers if layout is None else layout.tables
-        slots = range(shape.num_layers) if layout is None else layout.slots
-        self.num_tables = 1 if layout is None else layout.num_tables
-        self.block_bytes = block_size * shape.bytes_per_token // self.num_tables
+        self.block_bytes = block_size * shape.bytes_per_token // len(layout.windows)
         self.num_blocks = budget_bytes // self.block_bytes
         if self.num_blocks < 1:
             raise CapacityError(
                 f"a KV budget of {budget_bytes} bytes holds no block of {block_size} tokens: {self.block_bytes} bytes"
             )
         sizes = (self.num_blocks + has_pad_block, block_size, shape.num_kv_heads, shape.head_size)
-        num_slots = max(slots) + 1
         # fp8 is stored as uint8: copies of blocks use operations that torch lacks for fp8.
         stored = torch.uint8 if shape.dtype.itemsize == 1 and shape.dtype.is_floating_point else shape.dtype
         try:
-            self.tensors = [_zeros(sizes, stored, device) for _ in range(2 * num_slots)]
+            self.tensors = [_zeros(sizes, stored, device) for _ in range(2 * layout.num_slots)]
         except (MemoryError, torch.OutOfMemoryError) as error:
             reason = f"a KV budget of {budget_bytes:,} bytes does not fit into the memory of device {str(device)!r}"
             raise OutOfMemoryError(f"{reason}: {error}") from error
-        self.keys = [self.tensors[slot].view(shape.dtype) for slot in slots]
-        self.values = [self.tensors[num_slots + slot].view(shape.dtype) for slot in slots]
+        self.keys = [self.tensors[slot].view(shape.dtype) for slot in layout.slots]
+        self.values = [self.tensors[layout.num_slots + slot].view(shape.dtype) for slot in layout.slots]
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

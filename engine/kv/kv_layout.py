@@ -29,10 +29,6 @@ class KVLayout:
     slots: tuple[int, ...]
     num_slots: int
 
-    @property
-    def num_tables(self) -> int:
-        return len(self.windows)
-
 
 def find_layout(windows: Sequence[int]) -> KVLayout:
     """Divides layers into tables of as many layers as the rarest window has, so that its blocks have no unused part.

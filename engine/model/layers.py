@@ -65,11 +65,8 @@ class ReplacedLayers(nn.Module):
 
 
 def read_weights(layer: Any, index: int) -> LayerWeights:
-    """The weights of a plain layer. Plain families differ only in biases and in norms of the heads.
-
-    Raises:
-        ModelError: the layer has a parameter that no operation reads, or its attention is not causal.
-    """
+    """The weights of a plain layer; plain families differ only in biases and in norms of the heads. Raises `ModelError`
+    if the layer has a parameter that no operation reads, or its attention is not causal."""
     for name, _ in layer.named_parameters():
         if name not in _WEIGHTS:
             raise ModelError(f"layer {index}: the parameter {name} is not supported")
@@ -96,9 +93,8 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
 
 def sliding_window_of(attention: Any) -> int | None:
     """The window of a layer's attention: its own attribute where layers differ (qwen2, qwen3), else the config's."""
-    if hasattr(attention, "sliding_window"):
-        return attention.sliding_window  # type: ignore[no-any-return]
-    return getattr(attention.config, "sliding_window", None)
+    window: int | None = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+    return window
 
 
 def join_linears(*linears: nn.Linear) -> Linear:

@@ -16,7 +16,7 @@ from engine.device.transfers import to_device
 from engine.kernels.attention_backend import AttentionBackend, OutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.draw import draw_tokens
-from engine.kernels.torch_output_layer import TorchOutputLayer, largest_logits, mask_logits
+from engine.kernels.torch_output_layer import TorchOutputLayer, largest_logits
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention_step import AttentionStep
 from engine.model.layer_windows import find_kept_windows
@@ -50,6 +50,7 @@ class Model:
         has_output_layer: whether the checkpoint has one; else the model can only be pooled.
         read_layer, join_layers, finish_logits: how the family's layers are read, joined into one module, and how its
             logits are scaled or capped.
+        draw_tokens: the backend's `engine.kernels.draw.draw_tokens`.
         weight_bytes: of all parameters.
         eos_token_ids: tokens that end an answer.
     """
@@ -67,7 +68,7 @@ class Model:
         self.base = language_model.get_decoder()
         self._head: Any = language_model.get_output_embeddings()
         self._output_layer: OutputLayer
-        self._draw_tokens = draw_tokens
+        self.draw_tokens = draw_tokens
         self.adapter: Adapter | None = None
         self.shard: Shard | None = None
         self.device = device
@@ -111,7 +112,6 @@ class Model:
         Args:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
             dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights.
-            device: where the weights go.
             make_engine: makes an engine that proves an architecture that is not plain, before weights are read.
         Raises:
             ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
@@ -130,12 +130,9 @@ class Model:
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
-        """Replaces the model's layers and output layer by those of the backend, if it has any.
-
-        Raises:
-            ModelError: a layer has a parameter that the backend's layers do not compute with.
-        """
-        self._draw_tokens = backend.draw_tokens
+        """Replaces the model's layers and output layer by those of the backend, if it has any; `ModelError` if a layer
+        has a parameter that these do not compute with."""
+        self.draw_tokens = backend.draw_tokens
         if backend.has_final_norm:
             read, norms = self.read_layer, {len(self.base.layers) - 1: self.base.norm.weight}
             self.read_layer = lambda layer, index: replace(read(layer, index), final_norm=norms.get(index))
@@ -233,17 +230,6 @@ class Model:
         if self.finish_logits is not None:  # a cap can round different logits to equal ones
             return largest_logits(hidden, self.logits, allowed)
         return self._output_layer.most_likely(hidden, allowed)
-
-    @torch.inference_mode()
-    def draw(self, hidden: torch.Tensor, settings: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """Draws a token for each row: ``[R, hidden]`` -> int64 ``[R]``.
-
-        Args:
-            settings: see `engine.kernels.draw.draw_tokens`.
-            allowed: see `OutputLayer.most_likely`.
-        """
-        logits = self.logits(hidden)
-        return self._draw_tokens(logits if allowed is None else mask_logits(logits, allowed), settings)
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.config import EngineConfig
+from engine.kv.kv_layout import KVLayout, find_layout, kept_windows
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
 from engine.model.loading.config_sizes import VALUE_BYTES, kv_head_bytes, read_size, read_sizes
-
-if TYPE_CHECKING:
-    from engine.kv.kv_layout import KVLayout
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -149,20 +147,13 @@ class ModelShape:
         """KV bytes of a token in all layers."""
         return self.num_layers * self.kv_bytes_per_layer
 
-    def kv_layout(self, config: EngineConfig) -> "KVLayout | None":
-        """The engine's block tables; None if all layers share one and no KV is freed outside windows."""
-        if not self.kept_windows:
-            return None
-        from engine.kv.kv_layout import find_layout, kept_windows
-
-        windows = kept_windows(self.kept_windows, config)
-        return find_layout(windows) if windows else None
+    def kv_layout(self, config: EngineConfig) -> KVLayout:
+        """The engine's block tables."""
+        return find_layout(kept_windows(self.kept_windows, config) or (0,) * self.num_layers)
 
     def kv_block_bytes(self, config: EngineConfig) -> int:
         """Bytes of a block of the engine's KV memory."""
-        layout = self.kv_layout(config)
-        num_layers = self.num_layers if layout is None else layout.num_slots
-        return config.block_size * num_layers * self.kv_bytes_per_layer
+        return config.block_size * self.kv_layout(config).num_slots * self.kv_bytes_per_layer
 
     @property
     def layers_by_window(self) -> dict[int, int]:

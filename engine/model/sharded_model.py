@@ -87,11 +87,8 @@ class RowShardedLinear(Linear):
 
 
 def divide_config(config: Any, size: int) -> Any:
-    """The config of one rank's share: a model with fewer heads and a narrower MLP, and the same hidden size.
-
-    Raises:
-        ConfigError: a size that is divided is not a multiple of `size`.
-    """
+    """The config of one rank's share: a model with fewer heads and a narrower MLP, and the same hidden size. Raises
+    `ConfigError` if a size that is divided is not a multiple of `size`."""
     share = copy.deepcopy(config)
     share.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for name in _SHARED_OUT:

@@ -78,7 +78,7 @@ def attend(
                 f"layer {layer}: {name} of {heads.shape[1]} heads of {heads.shape[3]} dimensions, the model keeps "
                 f"{k_cache.shape[2]} of {k_cache.shape[3]}: layers that differ in KV are not supported"
             )
-    backend, work = attention_step.backend, attention_step.works[cache.tables[layer]]
+    backend, work = attention_step.backend, attention_step.works[cache.layout.tables[layer]]
     backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_cache, v_cache, work)
     out = backend.attend(
         query[0].transpose(0, 1),

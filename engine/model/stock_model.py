@@ -79,11 +79,8 @@ def load_stock(
 
 
 def adapt(model: Model, language_model: PreTrainedModel) -> None:
-    """Sets the attributes of `model`, in its constructor, that depend on the family of `language_model`.
-
-    Raises:
-        ModelError: config.json has no max_position_embeddings.
-    """
+    """Sets the attributes of `model`, in its constructor, that depend on the family of `language_model`. Raises
+    `ModelError` if config.json has no max_position_embeddings."""
     config = language_model.config.get_text_config(decoder=True)
     model.max_positions, model.finish_logits = longest_sequence(config), find_logit_rule(config)
     if model.device.type == "cuda":

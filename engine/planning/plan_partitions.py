@@ -5,14 +5,14 @@ group that costs more than a partition is split, and each piece computes the pre
 cost, because a group whose prefix takes more than half of a partition is not split.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.kernels import cdiv
-from engine.planning.plan import Plan, common_lens_of
+from engine.planning.plan import Plan
 from engine.planning.prefix_tree import IndexArray
 
 PartitionTokens = int | Literal["auto"]
@@ -21,35 +21,6 @@ possible with enough of them for several engines to finish together."""
 
 NUM_PARTITIONS, LEAST_TOKENS, MOST_TOKENS = 32, 500_000, 5_000_000
 """Number of partitions that "auto" makes, and the least and the most cost of one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placement:
-    """Which groups make up which partition.
-
-    Attributes:
-        partitions: int32 ``[num_groups]``, the partition of each group, numbered from 0 without a gap.
-        costs: int64 ``[num_partitions]``, predicted.
-        priorities: int64 ``[num_partitions]``, the highest of each partition's groups; never rising.
-    """
-
-    partitions: npt.NDArray[np.int32]
-    costs: IndexArray
-    priorities: IndexArray
-
-    def dispatch_order(self) -> list[int]:
-        """The order in which workers take partitions so that they finish together: highest priority first, then the
-        most expensive first (LPT)."""
-        turns = np.cumsum(np.diff(self.priorities, prepend=self.priorities[:1]) != 0)
-        return [int(partition) for partition in np.lexsort((-self.costs, turns))]
-
-    def common_lens(self, common_lens: IndexArray) -> IndexArray:
-        """Leading tokens that each group has in common with the group before it in the order of partitions, from those
-        in prefix tree order: int64 ``[num_groups]``."""
-        order = np.argsort(self.partitions, kind="stable")
-        placed = np.empty_like(common_lens)
-        placed[order] = common_lens_of(common_lens, order)
-        return placed
 
 
 def group_costs(plan: Plan, num_answer_tokens: int) -> IndexArray:
@@ -94,8 +65,11 @@ def split_groups(plan: Plan, partition_tokens: PartitionTokens, num_answer_token
     )
 
 
-def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: PartitionTokens) -> Placement:
-    """Partitions of near-equal cost, about `partition_tokens`; the middle of a group's cost decides its partition.
+def place_groups(
+    group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: PartitionTokens
+) -> npt.NDArray[np.int32]:
+    """The partition of each group, int32 ``[num_groups]``, numbered from 0 without a gap; none has a higher priority
+    than the one before. Their costs are near-equal: the middle of a group's cost decides its partition.
 
     Args:
         group_costs, group_priorities: int64 ``[num_groups]``, in prefix tree order; higher priorities come first.
@@ -109,15 +83,23 @@ def place_groups(group_costs: IndexArray, group_priorities: IndexArray, partitio
     num_windows = cdiv(total, partition_tokens)
     middles = np.cumsum(costs) - (costs + 1) // 2
     window = middles * num_windows // total if total else middles
-    in_turn = np.unique(window, return_inverse=True)[1]
     partitions = np.empty(len(costs), dtype=np.int32)
-    partitions[turns] = in_turn
-    firsts = np.flatnonzero(np.diff(in_turn, prepend=-1))
-    return Placement(
-        partitions=partitions,
-        costs=np.bincount(in_turn, weights=costs).astype(np.int64),
-        priorities=group_priorities[turns][firsts],
-    )
+    partitions[turns] = np.unique(window, return_inverse=True)[1]
+    return partitions
+
+
+def dispatch_order(partitions: npt.NDArray[np.int32], costs: IndexArray, group_priorities: IndexArray) -> list[int]:
+    """The order in which workers take partitions so that they finish together: highest priority first, then the most
+    expensive first (LPT).
+
+    Args:
+        partitions, group_priorities: of each group.
+        costs: of each partition.
+    """
+    highest = np.full(len(costs), np.iinfo(np.int64).min)
+    np.maximum.at(highest, partitions, group_priorities)
+    order: list[int] = np.lexsort((-costs, -np.unique(highest, return_inverse=True)[1])).tolist()
+    return order
 
 
 def _most_urgent_first(plan: Plan) -> Plan:

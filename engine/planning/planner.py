@@ -47,7 +47,6 @@ def plan_prompts(
 
     Args:
         prompts: contiguous int32 arrays ``[num_tokens]``, none of them empty; this is not checked.
-        method: "exact", "paper" or "none".
         block_size: tokens in the KV blocks that groups share; None: groups share no blocks.
         row_id: int64 ``[num_rows]``, ascending where prompts are equal; by default the positions.
         priority: int64 ``[num_rows]``; by default 0.
@@ -158,7 +157,6 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod, block_size: int | None
     """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``.
 
     Args:
-        tree, method: of the batch.
         block_size: tokens in a KV block, for "exact"; None: groups share no blocks, and prefixes have any length.
     Raises:
         ConfigError: the method is unknown.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,15 +51,8 @@ class PooledRows:
                 yield mode, rows
 
 
-class PooledAnswer(TypedDict, total=False):
-    """The fields of a `Completion` that hold a pooled answer."""
-
-    embedding: npt.NDArray[np.float32]
-    label_logprobs: tuple[float, ...]
-
-
-def pooled_answer(request: Request, vector: Vector) -> PooledAnswer:
-    """The answer from a pooled vector.
+def pooled_answer(request: Request, vector: Vector) -> dict[str, Any]:
+    """The fields of a `Completion` that hold the answer from a pooled vector.
 
     Args:
         request: embed or classify.

@@ -53,13 +53,6 @@ class EmbeddingPooler:
         return vectors
 
 
-class LastToken:
-    """The last token's hidden state."""
-
-    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        return pool(hidden, lengths, "lasttoken")
-
-
 class CausalClassPooler:
     """Classes of a causal model's `ForSequenceClassification`: a linear layer on the last token.
 
@@ -103,7 +96,7 @@ def causal_pooler(folder: Path | None, mode: Mode, device: torch.device) -> Pool
     if folder is None:
         if mode == "classify":
             raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
-        return LastToken()
+        return lambda hidden, lengths: pool(hidden, lengths, "lasttoken")
     if mode == "classify":
         return CausalClassPooler(folder, device)
     files = read_sentence_files(folder)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
@@ -13,16 +12,13 @@ from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.sequence import ScheduledGroup, Sequence, most_extra_tokens
 from engine.scheduling.windowed_pool import WindowedPool
 
-if TYPE_CHECKING:
-    from engine.kv.kv_layout import KVLayout
-
 _ANSWERS_FOR_AN_ESTIMATE = 16
 
 
-def make_pool(config: EngineConfig, num_blocks: int, layout: "KVLayout | None" = None) -> BlockPool:
-    """The block pool for a sharing policy and for the block tables of a model's layers. See `KVLayout`."""
-    if layout is not None:
-        return WindowedPool(num_blocks, config.block_size, layout.windows)
+def make_pool(config: EngineConfig, num_blocks: int, windows: tuple[int, ...] = (0,)) -> BlockPool:
+    """The block pool for a sharing policy and for the windows of a model's block tables. See `KVLayout`."""
+    if any(windows):
+        return WindowedPool(num_blocks, config.block_size, windows)
     make = LruBlockPool if config.sharing == "lru" else BlockPool
     return make(num_blocks, config.block_size)
 

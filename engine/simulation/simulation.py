@@ -6,8 +6,8 @@ of a real run has the same steps, token counts, preemptions and KV blocks; only 
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from engine.scheduling.sequence import most_blocks
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepTokens
 from engine.simulation.device import Roofline, StepCost, StepWork
-
-if TYPE_CHECKING:
-    from engine.kv.kv_layout import KVLayout
 
 Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
 
@@ -74,7 +71,7 @@ def simulate_plan(
     num_kv_blocks: int,
     config: EngineConfig,
     roofline: Roofline,
-    layout: "KVLayout | None" = None,
+    windows: tuple[int, ...] = (0,),
 ) -> Iterator[SimulatedStep]:
     """Runs a plan as `Engine.run_plan` does; requests that the KV memory cannot hold even alone are left out.
 
@@ -86,17 +83,15 @@ def simulate_plan(
         config: the policies, and the limits of a step. Host memory for swapped KV is assumed to suffice, and the time
             of its copies is not counted.
         roofline: predicts the cost of a step.
-        layout: the block tables of the model's layers; None where they share one.
+        windows: of the block tables of the model's layers (`KVLayout`).
     """
-    pool = make_pool(config, num_kv_blocks, layout)
+    pool = make_pool(config, num_kv_blocks, windows)
     oversized = find_oversized(requests, config.block_size, num_kv_blocks // pool.num_tables)
     scheduler = Scheduler(
         schedule_groups(requests, groups, oversized, config),
         pool=pool,
         config=config,
-        swap=SwapSpace(_NoMemory(), num_kv_blocks, () if layout is None else layout.windows)
-        if config.preemption == "swap"
-        else None,
+        swap=SwapSpace(_NoMemory(), num_kv_blocks, windows) if config.preemption == "swap" else None,
     )
     number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:
@@ -232,20 +227,14 @@ class SimulationSummary:
         return max(self.seconds_by_resource, key=self.seconds_by_resource.__getitem__)
 
     def __add__(self, other: "SimulationSummary") -> "SimulationSummary":
-        mine, others = self.seconds_by_resource, other.seconds_by_resource
-        return SimulationSummary(
-            num_steps=self.num_steps + other.num_steps,
-            num_prompt_tokens=self.num_prompt_tokens + other.num_prompt_tokens,
-            num_decode_tokens=self.num_decode_tokens + other.num_decode_tokens,
-            num_finished_requests=self.num_finished_requests + other.num_finished_requests,
-            num_preempted_requests=self.num_preempted_requests + other.num_preempted_requests,
-            peak_kv_blocks=max(self.peak_kv_blocks, other.peak_kv_blocks),
-            peak_running_requests=max(self.peak_running_requests, other.peak_running_requests),
-            seconds=self.seconds + other.seconds,
-            seconds_by_resource={resource: mine[resource] + others[resource] for resource in mine},
-            num_cool_down_steps=self.num_cool_down_steps + other.num_cool_down_steps,
-            cool_down_seconds=self.cool_down_seconds + other.cool_down_seconds,
-        )
+        mine, others = asdict(self), asdict(other)
+        of_resources, of_others = mine.pop("seconds_by_resource"), others.pop("seconds_by_resource")
+        joined = {
+            name: max(value, others[name]) if name.startswith("peak_") else value + others[name]
+            for name, value in mine.items()
+        }
+        seconds = {resource: of_resources[resource] + of_others[resource] for resource in of_resources}
+        return SimulationSummary(**joined, seconds_by_resource=seconds)
 
 
 def summarize_steps(steps: Iterable[SimulatedStep]) -> SimulationSummary:

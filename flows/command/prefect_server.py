@@ -37,11 +37,8 @@ STOP_SECONDS = 5
 
 @contextmanager
 def reachable_server() -> Iterator[None]:
-    """A Prefect server that answers: the configured one, else a temporary one.
-
-    Raises:
-        ConfigError: no Prefect server answers, or Prefect's folder cannot be written.
-    """
+    """A Prefect server: the configured one, else a temporary one. Raises `ConfigError` if it does not answer, or if
+    Prefect's folder cannot be written."""
     with temporary_server():
         if not PREFECT_API_URL.value() and not _can_keep_a_database():
             place = f"{PREFECT_HOME.value()}, which cannot be written"

@@ -34,7 +34,7 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     try:
         options = parse_options(flow, arguments, COMMANDS[name], FLAGS.get(name, {}))
     except ConfigError as error:
-        return fail(name, str(error), EXIT_USAGE)
+        return fail(f"{name}: {error}", EXIT_USAGE)
     if options is None:
         return 0
     is_json = options.pop("json", False)
@@ -44,12 +44,12 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
             result = flow(**options)
     except (BatchloomError, OSError) as error:
-        return fail(name, " ".join(str(error).split()), EXIT_FAILED)
+        return fail(f"{name}: {' '.join(str(error).split())}", EXIT_FAILED)
     except HTTPError as error:
-        return fail(name, f"the Prefect server does not answer any more: {error}", EXIT_FAILED)
+        return fail(f"{name}: the Prefect server does not answer any more: {error}", EXIT_FAILED)
     except KeyboardInterrupt:
         rest = "; what is answered is kept, and the next run does the rest" if name == "nightly" else ""
-        return fail(name, f"stopped{rest}", EXIT_INTERRUPTED)
+        return fail(f"{name}: stopped{rest}", EXIT_INTERRUPTED)
     if is_explain:
         from flows.explain_page import print_forecasts
 
@@ -77,22 +77,16 @@ def plain_log(stream: TextIO) -> Iterator[None]:
 
 
 def prepare_console() -> None:
-    """Show batchloom's messages, `survive_closed_console`, and `end_quietly` if Prefect has started the process."""
+    """Show batchloom's messages, and keep a night alive if nobody reads its console any more, as when the worker of its
+    deployment dies. A process that Prefect has started ends quietly."""
     logging.getLogger("batchloom").setLevel(logging.INFO)
-    survive_closed_console()
     if "PREFECT__FLOW_RUN_ID" in os.environ:
         atexit.register(end_quietly)
-
-
-def survive_closed_console() -> None:
-    """Keep a night alive if nobody reads its console any more, as when the worker of its deployment dies.
-
-    rich ends the process when a line cannot be printed; this makes it stop printing instead.
-    """
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, PrefectConsoleHandler):
                 console = handler.console
+                # rich ends the process when a line cannot be printed; this makes it stop printing instead.
                 console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
 
 
@@ -108,13 +102,7 @@ def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(EXIT_TERMINATED)
 
 
-def fail(command: str, message: str, code: int) -> int:
-    """Print why a command failed, as one line.
-
-    Args:
-        command: its name.
-        message: what failed.
-        code: the exit code, which is returned.
-    """
-    print(f"{command}: {message}", file=sys.stderr)
+def fail(message: str, code: int) -> int:
+    """Print why a command failed, as one line; returns the exit code."""
+    print(message, file=sys.stderr)
     return code

@@ -72,9 +72,8 @@ def connect(
     try:
         if connection.execute(statement("settings/database_file")).fetchone() == (None,):  # of a CSV file, for example
             raise DatabaseError(NO_DATABASE.format(path))
-        connection.execute(statement("settings/set_time_zone"))
-        connection.execute(statement("settings/set_arrow_buffers"))
-        connection.execute(statement("settings/set_progress_bar"))
+        for name in ("set_time_zone", "set_arrow_buffers", "set_progress_bar"):
+            connection.execute(statement(f"settings/{name}"))
         if memory_limit is not None:
             connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
         yield connection
@@ -111,9 +110,8 @@ def restrict_sql(
     The restriction holds for all connections of this process to the same file, until all of them are closed.
 
     Args:
-        folders: with batchloom's own files.
+        folders, paths: batchloom's own folders and files.
         attach: name to the absolute path of a folder that SQL may read, or of a DuckDB or SQLite file.
-        paths: further files of batchloom's own.
         temp_directory: for what exceeds DuckDB's memory limit; None is DuckDB's default, beside the database.
         is_attaching: False: the folders of `attach` may be read by path, but nothing is attached under its names.
     Raises:
@@ -136,9 +134,8 @@ def restrict_sql(
         connection.execute(statement("settings/set_temp_directory"), {"folder": str(temp_directory)})
     connection.execute(statement("settings/set_allowed_directories"), {"folders": allowed})
     connection.execute(statement("settings/set_allowed_paths"), {"paths": list(paths)})
-    connection.execute(statement("settings/close_external_access"))
-    connection.execute(statement("settings/set_allowed_configs"))
-    connection.execute(statement("settings/lock_configuration"))
+    for name in ("close_external_access", "set_allowed_configs", "lock_configuration"):
+        connection.execute(statement(f"settings/{name}"))
 
 
 def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: float) -> duckdb.DuckDBPyConnection:

@@ -53,13 +53,7 @@ def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, da
 
 
 def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> dict[str, str]:
-    """The columns that the workload's query returns, with their types.
-
-    Args:
-        database: its name in messages.
-    Raises:
-        DatabaseError: the query does not run.
-    """
+    """The columns that the workload's query returns, with their types. See `check_requests`."""
     try:
         query = connection.execute(statement("read/request_columns"), {"requests_sql": workload.requests_sql})
     except duckdb.Error as error:

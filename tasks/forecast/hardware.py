@@ -84,7 +84,7 @@ class Hardware:
             num_kv_blocks=kv_bytes // self.shape.kv_block_bytes(config),
             config=config,
             roofline=Roofline(self.shape, self.device, self.dtype),
-            layout=self.shape.kv_layout(config),
+            windows=self.shape.kv_layout(config).windows,
         )
         return summarize_steps(steps)
 

@@ -49,16 +49,12 @@ class AttemptLog:
             return 0
 
     def note(self, piece: Piece) -> None:
-        """Count one attempt; `ArtifactError` if it cannot be written."""
+        """Count one attempt."""
         self._write(self._path(piece), "ab", b".")
         self._write(self._starts, "wb")
 
     def note_start(self) -> int:
-        """Count a process that takes the partition; returns how many did so since the last attempt was noted.
-
-        Raises:
-            ArtifactError: it cannot be written.
-        """
+        """Count a process that takes the partition; returns how many did so since the last attempt was noted."""
         return self._write(self._starts, "ab", b".")
 
     def forget(self, piece: Piece) -> None:
@@ -70,7 +66,7 @@ class AttemptLog:
         return Path(self.run_folder) / "attempts" / f"starts-{self.partition:05d}"
 
     def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
-        """Append to the file or empty it; returns its bytes."""
+        """Append to the file or empty it; returns its size. Raises `ArtifactError` if it cannot be written."""
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(path, mode) as file:

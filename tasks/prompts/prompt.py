@@ -79,9 +79,7 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
     """Put a workload's prompt into the model's chat template, or leave it plain text where ``chat`` is false.
 
     Where the chat template takes no system message, it goes in front of the user's message, with a blank line between.
-
-    Raises:
-        ModelError: there is no chat template, or it does not carry a message through unchanged.
+    Raises `ModelError` if there is no chat template, or if it does not carry a message through unchanged.
     """
     segments, head, tail, strips_start, strips_end = prompt.segments, "", "", False, False
     if prompt.chat:
@@ -139,14 +137,8 @@ class RequestForm:
 
     @classmethod
     def of(cls, workload: Workload, codec: TextCodec | None, expected_output_tokens: int | None) -> "RequestForm":
-        """The form of a workload.
-
-        Args:
-            codec: the model's; None is allowed where the kind of answer has no labels.
-            expected_output_tokens: see `AnswerLength.expected_output_tokens`.
-        Raises:
-            ModelError, WorkloadError: see `build_prompt_format` and `TextCodec.encode_labels`.
-        """
+        """The form of a workload. See `AnswerLength.expected_output_tokens`; raises as `build_prompt_format` and
+        `TextCodec.encode_labels`. Kinds of answers without labels need no codec."""
 
         def encode_labels(labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
             assert codec is not None, "labels need a tokenizer"

@@ -38,13 +38,11 @@ class TextCodec:
     """
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
-        """Wrap a Rust tokenizer without changing it.
+        """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it. Raises
+        `ModelError` if it cannot be rebuilt with renamed control tokens.
 
         Args:
-            tokenizer: the control tokens are among its added tokens.
             chat: the transformers tokenizer that renders the chat template; None for plain text only.
-        Raises:
-            ModelError: the tokenizer cannot be rebuilt with renamed control tokens.
         """
         spec = json.loads(tokenizer.to_str())
         control = {token["content"]: token for token in spec["added_tokens"] if _is_control(token)}
@@ -99,10 +97,7 @@ class TextCodec:
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], **variables: bool) -> str:
         """The chat template's text for messages and variables, up to the beginning of the answer; not yet trusted.
-
-        Raises:
-            ModelError: the template refuses the messages.
-        """
+        Raises `ModelError` if the template refuses the messages."""
         from jinja2 import TemplateError
 
         try:
@@ -167,11 +162,7 @@ class TextCodec:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The transformers tokenizer of a checkpoint folder, read offline, without running any code of the checkpoint.
-
-    Raises:
-        ModelError: there is none, it cannot be read, or it has no fast (Rust) form.
-    """
+    """The transformers tokenizer of a checkpoint folder; raises as `TextCodec.load`."""
     copy = cache_folder() / "tokenizers" / f"{_digest(folder)}.json"
     with suppress(Exception):  # no copy yet, or a damaged one
         return _build(json.loads(copy.read_bytes()))
@@ -236,8 +227,7 @@ def _file_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def _is_control(token: Mapping[str, Any]) -> bool:
-    """Whether a token is special, or an added one that looks like markup, as ``<think>``; added words and runs of
-    spaces are not control tokens."""
+    """Whether a token is special, or an added one that looks like markup, as ``<think>``, not a word or spaces."""
     content = token["content"].strip()
     return bool(token["special"]) or (len(content) > 2 and content[0] in "<[{|")
 

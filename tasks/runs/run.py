@@ -209,11 +209,7 @@ class Run:
         return list_whole(sorted(Path(self.folder).glob("steps/part-*.parquet")))
 
     def _save(self) -> None:
-        value = {
-            "record": asdict(self.record),
-            "artifacts": {name: asdict(ref) for name, ref in self.artifacts.items()},
-            "is_written": self.is_written,
-        }
+        value = {name: given for name, given in asdict(self).items() if name not in ("database", "folder")}
         with replace_file(Path(self.folder) / "manifest.json") as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 

@@ -83,11 +83,8 @@ def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.Reco
 
 
 def open_parquet(ref: ArtifactRef) -> pq.ParquetFile:
-    """Open an artifact for reading; use it as a context manager, or close it.
-
-    Raises:
-        ArtifactError: the file is missing, damaged, or has another digest or row count than `ref`.
-    """
+    """Open an artifact for reading; use it as a context manager, or close it. Raises `ArtifactError` if the file is
+    missing, damaged, or has another digest or row count than `ref`."""
     digest = _digest(ref.path)
     if digest != ref.digest:
         raise ArtifactError(f"{ref.path} has sha256 {digest}, expected {ref.digest}: it was changed or damaged")

@@ -76,10 +76,7 @@ def plan_batches(plan: Plan) -> Iterator[pa.RecordBatch]:
 
 def read_rows(rows: pa.Table) -> Plan:
     """The plan of complete groups in the order of `PLAN_SCHEMA`. Prompts are whole again; equal ones share an array.
-
-    Raises:
-        ArtifactError: the rows contradict each other; the message names the first such row.
-    """
+    Raises `ArtifactError` if the rows contradict each other; the message names the first such row."""
     plan = Plan(prompts=[], **{name: rows.column(name).to_numpy() for name in COLUMNS})
     first = first_of_member = 0
     prompts: list[npt.NDArray[np.int32]] = []
@@ -134,11 +131,8 @@ def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[in
 
 
 def read_partition(plan: ArtifactRef, partition: int) -> Plan:
-    """The rows of one partition, which has row groups of its own.
-
-    Raises:
-        ArtifactError: the plan is not what its reference says, or has no such partition.
-    """
+    """The rows of one partition, which has row groups of its own. Raises `ArtifactError` if the plan is not what its
+    reference says, or has no such partition."""
     metadata, partitions = verify_once(plan)
     row_groups = np.flatnonzero(partitions == partition).tolist()
     if not row_groups:

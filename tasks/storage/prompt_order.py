@@ -25,7 +25,6 @@ def sort_prompts(
     Args:
         tokens: of `TOKENS_SCHEMA`; a large file is read twice.
         folder: for temporary files.
-        bucket_tokens: see `BUCKET_TOKENS`.
     Raises:
         ArtifactError: the folder cannot be written.
     """

@@ -220,11 +220,8 @@ _WORKLOAD = pydantic.TypeAdapter(Workload)
 
 
 def load_workload(name_or_path: str | Path) -> Workload:
-    """Read a shipped workload by name, or a TOML file by path (a name that ends in ``.toml`` or holds a ``/``).
-
-    Raises:
-        WorkloadError: no such workload, or a key or value of the file is missing, unknown or wrong.
-    """
+    """Read a shipped workload by name, or a TOML file by path (a name that ends in ``.toml`` or holds a ``/``). Raises
+    `WorkloadError` if there is none, or if a key or value of the file is missing, unknown or wrong."""
     is_path = isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path
     path = Path(name_or_path) if is_path else SHIPPED / f"{name_or_path}.toml"
     try:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine import EngineConfig
 from engine.execution.output import TokenSampler
 from engine.kv.block_pool import BlockPool
-from engine.kv.kv_layout import KVLayout, find_layout, kept_windows
+from engine.kv.kv_layout import find_layout, kept_windows
 from engine.scheduling.prompt_lookup import PromptLookup
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE
@@ -91,10 +91,9 @@ class EagerLookup(PromptLookup):
         super().__init__(num_weight_rows=10**9, num_weight_kv_tokens=1, count_allowed=sampler.count_allowed)
 
 
-def kept_layout(windows: tuple[int, ...], config: EngineConfig) -> KVLayout | None:
-    """The block tables of a model of such layers under these policies, as an engine chooses them."""
-    kept = kept_windows(windows, config) if any(windows) else ()
-    return find_layout(kept) if kept else None
+def kept_tables(windows: tuple[int, ...], config: EngineConfig) -> tuple[int, ...]:
+    """The windows of the block tables of a model of such layers under these policies, as an engine chooses them."""
+    return find_layout(kept_windows(windows, config) or (0,) * len(windows)).windows
 
 
 WINDOWS = st.sampled_from([(0,), (0,), (1,), (3,), (9,), (0, 2), (0, 7), (0, 5, 5), (2, 11)])

@@ -31,22 +31,16 @@ class DeterministicBackend(NativeBackend):
         return super().prepare(share_whole_chunks(batch))
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
-        """See `NativeBackend.make_layers`.
-
-        Raises:
-            ModelError: a layer has a sliding window, or a size that the kernels do not support.
-        """
+        """See `NativeBackend.make_layers`. Raises `ModelError` if a layer has a sliding window, or a size that the
+        kernels do not support."""
         layers = super().make_layers(_without_windows(weights))
         if not isinstance(layers, PackedLayers):
             raise ModelError("deterministic takes layers with sizes of multiples of 32")
         return layers
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedOutputLayer:
-        """See `NativeBackend.make_output_layer`.
-
-        Raises:
-            ModelError: the kernels do not support the vocabulary's size.
-        """
+        """See `NativeBackend.make_output_layer`. Raises `ModelError` if the kernels do not support the vocabulary's
+        size."""
         layer = super().make_output_layer(weight, bias)
         if layer is None:
             raise ModelError(f"deterministic takes a vocabulary of a multiple of 32 tokens, got {len(weight)}")

@@ -34,11 +34,8 @@ def find_compiler() -> str | None:
 
 @cache
 def load_library(folder: Path, source: str = "native") -> ctypes.CDLL:
-    """The kernels of a source file, "native", "int8" or "quantized"; compiled unless `folder` has them already.
-
-    Raises:
-        NativeBuildError: there is no compiler, it fails, or its result cannot be stored or loaded.
-    """
+    """The kernels of a source file, "native", "int8" or "quantized"; compiled unless `folder` has them already. Raises
+    `NativeBuildError` if there is no compiler, it fails, or its result cannot be stored or loaded."""
     compiler = find_compiler()
     if compiler is None:
         raise NativeBuildError(
@@ -59,7 +56,7 @@ def declare(library: ctypes.CDLL, signatures: Mapping[str, list[Any]]) -> None:
 
 
 def _compiled(compiler: str, folder: Path, source: str) -> Path:
-    """The shared library for this source, compiler and processor; compiled unless `folder` has it already."""
+    """The shared library for this source, compiler and processor."""
     run = partial(subprocess.run, capture_output=True, text=True, check=False)
     version = run([compiler, "--version"]).stdout
     flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]

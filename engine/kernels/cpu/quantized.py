@@ -5,7 +5,6 @@ cpp/quantized/quantized.h describes the layout. Results are the same bits as wit
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
-from engine.kernels.cpu.layer_structures import PanelLayer
+from engine.kernels.cpu.layer_structures import NORMS, PanelLayer
 from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import declare, load_library
 from engine.kernels.cpu.native_functions import I64, KERNELS, POINTER
 from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
-from engine.kernels.decoder_layer import DecoderLayers
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 _PANEL = 2 * HALF
 
@@ -140,21 +139,8 @@ class QuantizedWeight:
         return self.halves.ctypes.data, None if self.bias is None else self.bias.data_ptr()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedLayer:
-    """The weights of one decoder layer; fields as in `engine.kernels.decoder_layer.LayerWeights`."""
-
-    attention_norm: torch.Tensor
-    qkv: QuantizedWeight
-    output: QuantizedWeight
-    mlp_norm: torch.Tensor
-    gate_up: QuantizedWeight
-    down: QuantizedWeight
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    epsilon: float
-    scale: float
-    window: int
+QuantizedLayer = tuple[LayerWeights, Sequence[QuantizedWeight]]
+"""A layer, of whose weights only the norms are read, and its products: qkv, output, gate and up, down."""
 
 
 def load_quantized_library(folder: Path) -> ctypes.CDLL:
@@ -180,17 +166,17 @@ def make_quantized_layers(
 
 
 def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PanelLayer:
-    products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    weights, products = layer
     for product in products:
         if product.num_padded > product.num_columns:
             raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {product.num_columns} columns")
-    norms = [layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
+    norms = [getattr(weights, name) for name in NORMS]
     packed = PanelLayer(
         *(None if norm is None else norm.data_ptr() for norm in norms),
         *(address for product in products for address in product.addresses()),
-        *(layer.qkv.depth, layer.down.depth),
-        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
-        *(layer.epsilon, layer.scale),
+        *(products[0].depth, products[-1].depth),
+        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, weights.window),
+        *(weights.epsilon, weights.scale),
     )
     packed.kept = (*norms, *products)
     return packed

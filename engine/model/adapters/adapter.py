@@ -49,11 +49,8 @@ class Adapter:
 
     @classmethod
     def find(cls, folder: str | Path) -> "Adapter":
-        """Checks and identifies the adapter in a folder; weights are sampled, not read.
-
-        Raises:
-            ModelError: a file is missing or unreadable, or the kind of adapter is not supported.
-        """
+        """Checks and identifies the adapter in a folder; weights are sampled, not read. Raises `ModelError` if a file
+        is missing or unreadable, or the kind of adapter is not supported."""
         folder = Path(folder).expanduser().absolute()
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():

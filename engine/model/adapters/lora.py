@@ -57,11 +57,8 @@ class Lora:
 
     @classmethod
     def read(cls, adapter: Adapter) -> "Lora":
-        """Reads an adapter's weights into host memory.
-
-        Raises:
-            ModelError: the file is damaged, has tensors that are not factors of linear layers, or lacks a factor.
-        """
+        """Reads an adapter's weights into host memory. Raises `ModelError` if the file is damaged, has tensors that are
+        not factors of linear layers, or lacks a factor."""
         adapter.verify()
         folder = Path(adapter.folder)
         config = read_adapter_config(folder)
@@ -100,11 +97,8 @@ class Lora:
         return cls(adapter, updates, str(config.get("base_model_name_or_path") or ""))
 
     def find_targets(self, model: transformers.PreTrainedModel) -> dict[str, Update]:
-        """The updates by the names of their modules in `model`.
-
-        Raises:
-            ModelError: a module does not exist, is not a linear layer of the model's body, or has another shape.
-        """
+        """The updates by the names of their modules in `model`. Raises `ModelError` if a module does not exist, is not
+        a linear layer of the model's body, or has another shape."""
         head = model.get_output_embeddings()
         found = {}
         for name, update in self._updates.items():

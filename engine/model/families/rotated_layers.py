@@ -48,7 +48,7 @@ class RotatedLayers(nn.Module):
                     to[:, :half] = values[0, :, :half]
                     to[:, self._head_dim // 2 :][:, :half] = values[0, :, half:]
         cache = attention_step.cache
-        work = TabledWork(attention_step.works, cache.tables)
+        work = TabledWork(attention_step.works, cache.layout.tables)
         hidden = self._layers(
             *(hidden_states[0].contiguous(), cache.keys, cache.values, work),
             *(cos.flatten(0, 1), sin.flatten(0, 1), attention_step.output_rows),

@@ -16,11 +16,8 @@ _CONVERTER_VERSION = 2
 
 
 def open_gguf(file: Path) -> Path:
-    """The checkpoint folder of a GGUF file, in the cache folder: no weights, but a table of the file's tensors.
-
-    Raises:
-        ModelError: the file cannot be read.
-    """
+    """The checkpoint folder of a GGUF file, in the cache folder: no weights, but a table of the file's tensors. Raises
+    `ModelError` if the file cannot be read."""
     file = file.resolve()
     identity = hashlib.sha256(f"{_CONVERTER_VERSION}\0{file}\0{file.stat().st_size}\0".encode() + weight_sample(file))
     target = cache_folder() / f"{file.stem}-{identity.hexdigest()[:16]}"

@@ -19,11 +19,8 @@ def open_file(model: str | Path) -> Path:
 
 
 def hub_snapshot(model: str) -> Path:
-    """The folder of a hub id's checkpoint, downloaded if needed.
-
-    Raises:
-        ModelError: the name looks like a path, or the repository cannot be downloaded or has no checkpoint.
-    """
+    """The folder of a hub id's checkpoint, downloaded if needed. Raises `ModelError` if the name looks like a path, or
+    the repository cannot be downloaded or has no checkpoint."""
     if _is_named_as_path(model):
         raise ModelError(f"model {model!r}: no such file or folder")
     return resolve_checkpoint(_fetch(model, [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]))

@@ -28,11 +28,8 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def read_config(folder: Path) -> transformers.PretrainedConfig:
-    """A checkpoint's configuration.
-
-    Raises:
-        ModelError: it cannot be read, or transformers does not know the architecture.
-    """
+    """A checkpoint's configuration. Raises `ModelError` if it cannot be read, or transformers does not know the
+    architecture."""
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # config classes raise errors of any kind
@@ -63,11 +60,8 @@ def empty_stock_model(
 def _use_unpacked(
     loaded: transformers.PreTrainedModel, folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype
 ) -> None:
-    """Converts weights that transformers has unpacked while it read them to `dtype`, whatever type it gave them.
-
-    Raises:
-        ModelError: transformers does not know the method, or leaves weights quantized.
-    """
+    """Converts weights that transformers has unpacked while it read them to `dtype`, whatever type it gave them. Raises
+    `ModelError` if transformers does not know the method, or leaves weights quantized."""
     method = f"the weights are quantized by {quantization.get('quant_method')!r}, which"
     if not AutoHfQuantizer.supports_quant_method(quantization):
         raise ModelError(f"model {str(folder)!r}: {method} transformers does not know")

@@ -155,7 +155,7 @@ class Attention(nn.Module):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Writes the step's KV, then attends. See `engine.kernels.attention_backend.AttentionBackend.attend`."""
         cache, index = step.cache, self.layer_idx
-        k_cache, v_cache, work = cache.keys[index], cache.values[index], step.works[cache.tables[index]]
+        k_cache, v_cache, work = cache.keys[index], cache.values[index], step.works[cache.layout.tables[index]]
         step.backend.write_kv(k, v, k_cache, v_cache, work)
         window = window_of(self.config.sliding_window, self.config)
         return step.backend.attend(q, k_cache, v_cache, work, scale=self.scaling, window=window)

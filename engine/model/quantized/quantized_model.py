@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class QuantizedModel(Model):
         """Reads the weights into the backend's layers."""
         assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
         library, weights, base = load_quantized_library(cache_folder()), self._weights, self.base
-        self._draw_tokens = backend.draw_tokens
+        self.draw_tokens = backend.draw_tokens
         is_permuted = isinstance(weights, GgufWeights) and base.config.model_type in ("llama", "mistral")
         layers = [
             _read_layer(weights, library, layer, index, is_permuted=is_permuted)
@@ -135,7 +136,7 @@ class QuantizedModel(Model):
         base.norm.weight = nn.Parameter(weights.vector("norm"), requires_grad=False)
         base.layers = nn.ModuleList([ReplacedLayers(make_quantized_layers(backend, library, layers))])
         self.has_replaced_layers = True
-        products = [product for layer in layers for product in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        products = [product for _, of_layer in layers for product in of_layer]
         self.weight_bytes = sum(weight.num_bytes for weight in {*products, embedding, head})
 
 
@@ -165,18 +166,18 @@ def _read_layer(
         return QuantizedWeight(parts, torch.cat(biases) if has_bias else None, is_gated=is_gated)
 
     qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-    return QuantizedLayer(
+    with_norms = replace(
+        shape,
         attention_norm=weights.vector(f"{place}.input_layernorm"),
-        qkv=product(*qkv, has_bias=shape.qkv[1] is not None),
-        output=product("self_attn.o_proj", has_bias=shape.output[1] is not None),
         mlp_norm=weights.vector(f"{place}.post_attention_layernorm"),
-        gate_up=product("mlp.gate_proj", "mlp.up_proj", is_gated=True),
-        down=product("mlp.down_proj"),
         q_norm=None if shape.q_norm is None else weights.vector(f"{place}.self_attn.q_norm"),
         k_norm=None if shape.k_norm is None else weights.vector(f"{place}.self_attn.k_norm"),
-        epsilon=shape.epsilon,
-        scale=shape.scale,
-        window=shape.window,
+    )
+    return with_norms, (
+        product(*qkv, has_bias=shape.qkv[1] is not None),
+        product("self_attn.o_proj", has_bias=shape.output[1] is not None),
+        product("mlp.gate_proj", "mlp.up_proj", is_gated=True),
+        product("mlp.down_proj"),
     )
 
 

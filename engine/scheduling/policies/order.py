@@ -22,25 +22,13 @@ def order_by_request(groups: Iterable[ScheduledGroup], order: Order) -> list[Sch
     return sorted(arranged, key=_mean_length if order == "sjf" else lambda group: by(group.sequences[0]))
 
 
-def _arrival(sequence: Sequence) -> tuple[int, ...]:
-    return (sequence.owners[0],)
-
-
-def _length(sequence: Sequence) -> tuple[int, ...]:
-    return (expected_extra_tokens(sequence.request), sequence.owners[0])
-
-
-def _urgency(sequence: Sequence) -> tuple[int, ...]:
-    return (-sequence.request.priority, sequence.owners[0])
-
-
 def _mean_length(group: ScheduledGroup) -> tuple[float, int]:
     lengths = [expected_extra_tokens(sequence.request) for sequence in group.sequences]
     return sum(lengths) / len(lengths), min(sequence.owners[0] for sequence in group.sequences)
 
 
 _REQUEST_KEYS: dict[Order, Callable[[Sequence], tuple[int, ...]]] = {
-    "fcfs": _arrival,
-    "sjf": _length,
-    "priority": _urgency,
+    "fcfs": lambda sequence: (sequence.owners[0],),
+    "sjf": lambda sequence: (expected_extra_tokens(sequence.request), sequence.owners[0]),
+    "priority": lambda sequence: (-sequence.request.priority, sequence.owners[0]),
 }

@@ -93,10 +93,10 @@ class SwapSpace:
     Args:
         store: the KV memory that blocks are copied from and to.
         num_blocks: most blocks that are kept at once.
-        windows: of each block table, where there are several (`KVLayout`).
+        windows: of each block table (`KVLayout`).
     """
 
-    def __init__(self, store: BlockStore, num_blocks: int, windows: tuple[int, ...] = ()) -> None:
+    def __init__(self, store: BlockStore, num_blocks: int, windows: tuple[int, ...] = (0,)) -> None:
         self._store = store
         self._windows = windows
         self._kept: dict[Sequence, Any] = {}
@@ -122,7 +122,7 @@ class SwapSpace:
         self.num_used -= len(block_ids)
 
     def _written_blocks(self, sequence: Sequence, block_size: int) -> npt.NDArray[np.int32]:
-        if not self._windows:
+        if not any(self._windows):
             return sequence.block_ids[: cdiv(sequence.num_computed, block_size)]
         from engine.scheduling.windowed_pool import written_blocks
 

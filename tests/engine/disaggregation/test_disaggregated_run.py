@@ -20,7 +20,7 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE
-from tests.engine.hash_model import WINDOWS, HashMemory, answer_without_end, kept_layout, poison_freed_blocks
+from tests.engine.hash_model import WINDOWS, HashMemory, answer_without_end, kept_tables, poison_freed_blocks
 
 
 class Cache(HashMemory):
@@ -116,10 +116,10 @@ def test_each_token_is_computed_from_kv_that_is_there(
         for index, prompt in enumerate(prompts)
     ]
     num_blocks = max(-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests) + num_spare_blocks
-    layout = kept_layout(windows, config)
-    num_blocks *= 1 if layout is None else layout.num_tables
+    tables = kept_tables(windows, config)
+    num_blocks *= len(tables)
     cache, there = Cache(num_blocks, windows), Cache(num_blocks, windows)
-    pool, worker = make_pool(config, num_blocks, layout), LateWorker(there, rng)
+    pool, worker = make_pool(config, num_blocks, tables), LateWorker(there, rng)
     poison_freed_blocks(pool, cache, there)
     groups = schedule_groups(requests, plan_prefix_groups(prompts), (), config)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]

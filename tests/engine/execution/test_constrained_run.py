@@ -23,7 +23,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.token_batch import TokenBatch
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
 from tests.engine.grammars import load_vocabulary
-from tests.engine.hash_model import WINDOWS, EagerLookup, HashMemory, first_seen, kept_layout, mix, poison_freed_blocks
+from tests.engine.hash_model import WINDOWS, EagerLookup, HashMemory, first_seen, kept_tables, mix, poison_freed_blocks
 
 VOCAB_SIZE = 512
 EOS = 2
@@ -136,12 +136,11 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     ]
     alone = [-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests]
     num_blocks = max(alone) + num_spare_blocks
-    layout = kept_layout(windows, config)
-    num_blocks *= 1 if layout is None else layout.num_tables
-    pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, windows)
+    tables = kept_tables(windows, config)
+    num_blocks *= len(tables)
+    pool, model = make_pool(config, num_blocks, tables), HashModel(num_blocks, windows)
     poison_freed_blocks(pool, model)
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None

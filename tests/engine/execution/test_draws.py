@@ -16,14 +16,13 @@ VOCAB = 12
 class Identity:
     """A model for hidden states that are logits already."""
 
+    draw_tokens = staticmethod(draw_tokens)
+
     def __init__(self, vocab_size: int = VOCAB) -> None:
         self.vocab_size = vocab_size
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
-
-    def draw(self, hidden: torch.Tensor, settings: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        return draw_tokens(hidden, settings)
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         return hidden.argmax(dim=-1)

@@ -29,7 +29,7 @@ from tests.engine.hash_model import (
     EagerLookup,
     HashMemory,
     answer_without_end,
-    kept_layout,
+    kept_tables,
     poison_freed_blocks,
 )
 
@@ -46,6 +46,7 @@ class HashModel(HashMemory):
 
     eos_token_ids = frozenset([EOS])
     vocab_size = VOCAB_SIZE
+    draw_tokens = staticmethod(draw_tokens)
 
     def __init__(self, num_blocks: int, num_words: int = VOCAB_SIZE - EOS, windows: Sequence[int] = (0,)) -> None:
         super().__init__(num_blocks, windows)
@@ -69,9 +70,6 @@ class HashModel(HashMemory):
 
     def most_likely(self, states: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         return next_token(states, self.num_words)
-
-    def draw(self, states: torch.Tensor, settings: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        return draw_tokens(self.logits(states), settings)
 
     def label_logits(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return self.logits(states)[:, token_ids]
@@ -150,12 +148,11 @@ def run(
     guesses: bool = False,
     windows: tuple[int, ...] = (0,),
 ) -> Run:
-    layout = kept_layout(windows, config)
-    num_blocks *= 1 if layout is None else layout.num_tables
-    pool, model = make_pool(config, num_blocks, layout), HashModel(num_blocks, num_words, windows)
+    tables = kept_tables(windows, config)
+    num_blocks *= len(tables)
+    pool, model = make_pool(config, num_blocks, tables), HashModel(num_blocks, num_words, windows)
     poison_freed_blocks(pool, model)
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    tables = () if layout is None else layout.windows
     swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None

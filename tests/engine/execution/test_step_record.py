@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
-from engine.execution.step_record import share_time
+from engine.execution.step_record import StepMetrics
+from engine.kv.block_pool import BlockPool
 from engine.scheduling.prefix_node import PrefixNode
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 
@@ -90,7 +92,7 @@ def test_a_prefix_computed_again_is_paid_by_a_request_that_goes_on_decoding() ->
     request = Request(request_id="a", token_ids=[5, 6, 7, 8, 9])
     node = PrefixNode(parent=None, token_ids=np.array([5, 6, 7, 8], dtype=np.int32), start=0)
     sequence = Sequence(request=request, owners=(0,), node=node)
-    unpaid_ms: dict[PrefixNode, float] = {}
-    share_time(Step(block_size=1, room=0, prefixes={node: 4}), 8.0, unpaid_ms)
-    share_time(Step(block_size=1, room=0, decodes=[(sequence, 1)]), 1.0, unpaid_ms)
+    metrics = StepMetrics(Scheduler([], pool=BlockPool(1, 1), config=EngineConfig(), swap=None))
+    metrics.share_time(Step(block_size=1, room=0, prefixes={node: 4}), 8.0)
+    metrics.share_time(Step(block_size=1, room=0, decodes=[(sequence, 1)]), 1.0)
     assert sequence.compute_ms == 9.0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planning.plan import Plan
-from engine.planning.plan_partitions import group_costs, place_groups, split_groups
+from engine.planning.plan import Plan, common_lens_of
+from engine.planning.plan_partitions import dispatch_order, group_costs, place_groups, split_groups
 from engine.planning.planner import ROW_TOKENS, PlanMethod, plan_prompts, plan_ranges
 
 stretches = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=4)
@@ -90,22 +90,25 @@ def test_partitions_are_whole_groups_of_near_equal_cost(
             assert cost <= partition_tokens + largest
 
     priorities = np.array([*urgent, *[0] * len(groups)], np.int64)[: len(groups)]
-    placement = place_groups(group_costs(split, num_answer_tokens), priorities, partition_tokens)
+    partitions = place_groups(group_costs(split, num_answer_tokens), priorities, partition_tokens)
+    partition_costs = np.bincount(partitions, weights=costs).astype(np.int64)
     turns = sorted(range(len(groups)), key=lambda group: -priorities[group].item())
-    common = placement.common_lens(split.num_common_tokens[split.group_starts].astype(np.int64))
-    placed = np.argsort(placement.partitions[split.group_id], kind="stable")
+    order, common = np.argsort(partitions, kind="stable"), np.empty(len(groups), np.int64)
+    common[order] = common_lens_of(split.num_common_tokens[split.group_starts], order)
+    placed = np.argsort(partitions[split.group_id], kind="stable")
     check_common_tokens([replace(split, num_common_tokens=common[split.group_id]).take(placed)])
-    in_turn = [int(placement.partitions[group]) for group in turns]
+    in_turn = [int(partitions[group]) for group in turns]
     assert in_turn == sorted(in_turn), "by priority, then as the prefix tree has them"
-    assert sorted(set(in_turn)) == list(range(len(placement.costs)))
-    assert len(placement.costs) <= -(-sum(costs) // partition_tokens)
-    for partition, cost in enumerate(placement.costs.tolist()):
-        inside = [costs[group] for group in turns if placement.partitions[group] == partition]
-        assert cost == sum(inside)
+    assert sorted(set(in_turn)) == list(range(len(partition_costs)))
+    assert len(partition_costs) <= -(-sum(costs) // partition_tokens)
+    for partition, cost in enumerate(partition_costs.tolist()):
+        inside = [costs[group] for group in turns if partitions[group] == partition]
         assert cost <= partition_tokens + (inside[0] + inside[-1]) / 2 + 1
-    handed = [(-int(placement.priorities[p]), -int(placement.costs[p]), p) for p in placement.dispatch_order()]
+    highest = [int(priorities[partitions == partition].max()) for partition in range(len(partition_costs))]
+    order = dispatch_order(partitions, partition_costs, priorities)
+    handed = [(-highest[p], -int(partition_costs[p]), p) for p in order]
     assert handed == sorted(handed)
-    assert len(handed) == len(placement.costs)
+    assert len(handed) == len(partition_costs)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,7 @@ def test_partitions_are_whole_groups_of_near_equal_cost(
 )  # fmt: skip
 def test_large_plans_get_large_partitions(num_groups: int, num_partitions: int) -> None:
     costs = np.full(num_groups, 62_500, np.int64)
-    placement = place_groups(costs, np.zeros(num_groups, np.int64), "auto")
-    assert len(placement.costs) == num_partitions
-    assert placement.costs.max() - placement.costs.min() <= 62_500
+    partitions = place_groups(costs, np.zeros(num_groups, np.int64), "auto")
+    partition_costs = np.bincount(partitions, weights=costs)
+    assert len(partition_costs) == num_partitions
+    assert partition_costs.max() - partition_costs.min() <= 62_500

@@ -23,7 +23,7 @@ from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepTokens
 from engine.scheduling.windowed_pool import WindowedPool
 from engine.thinking import Thinking
-from tests.engine.hash_model import kept_layout
+from tests.engine.hash_model import kept_tables
 from tests.engine.model.families import make_config
 
 BLOCK_SIZE = 4
@@ -93,7 +93,7 @@ def run_alone(prompts: list[list[int]], windows: tuple[int, ...], num_new_tokens
         for i, prompt in enumerate(prompts)
     ]
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    pool = make_pool(config, 4000, kept_layout(windows, config))
+    pool = make_pool(config, 4000, kept_tables(windows, config))
     scheduler = Scheduler(groups, pool=pool, config=config, swap=None)
     held = []
     while scheduler.num_unfinished:

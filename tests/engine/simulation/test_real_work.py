@@ -167,7 +167,7 @@ def test_a_simulated_run_costs_what_the_real_one_computes(name: str, monkeypatch
     assert engine.num_kv_blocks == config.kv_memory_bytes // shape.kv_block_bytes(config)  # type: ignore[operator]
     steps = simulate_plan(
         requests, groups, num_answer_tokens=6, num_kv_blocks=engine.num_kv_blocks, config=config, roofline=recorder,
-        layout=layout,
+        windows=layout.windows,
     )  # fmt: skip
     assert [asdict(step.record) | {"duration_ms": 0} for step in steps] == [
         asdict(record) | {"duration_ms": 0} for record in records

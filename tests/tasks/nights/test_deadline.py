@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.planning.cheapest_first import rank_cheapest_first
-from engine.planning.plan_partitions import place_groups
+from engine.planning.plan_partitions import dispatch_order, place_groups
 from tasks.forecast.prediction import find_fitting
 from tasks.nights.deadline import find_deadline, parse_budget, parse_until
 from tasks.runs.infer_job import StopRequest
@@ -111,8 +111,9 @@ def test_what_fits_is_what_engines_end_in_time(seconds: list[float], num_engines
 def test_priority_comes_before_cost(groups: list[tuple[int, int, int]]) -> None:
     costs, priorities, num_rows = (np.array(column, np.int64) for column in zip(*groups, strict=True))
     ranks = rank_cheapest_first(costs, priorities, num_rows)
-    placement = place_groups(costs, ranks, 1)
-    order = np.argsort([placement.dispatch_order().index(p) for p in placement.partitions.tolist()], kind="stable")
+    partitions = place_groups(costs, ranks, 1)
+    turns = dispatch_order(partitions, np.bincount(partitions, weights=costs), ranks)
+    order = np.argsort([turns.index(p) for p in partitions.tolist()], kind="stable")
     per_row = (costs / num_rows)[order]
     for place, (one, other) in enumerate(pairwise(order.tolist())):
         assert priorities[one] >= priorities[other]

@@ -95,11 +95,8 @@ def head_dim_of(cache: torch.Tensor) -> int:
 
 
 def kv_strides(cache: torch.Tensor) -> tuple[int, int, int]:
-    """The strides of a KV cache's blocks, tokens and heads, in elements.
-
-    Raises:
-        ValueError: the cache is in fp8 and its blocks are not contiguous, as the layout of scales requires.
-    """
+    """The strides of a KV cache's blocks, tokens and heads, in elements. Raises `ValueError` if the cache is in fp8 and
+    its blocks are not contiguous, as the layout of scales requires."""
     block, token, head, _ = cache.stride()
     if cache.dtype not in FP8_DTYPES:
         return block, token, head
