@@ -50,25 +50,18 @@ def place_labels(labels: Sequence[tuple[float, str]], most_rows: int) -> list[tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Maps values from `low` to `high` to pixels from `start` to `end`; `end` may be the smaller one.
-
-    Raises `ValueError` unless low < high.
-    """
+    """Maps values from `low` to `high`, which is larger, to pixels from `start` to `end`, which may be smaller."""
 
     low: float
     high: float
     start: float
     end: float
 
-    def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"a scale needs low < high, got {self.low} and {self.high}")
-
     def at(self, value: float) -> float:
         """The pixel of a value; values outside of the scale are extrapolated."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def ticks(self, most: int = 6) -> list[float]:
+    def ticks(self, most: int) -> list[float]:
         """At most `most` round values of the scale: multiples of 1, 2 or 5 times a power of ten."""
         raw = (self.high - self.low) / (most - 1)
         power = 10.0 ** math.floor(math.log10(raw))
@@ -148,14 +141,8 @@ class Chart:
         if top <= bottom:
             return Markup("")
         left, right = self.x.at(low) + gap / 2, self.x.at(high) - gap / 2
-        return element(
-            "rect",
-            x=left,
-            y=self.y.at(top),
-            width=max(right - left, 0.5),
-            height=self.y.at(bottom) - self.y.at(top),
-            class_=kind,
-        )
+        height = self.y.at(bottom) - self.y.at(top)
+        return element("rect", x=left, y=self.y.at(top), width=max(right - left, 0.5), height=height, class_=kind)
 
     def stack(self, low: float, high: float, parts: Iterable[tuple[str, float]]) -> Iterator[Markup]:
         """Bars on top of each other.
@@ -211,16 +198,12 @@ class Chart:
         """
         left, right = self.x.at(low), self.x.at(high)
         label = element("text", text, x=(left + right) / 2, y=TOP + 34, class_="tick middle")
-        return element(
-            "g",
-            element("rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="shade"),
-            *([label] if right - left > text_width(text) else []),
-        )
+        return element("g", self._area(low, high, class_="shade"), label if right - left > text_width(text) else "")
 
-    def boundary(self, value: float) -> Markup:
-        """A vertical line, such as between two partitions."""
+    def boundary(self, value: float, kind: str = "boundary") -> Markup:
+        """A vertical line, such as between two partitions; `kind` is its CSS class."""
         x = self.x.at(value)
-        return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="boundary")
+        return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_=kind)
 
     def chapter(self, value: float, following: float, text: str) -> Markup:
         """A vertical line at the beginning of a section, with the section's name if there is room.
@@ -233,11 +216,8 @@ class Chart:
         x = self.x.at(value)
         if self.x.at(following) - x < text_width(text) + 8:
             text = ""
-        return element(
-            "g",
-            element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="axis"),
-            element("text", text, x=x + 4, y=TOP + 20, class_="tick"),
-        )
+        name = element("text", text, x=x + 4, y=TOP + 20, class_="tick")
+        return element("g", self.boundary(value, "axis"), name)
 
     def flag(self, value: float) -> Markup:
         """A small triangle above the plot, for an event."""
@@ -251,10 +231,12 @@ class Chart:
             low, high: values on x.
             tip: text of the tooltip.
         """
+        return self._area(low, high, class_="target", data_tip=tip)
+
+    def _area(self, low: float, high: float, **attributes: str) -> Markup:
+        """A rectangle of full height over a range of x."""
         left, right = self.x.at(low), self.x.at(high)
-        return element(
-            "rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="target", data_tip=tip
-        )
+        return element("rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, **attributes)
 
     def _path(self, edges: Sequence[tuple[float, float]], values: Sequence[float]) -> str:
         points = zip(edges, values, strict=True)
