@@ -83,8 +83,6 @@ def explain(
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
     team = choose_team(device, workers, engine.to_config())
     job = ExplainJob(
-        database=str(database),
-        model=model,
         checkpoint=str(checkpoint),
         engine=team.engine,
         hardware=choose_hardware(device, checkpoint, team.engine, team.num_on_host),
@@ -128,7 +126,7 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
         found, plan = read_and_plan(source, workload, run)
         if plan is not None:
             LOGGER.info("%s: simulating", workload.name)
-        return explain_plan(workload, found, plan, job, dict(run.record.seconds))
+        return explain_plan(workload, found, plan, job, run)
 
 
 if __name__ == "__main__":

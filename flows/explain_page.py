@@ -4,12 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.quality.text_page import TextPage, publish_page, show_duration, show_size
+from flows.quality.text_page import TextPage, make_table, publish_page, show_duration, show_size
 from tasks.forecast.forecast import Forecast, Prediction, Quantiles
 
 ARTIFACT_COLUMNS = 120
@@ -118,7 +117,9 @@ def _kv_of_a_token(bytes_per_token: dict[int, int]) -> str:
 
 
 def _policies(forecast: Forecast) -> Table:
-    table = _table("Prompt tokens that each way of sharing saves", "sharing", "computed", "saved", "of the best")
+    table = make_table(
+        "Prompt tokens that each way of sharing saves", ["sharing"], ("computed", "saved", "of the best")
+    )
     best = forecast.best_saving_ratio
     for policy in forecast.policies:
         reached = f"{policy.token_saving_ratio / best:.1%}" if best else "-"
@@ -130,7 +131,7 @@ def _policies(forecast: Forecast) -> Table:
 
 
 def _orders(forecast: Forecast) -> Table:
-    table = _table("Orders of the template's fields, by text that whole fields share", "order", "saved", "")
+    table = make_table("Orders of the template's fields, by text that whole fields share", ["order"], ("saved", ""))
     for order in forecast.field_orders:
         mark = "as it is" if order.is_current else ""
         table.add_row(escape(", ".join(order.fields)), f"{order.saving_ratio:.1%}", mark)
@@ -138,7 +139,7 @@ def _orders(forecast: Forecast) -> Table:
 
 
 def _what_ifs(prediction: Prediction) -> Table:
-    table = _table("Settings tried on some partitions", "option", "time", "partitions")
+    table = make_table("Settings tried on some partitions", ["option"], ("time", "partitions"))
     for what_if in prediction.what_ifs:
         table.add_row(what_if.option, f"{what_if.time_ratio - 1:+.1%}", f"{what_if.num_partitions}")
     return table
@@ -148,14 +149,6 @@ def _facts(facts: Sequence[tuple[str, str]]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts:
         table.add_row(name, escape(value))
-    return table
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column(first)
-    for column in others:
-        table.add_column(column, justify="right")
     return table
 
 

@@ -1,8 +1,5 @@
 """Explains a workload before its model is loaded: its rows, what sharing saves, and how long it would take."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +13,15 @@ from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.simulation.simulation import SimulationSummary, find_oversized
 from tasks.forecast.advice import advise, advise_keeping, try_settings
-from tasks.forecast.field_orders import order_fields
 from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy, measure_shape
 from tasks.forecast.hardware import Hardware
 from tasks.forecast.kept_prefixes import forecast_kept
 from tasks.forecast.prediction import predict
+from tasks.layouts.field_orders import order_fields
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength, ReadResult, read_answer_length
+from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.storage.plan_samples import read_all_rows
@@ -35,8 +33,6 @@ class ExplainJob:
     """What all workloads have in common.
 
     Attributes:
-        database: path of the DuckDB file; earlier answers in it give the expected length.
-        model: as the user named it.
         checkpoint: the model's folder; config.json and the tokenizer are read.
         engine: settings of each engine.
         hardware: the device whose times are predicted.
@@ -44,8 +40,6 @@ class ExplainJob:
         method: how prompts are grouped.
     """
 
-    database: str
-    model: str
     checkpoint: str
     engine: EngineConfig
     hardware: Hardware
@@ -54,51 +48,47 @@ class ExplainJob:
 
 
 @task(name="explain", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def explain(
-    workload: Workload,
-    found: ReadResult,
-    plan: ArtifactRef | None,
-    job: ExplainJob,
-    seconds: dict[str, float],
-) -> Forecast:
+def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job: ExplainJob, run: Run) -> Forecast:
     """The forecast of one workload.
 
     Args:
         plan: of the rows found; None if there are none.
-        seconds: that the earlier stages took.
+        run: the seconds of the earlier stages are in its record; gets those of this one.
     Raises:
         ArtifactError: a file is not what its reference says.
         CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
     if plan is None:
         return Forecast(
-            workload=workload.name, mode=workload.kind.mode, model=job.model, num_already_done=found.num_already_done
+            workload=workload.name,
+            mode=workload.kind.mode,
+            model=run.record.model,
+            num_already_done=found.num_already_done,
         )
-    seconds = dict(seconds)
-    with _timed("share", seconds):
+    with run.measure("share"):
         rows, summary = read_all_rows(plan), read_plan_summary(plan)
         tree = build_prefix_tree(rows.prompts)
         policies = _compare_policies(rows, int(tree.leaf_lens.sum()), job)
         shape = measure_shape(tree, rows.groups())
-    with _timed("order fields", seconds):
+    with run.measure("order fields"):
         row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
         orders = order_fields(found.requests, row_ids, workload.prompt)
     prediction = kept = None
     if rows.num_rows:
-        with _timed("simulate", seconds):
-            answer = read_answer_length(job.database, workload)
+        with run.measure("simulate"):
+            answer = read_answer_length(run.database, workload)
             codec = TextCodec.load(Path(job.checkpoint)) if workload.kind.has_labels else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
             prediction = _simulate(rows, summary, form, answer, job)
-        with _timed("simulate a cache", seconds):
+        with run.measure("simulate a cache"):
             cache = _as_cached(rows, form, policies[0], answer, job)
-        kept = forecast_kept(rows, job.engine, job.hardware, job.database)
+        kept = forecast_kept(rows, job.engine, job.hardware, run.database)
         policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, summary.num_partitions))
     best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
     return Forecast(
         workload=workload.name,
         mode=workload.kind.mode,
-        model=job.model,
+        model=run.record.model,
         num_rows=found.num_selected,
         num_already_done=found.num_already_done,
         num_error_rows=found.num_selected - len(row_ids),
@@ -112,7 +102,7 @@ def explain(
         prediction=prediction,
         kept_prefixes=kept,
         advice=(*advise(policies, best, orders, prediction), *advise_keeping(kept)),
-        seconds=seconds,
+        seconds=dict(run.record.seconds),
     )
 
 
@@ -187,11 +177,3 @@ def _as_scheduled(none: SharingPolicy, prediction: Prediction, num_partitions: i
 def _policy(name: str, num_processed: int, num_logical: int) -> SharingPolicy:
     ratio = 1.0 - num_processed / num_logical if num_logical else 0.0
     return SharingPolicy(name=name, num_processed_tokens=num_processed, token_saving_ratio=ratio)
-
-
-@contextmanager
-def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Note how long the block takes."""
-    started = time.perf_counter()
-    yield
-    seconds[stage] = time.perf_counter() - started

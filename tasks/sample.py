@@ -7,7 +7,6 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -91,12 +90,10 @@ def choose_rows(
         rows = connection.sql(statement("sample/take_requests"), params=parameters).to_arrow_reader(BATCH_ROWS)
         with open_parquet(requests) as file:
             schema = file.schema_arrow
-        sampled = write_parquet(Path(folder) / "requests.parquet", schema, (_cast(batch, schema) for batch in rows))
-    return Sample(
-        requests=sampled,
-        share_degrees=[degree for _, degree, _ in chosen],
-        num_all=num_all,
-    )
+        sampled = write_parquet(
+            Path(folder) / "requests.parquet", schema, (batch.select(schema.names).cast(schema) for batch in rows)
+        )
+    return Sample(requests=sampled, share_degrees=[degree for _, degree, _ in chosen], num_all=num_all)
 
 
 def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]) -> list[SampledRow]:
@@ -135,7 +132,3 @@ def _join(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     sums = {name: row[name] + other[name] for name in ("num_prompt_tokens", "num_output_tokens")}
     error = "; ".join(filter(None, (row["error"], other["error"]))) or None
     return row | {name: value for name, value in other.items() if value is not None} | sums | {"error": error}
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.record_batch([batch.column(field.name).cast(field.type) for field in schema], schema=schema)

@@ -16,7 +16,7 @@ from flows.workload_run import (
     tokenize_rows,
     write_rows,
 )
-from tasks.nights.joint_tokens import count_shared, join_tokens, name_shared
+from tasks.nights.joint_tokens import count_shared, join_tokens
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
@@ -100,7 +100,7 @@ def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[A
     for number, (_, run) in enumerate(runs):
         run.note(
             {"plan": plan},
-            shared_with=name_shared(names, shared, number),
+            shared_with={name: shared[number][other] for other, name in enumerate(names) if other != number},
             token_saving_ratio=sharing.token_saving_ratio,
             best_token_saving_ratio=sharing.best_token_saving_ratio,
         )

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from flows.command.run_flow import prepare_console, run_flow
 from flows.prediction import read_and_plan
-from flows.quality.comparison_page import publish_comparison, render_comparison
+from flows.quality.comparison_page import render_comparison
+from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
 from flows.workload_run import Night, Source, infer_rows
@@ -90,7 +91,8 @@ def compare(
         finally:
             workers.close()
     LOGGER.info("%s", render_comparison(found))
-    publish_comparison(found)
+    description = f"{first.name} against {second.name}: {len(found.changed):,} of {len(found.rows):,} changed"
+    publish_page("comparison", second.name, render_comparison(found, ARTIFACT_COLUMNS), description)
     return found
 
 

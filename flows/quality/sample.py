@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flows.layouts import settle
 from flows.prediction import read_and_plan
-from flows.quality.sample_page import publish_sample, render_sample
+from flows.quality.sample_page import render_sample
+from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
@@ -83,5 +84,7 @@ def _show(
     forecast = state.result() if state.is_completed() else None
     if forecast is None:
         LOGGER.warning("%s: no forecast: %s", workload.name, state.message)
-    LOGGER.info("%s", render_sample(workload.name, rows, sample.num_all, forecast))
-    publish_sample(workload.name, rows, sample.num_all, forecast)
+    shown = (workload.name, rows, sample.num_all, forecast)
+    LOGGER.info("%s", render_sample(*shown))
+    description = f"{workload.name}: {len(rows):,} of {sample.num_all:,} rows answered"
+    publish_page("sample", workload.name, render_sample(*shown, ARTIFACT_COLUMNS), description)

@@ -77,8 +77,7 @@ def compare_with_gold(
                 comparison.take_answers(None)
                 comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
             found = memory.execute(statement("compare/differences"), {"num_replicates": MOST_REPLICATES})
-            names = [column[0] for column in found.description or ()]
-            return [Difference(**dict(zip(names, row, strict=True))) for row in found.fetchall()]
+            return [Difference(**row) for row in found.to_arrow_table().to_pylist()]
         except duckdb.Error as error:
             raise DatabaseError(f"{database}: {explain(error)}") from error
 

@@ -63,9 +63,10 @@ def read_demo_contents() -> DemoContents:
         ConfigError: this Python's reference has fewer than `MIN_DOCUMENTS` of the topics.
     """
     folder = Path(__file__).parents[2] / "demo"
-    questions = tomllib.loads((folder / "questions.toml").read_text(encoding="utf-8"))
-    rankings = tomllib.loads((folder / "rankings.toml").read_text(encoding="utf-8"))
-    gold = tomllib.loads((folder / "gold.toml").read_text(encoding="utf-8"))
+    questions, rankings, gold = (
+        tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+        for name in ("questions", "rankings", "gold")
+    )
     found = {name: read_reference_topic(name) for name in questions}
     documents = {name: topic for name, topic in found.items() if topic is not None}
     if len(documents) < MIN_DOCUMENTS:
@@ -108,10 +109,8 @@ def add_gold_rows(connection: duckdb.DuckDBPyConnection, contents: DemoContents)
 
     A document shows code where a paragraph of it is indented, as the reference writes literal blocks.
     """
-    rows = [
-        (name, kind, any(text.startswith(" ") for text in contents.documents[name].body.split("\n\n")))
-        for name, kind in contents.kinds.items()
-    ]
+    bodies = {name: contents.documents[name].body for name in contents.kinds}
+    rows = [(name, kind, "\n\n " in f"\n\n{bodies[name]}") for name, kind in contents.kinds.items()]
     _insert_rows(connection, "demo/gold_facts", ("doc_ids", "kinds", "have_code"), rows)
     connection.execute(statement("demo/gold_facets"))
 

@@ -1,13 +1,15 @@
 """Compares answers with gold rows, or two runs with each other, by ``sql/gold/`` and ``sql/evaluate/``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import duckdb
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from engine.errors import DatabaseError
 from sql import statement
@@ -113,11 +115,11 @@ def evaluate_answers(
         if gold is None:
             counts = comparison.note(evaluation)
         metrics = comparison.measure()
-    return Evaluation(
-        **{name: getattr(evaluation, name) for name in ("evaluation_id", "workload", "gold", "answers", "against")},
-        **counts,
-        metrics=metrics,
-    )
+    return replace(evaluation, **counts, metrics=metrics)
+
+
+evaluate = task(name="evaluate", retries=0, cache_policy=NO_CACHE, persist_result=False)(evaluate_answers)
+"""`evaluate_answers` as a task."""
 
 
 class Comparison:
@@ -203,8 +205,8 @@ class Comparison:
         """Insert the row of ``evaluations``; returns its run id and counts."""
         names = ("workload", "gold", "answers", "against")
         row = {name: getattr(evaluation, name) or None for name in names} | {"created_at": datetime.now(UTC)}
-        result = self.execute("evaluate/insert_evaluation", self._this | row)
-        return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
+        (counts,) = self.execute("evaluate/insert_evaluation", self._this | row).to_arrow_table().to_pylist()
+        return dict(counts)
 
     def measure(self) -> list[Metric]:
         """Compute, insert and return the metrics of all compared rows, with intervals."""
@@ -212,9 +214,8 @@ class Comparison:
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
             self.execute(f"evaluate/insert_{name}", self._this | {"num_replicates": num_replicates})
-        result = self.execute("evaluate/metrics", self._this)
-        names = [column[0] for column in result.description or ()]
-        return [Metric(**dict(zip(names, row, strict=True))) for row in result.fetchall()]
+        rows = self.execute("evaluate/metrics", self._this).to_arrow_table().to_pylist()
+        return [Metric(**row) for row in rows]
 
     def _pair(self, column: ComparedColumn) -> None:
         probability = column.probability or "no_probability"
