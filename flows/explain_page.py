@@ -75,6 +75,10 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
     shares = ", ".join(
         f"{name} {seconds / run.seconds:.0%}" for name, seconds in run.seconds_by_resource.items() if seconds
     )
+    in_layers = [
+        f"{num_bytes:,} bytes in layers that see {f'the last {window:,} tokens' if window else 'all'}"
+        for window, num_bytes in sorted(kv.bytes_per_token.items())
+    ]
     num_engines = prediction.num_engines
     side_by_side = (
         f" on {num_engines} engines side by side ({show_duration(run.seconds)} of all)" if num_engines > 1 else ""
@@ -100,20 +104,13 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
             f"at most {show_size(kv.peak_bytes)} of {show_size(kv.budget_bytes)}"
             + (" on each" if num_engines > 1 else ""),
         ),
-        ("KV of a token", _kv_of_a_token(kv.bytes_per_token)),
+        ("KV of a token", ", ".join(in_layers)),
         ("weights", show_size(prediction.weight_bytes)),
         ("preemptions", f"{run.num_preempted_requests:,}"),
     ]
     if answer.num_tokens > 1 or answer.num_earlier_answers:
         facts.insert(2, ("answer length", f"{answer.num_tokens} tokens, {source}"))
     return facts
-
-
-def _kv_of_a_token(bytes_per_token: dict[int, int]) -> str:
-    return ", ".join(
-        f"{num_bytes:,} bytes in layers that see {f'the last {window:,} tokens' if window else 'all'}"
-        for window, num_bytes in sorted(bytes_per_token.items())
-    )
 
 
 def _policies(forecast: Forecast) -> Table:

@@ -34,14 +34,11 @@ WorkloadRun = tuple[Workload, Run]
 
 
 def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """Answer workloads from one plan, so that a prefix that they share is computed once.
+    """Answer workloads, of which none reads another's answers, from one plan: a shared prefix is computed once.
 
     Each workload has its own run: table, content keys, counts, report. Steps, seconds of planning and inference, the
     plan's saving and the forecast are those of the whole batch. A deadline may leave rows of any workload.
 
-    Args:
-        night: the source of rows and the engines.
-        workloads: none may read another's answers.
     Returns:
         by workload its summary, or the error if too many of its rows failed.
     Raises:

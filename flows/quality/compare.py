@@ -20,8 +20,7 @@ from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSett
 from flows.workers import Workers
 from flows.workload_run import Night, Source, infer_rows
 from tasks.answers.pair import PairedAnswers
-from tasks.comparison.comparison import PromptDiff, count_computed
-from tasks.comparison.difference import check_gold, compare_with_gold, measure_agreement
+from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, count_computed, measure_agreement
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
 from tasks.database.connection import connect
 from tasks.forecast.sampled import AnsweredSample, forecast_whole

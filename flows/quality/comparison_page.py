@@ -7,7 +7,7 @@ from flows.quality.evaluation_page import show_interval
 from flows.quality.evaluation_page import show_value as show_metric
 from flows.quality.sample_page import list_forecast, show_value
 from flows.quality.text_page import TextPage, make_table
-from tasks.comparison.comparison import PromptDiff
+from tasks.comparison.difference import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
 
 MOST_ROWS = 50

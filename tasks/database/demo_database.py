@@ -21,9 +21,12 @@ MIN_CANDIDATES = 10
 MAX_BODY_CHARS = 1800
 """About 400 tokens: enough text for five questions, and short enough for a small model on two cores."""
 
-_HEADING = re.compile(r"^[^\n]+\n[=*~^\"'+#-]+$")
-_RULE = re.compile(r"^[=*-]+$")
-_VERSION_NOTE = re.compile(r"^(New|Added|Changed|Deprecated) (in|since) version")
+_APPARATUS = (
+    re.compile(r"^[^\n]+\n[=*~^\"'+#-]+$"),  # a heading
+    re.compile(r"^[=*-]+$"),  # a rule
+    re.compile(r"^(New|Added|Changed|Deprecated) (in|since) version"),
+)
+"""Patterns of paragraphs that are left out."""
 _FOOTNOTE_MARK = re.compile(r"\s\[\d+\]")
 _BROKEN_HYPHEN = re.compile(r"(?<=\w-)\n(?=\w)")
 
@@ -168,7 +171,7 @@ def _trim(text: str) -> str:
             if kept and kept[-1].endswith(":"):
                 kept[-1] = kept[-1][:-1] + "."
             continue
-        if not paragraph or is_reference or _is_apparatus(paragraph.strip()):
+        if not paragraph or is_reference or any(pattern.match(paragraph.strip()) for pattern in _APPARATUS):
             continue
         if not is_indented:
             paragraph = " ".join(_BROKEN_HYPHEN.sub("", paragraph).split())
@@ -179,7 +182,3 @@ def _trim(text: str) -> str:
     while len(kept) > 1 and kept[-1].endswith(":"):  # it announces a paragraph that was left out
         kept.pop()
     return "\n\n".join(kept)
-
-
-def _is_apparatus(paragraph: str) -> bool:
-    return any(pattern.match(paragraph) for pattern in (_HEADING, _RULE, _VERSION_NOTE))

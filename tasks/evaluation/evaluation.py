@@ -130,7 +130,7 @@ class Comparison:
         self._this = {"evaluation_id": evaluation_id}
         self._table = workload.output.table
         self._latest = f"latest_{self._table}"
-        self._answer_types = self._types_of(self._latest)
+        self._answer_types = dict(self.execute("gold/column_types", {"relation": self._latest}).fetchall())
         if not self._answer_types:
             raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
         for name in MACROS:
@@ -256,9 +256,6 @@ class Comparison:
     def _name_key(self, key: Sequence[str | None]) -> str:
         parts = zip(self._workload.key, key, strict=True)
         return ", ".join(f"{name} {'NULL' if value is None else repr(value[:80])}" for name, value in parts)
-
-    def _types_of(self, relation: str) -> dict[str, str]:
-        return dict(self.execute("gold/column_types", {"relation": relation}).fetchall())
 
     def _count(self, table: str) -> int:
         return int(self.execute("gold/count_rows", table=table).fetchall()[0][0])

@@ -182,13 +182,10 @@ class Side:
             return file.read(columns=columns).filter(pc.field("error").is_null())
 
     def lay_out(self, orders: RowOrders) -> tuple[Workload, Order]:
-        """The workload with its rows in these orders, and its order for all other rows.
+        """The workload with each row with a prompt in its order, and the workload's order for all other rows.
 
         That is the most frequent one; but if the layout is settled it is the present one, so that answered rows do not
         change.
-
-        Args:
-            orders: of each row with a prompt.
         """
         if not self.can_move:
             return lay_out(self.workload, self.kept), self.order
@@ -199,12 +196,7 @@ class Side:
         return lay_out(self.workload, Kept(order=base, has_rows=has_rows), None if is_alike else chosen), base
 
     def list_rows(self, orders: RowOrders, base: Order) -> pa.Table:
-        """The table for `RowLayouts.chosen`.
-
-        Args:
-            orders: of each row with a prompt.
-            base: the order of the workload.
-        """
+        """The table for `RowLayouts.chosen`: the order of each row with a prompt, where it is not the workload's."""
         table = self._read_rows()
         different, numbers = np.unique(orders, axis=0, return_inverse=True)
         names = pa.array([None if tuple(order) == base else name_order(order) for order in different.tolist()])
