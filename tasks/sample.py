@@ -16,6 +16,9 @@ from tasks.read import BATCH_ROWS
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.workloads.workload import Workload
 
+SEED = 0
+"""Decides which rows are chosen."""
+
 HIDDEN_COLUMNS = (
     *("row_id", "token_ids", "label_logprobs", "finish_reason", "error", "compute_ms", "prefix_group"),
     *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
@@ -63,7 +66,6 @@ def choose_rows(
     plan: ArtifactRef,
     folder: str,
     num_rows: int,
-    seed: int,
     workload: Workload,
 ) -> Sample:
     """Write ``requests.parquet`` with `num_rows` rows (all if there are fewer) to a folder.
@@ -71,7 +73,6 @@ def choose_rows(
     Args:
         requests, tokens, plan: of all rows.
         folder: of the run that answers the sample.
-        seed: decides which rows are chosen.
         workload: whose rows they are.
     Raises:
         ArtifactError: an artifact is not what its reference says, or the folder cannot be written.
@@ -83,7 +84,7 @@ def choose_rows(
     with duckdb.connect() as connection:
         chosen = connection.execute(
             statement("sample/choose_rows"),
-            {**files, "num_rows": num_rows, "seed": seed, "num_questions": num_questions},
+            {**files, "num_rows": num_rows, "seed": SEED, "num_questions": num_questions},
         ).fetchall()
         parameters = {"requests": requests.path, "row_ids": [row_id for row_id, _, _ in chosen]}
         num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
-from tasks.prompts.row_formats import ROW_LAYOUT, RowEncoder
+from tasks.prompts.row_formats import ROW_LAYOUT, encode_by_layout
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.text_limit import limit_prompts
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
@@ -68,7 +68,7 @@ def write_tokens(
     num_answer_tokens, columns = RequestForm.of(workload, codec, None).num_answer_tokens, list(prompt.fields)
     encode: Encode = PromptEncoder(workload_format(prompt, workload.kind.thinking, codec), codec).encode
     if workload.row_layouts is not None:
-        columns, encode = [*columns, ROW_LAYOUT], RowEncoder(workload, codec).encode
+        columns, encode = [*columns, ROW_LAYOUT], encode_by_layout(workload, codec)
     if workload.kind.is_pooled:
         num_answer_tokens = 0
         max_model_len, encode = limit_prompts(encode, workload.kind, codec, Path(checkpoint), max_model_len)

@@ -3,12 +3,12 @@
 from rich.markup import escape
 from rich.table import Table
 
-from flows.quality.evaluation_page import show_interval
 from flows.quality.evaluation_page import show_value as show_metric
 from flows.quality.sample_page import list_forecast, show_value
 from flows.quality.text_page import TextPage, make_table
 from tasks.comparison.difference import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
+from tasks.report_page.quality import interval
 
 MOST_ROWS = 50
 """Changed rows that are shown."""
@@ -60,7 +60,7 @@ def _list_agreements(found: PromptDiff) -> Table:
     table = make_table("Where both agree", ("column", "label", "measure"), ("value", "95% interval", "rows"))
     for each in found.agreements:
         names = (escape(each.column_name), escape(each.label or ""), each.metric)
-        table.add_row(*names, show_metric(each), show_interval(each), f"{each.num_rows:,}")
+        table.add_row(*names, show_metric(each), interval(each) or "-", f"{each.num_rows:,}")
     return table
 
 
@@ -69,6 +69,6 @@ def _list_differences(found: PromptDiff) -> Table:
     table = make_table(escape(f"Against {found.gold}"), ("column", "measure"), numbers)
     for each in found.differences:
         values = (f"{each.first_value:.3f}", f"{each.second_value:.3f}", f"{each.difference:+.3f}")
-        interval = f"{each.low:+.3f} to {each.high:+.3f}"
-        table.add_row(escape(each.column_name), each.metric, *values, interval, f"{each.num_rows:,}")
+        ends = f"{each.low:+.3f} to {each.high:+.3f}"
+        table.add_row(escape(each.column_name), each.metric, *values, ends, f"{each.num_rows:,}")
     return table

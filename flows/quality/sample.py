@@ -20,8 +20,6 @@ from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
 
-SEED = 0
-
 
 def answer_samples(night: Night, workloads: Sequence[Workload], num_rows: int, keep: bool) -> list[RunSummary]:
     """Call `answer_sample` for each workload; returns the summaries of runs that were written. See `answer_sample`."""
@@ -53,7 +51,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
         run = begin_run(night, workload, None if keep else Path(folder))
         try:
             all_tokens = whole.artifacts["tokens"]
-            sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, SEED, workload)
+            sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, workload)
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
             tokens = tokenize_rows(source, workload, run, sample.requests)
             sample_plan = plan_rows(source, workload, run, tokens)

@@ -16,8 +16,6 @@ from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
 from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
 from tasks.forecast.sampled import SampledForecast
-from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import read_plan_summary
 from tasks.workloads.workload import Workload
 
 SIDES = ("first", "second")
@@ -72,11 +70,6 @@ class PromptDiff:
         return [row for row in self.rows if row.is_changed]
 
 
-def count_computed(plan: ArtifactRef) -> int:
-    """Prompt tokens that the plan computes; `ArtifactError` if the file is not what its reference says."""
-    return read_plan_summary(plan).sharing.num_processed_tokens
-
-
 def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> None:
     """Check before the work that gold has the columns that both workloads answer. See `compare_with_gold`."""
     with connect(database, read_only=True) as connection:
@@ -115,7 +108,8 @@ def compare_with_gold(
                 comparison.take_answers(None)
                 comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
             found = memory.execute(statement("compare/differences"), {"num_replicates": MOST_REPLICATES})
-            return [Difference(**row) for row in found.to_arrow_table().to_pylist()]
+            names = [column[0] for column in found.description or ()]
+            return [Difference(**dict(zip(names, row, strict=True))) for row in found.fetchall()]
         except duckdb.Error as error:
             raise DatabaseError(f"{database}: {explain(error)}") from error
 

@@ -205,8 +205,8 @@ class Comparison:
         """Insert the row of ``evaluations``; returns its run id and counts."""
         names = ("workload", "gold", "answers", "against")
         row = {name: getattr(evaluation, name) or None for name in names} | {"created_at": datetime.now(UTC)}
-        (counts,) = self.execute("evaluate/insert_evaluation", self._this | row).to_arrow_table().to_pylist()
-        return dict(counts)
+        result = self.execute("evaluate/insert_evaluation", self._this | row)
+        return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
 
     def measure(self) -> list[Metric]:
         """Compute, insert and return the metrics of all compared rows, with intervals."""
@@ -214,8 +214,9 @@ class Comparison:
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
             self.execute(f"evaluate/insert_{name}", self._this | {"num_replicates": num_replicates})
-        rows = self.execute("evaluate/metrics", self._this).to_arrow_table().to_pylist()
-        return [Metric(**row) for row in rows]
+        result = self.execute("evaluate/metrics", self._this)
+        names = [column[0] for column in result.description or ()]
+        return [Metric(**dict(zip(names, row, strict=True))) for row in result.fetchall()]
 
     def _pair(self, column: ComparedColumn) -> None:
         probability = column.probability or "no_probability"

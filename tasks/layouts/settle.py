@@ -2,7 +2,7 @@
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +44,19 @@ def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bo
         busy = [number for number, side in enumerate(sides) if side.num_rows]
         if not any(sides[number].can_move for number in busy):
             return laid_out
-        chosen, choices = _choose(job, [sides[number] for number in busy], Path(folder))
+        chosen, choices, counts = _choose(job, [sides[number] for number in busy], Path(folder))
     if choices and is_kept:
-        keep_choices(job.database, choices)
+        keep_choices(job.database, choices, counts)
         return [use_kept(job.database, workload) for workload in workloads]
     for number, workload in zip(busy, chosen, strict=True):
         laid_out[number] = workload
     return laid_out
 
 
-def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[Workload], list[Choice]]:
-    """The workloads in their layouts, and the choices to keep.
+def _choose(
+    job: LayoutJob, sides: Sequence[Side], folder: Path
+) -> tuple[list[Workload], list[Choice], Mapping[str, int]]:
+    """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads.
 
     Layouts are compared by their texts first. Only if another one looks better are the prompts made in both layouts and
     their plans compared.
@@ -80,25 +82,20 @@ def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[W
         if side.can_move and (side.kept is None or _differ(own[number], best[number]))
     ]
     if not chosen:
-        return laid_out, []
+        return laid_out, [], {}
     as_written = spread_orders(texts, [side.parts.written for side in sides])
     written = [side.lay_out(orders)[0] for side, orders in zip(sides, as_written, strict=True)]
-    num_written = job.count_tokens(written, folder / "written")
-    num_tokens = num_tokens or job.count_tokens(laid_out, folder / "chosen")
+    counts = {
+        "num_computed_tokens": num_tokens or job.count_tokens(laid_out, folder / "chosen"),
+        "num_written_tokens": job.count_tokens(written, folder / "written"),
+    }
     choices = []
     for side, rows in ((sides[number], best[number]) for number in chosen):
         layout, base = describe_orders(side.parts, rows), side.lay_out(rows)[1]
-        LOGGER.info("%s: layout %s: %s prompt tokens, %s as written", side.workload.name, layout,
-                    f"{num_tokens:,}", f"{num_written:,}")  # fmt: skip
-        choice = Choice(
-            workload=side.workload,
-            order=base,
-            rows=side.list_rows(rows, base),
-            num_tokens=num_tokens,
-            num_written_tokens=num_written,
-        )
-        choices.append(choice)
-    return laid_out, choices
+        shown = (side.workload.name, layout, *(f"{count:,}" for count in counts.values()))
+        LOGGER.info("%s: layout %s: %s prompt tokens, %s as written", *shown)
+        choices.append((side.workload, base, side.list_rows(rows, base)))
+    return laid_out, choices, counts
 
 
 def _differ(orders: RowOrders, others: RowOrders) -> bool:
