@@ -68,7 +68,7 @@ def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job
     with run.measure("share"):
         rows, summary = read_all_rows(plan), read_plan_summary(plan)
         tree = build_prefix_tree(rows.prompts)
-        policies = _compare_policies(rows, int(tree.leaf_lens.sum()), job)
+        counts = _count_tokens(rows, int(tree.leaf_lens.sum()), job)
         shape = measure_shape(tree, rows.groups())
     with run.measure("order fields"):
         row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
@@ -81,10 +81,21 @@ def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
             prediction = _simulate(rows, summary, form, answer, job)
         with run.measure("simulate a cache"):
-            cache = _as_cached(rows, form, policies[0], answer, job)
+            cached = _count_cached(rows, form, answer, job)
         kept = forecast_kept(rows, job.engine, job.hardware, run.database)
-        policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, summary.num_partitions))
-    best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
+        where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
+        as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
+        counts = {"none": counts.pop("none"), "LRU cache of blocks, table order": cached, **counts}
+        counts[as_run] = prediction.run.num_prompt_tokens  # partitions share nothing; preempted work is repeated
+
+    def find_ratio(num_tokens: int) -> float:
+        return 1.0 - num_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
+
+    best = find_ratio(tree.num_trie_tokens)
+    policies = tuple(
+        SharingPolicy(name=name, num_processed_tokens=count, token_saving_ratio=find_ratio(count))
+        for name, count in counts.items()
+    )
     return Forecast(
         workload=workload.name,
         mode=workload.kind.mode,
@@ -106,20 +117,18 @@ def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job
     )
 
 
-def _compare_policies(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> tuple[SharingPolicy, ...]:
+def _count_tokens(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> dict[str, int]:
     """Token counts of ways to share prefixes over all rows, from no sharing to the plan's, before partitions cut it."""
-    num_logical = int(rows.num_prompt_tokens.sum())
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
     processed = {method: plan_prompts(rows.prompts, method=method)[1].num_processed_tokens for method in methods}
     _, on_paths = plan_prompts(rows.prompts, method=job.method, block_size=job.engine.block_size)
-    counts = {
-        "none": num_logical,
+    return {
+        "none": int(rows.num_prompt_tokens.sum()),
         "identical prompts once": num_distinct_tokens,
         "one level, paper": processed["paper"],
         "one level, exact": processed["exact"],
         f"{job.method}, with shared runs on paths": on_paths.num_processed_tokens,
     }
-    return tuple(_policy(name, count, num_logical) for name, count in counts.items())
 
 
 def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> Prediction:
@@ -156,24 +165,9 @@ def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLe
     )
 
 
-def _as_cached(
-    rows: Plan, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
-) -> SharingPolicy:
-    """What an LRU cache of blocks shares if rows run in table order, with the same KV memory."""
+def _count_cached(rows: Plan, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> int:
+    """Tokens that are computed with an LRU cache of blocks if rows run in table order, with the same KV memory."""
     config = replace(job.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0)
     kv_bytes = job.hardware.kv_bytes(job.engine)
     run = job.hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
-    return _policy("LRU cache of blocks, table order", run.num_prompt_tokens, none.num_processed_tokens)
-
-
-def _as_scheduled(none: SharingPolicy, prediction: Prediction, num_partitions: int) -> SharingPolicy:
-    """What the simulated run computes: partitions share nothing with each other, and preempted work is repeated."""
-    name = "as run, in one partition" if num_partitions == 1 else f"as run, in {num_partitions:,} partitions"
-    if prediction.num_oversized_rows:
-        name += ", without rows that do not fit"
-    return _policy(name, prediction.run.num_prompt_tokens, none.num_processed_tokens)
-
-
-def _policy(name: str, num_processed: int, num_logical: int) -> SharingPolicy:
-    ratio = 1.0 - num_processed / num_logical if num_logical else 0.0
-    return SharingPolicy(name=name, num_processed_tokens=num_processed, token_saving_ratio=ratio)
+    return run.num_prompt_tokens
