@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.layouts.choose import WORTH_SPLITTING, list_ways, spread_orders
-from tasks.layouts.estimate import RowOrders, count_bytes
+from tasks.layouts.estimate import count_bytes
 from tasks.layouts.kept import Choice, keep_choices, lay_out, use_kept
 from tasks.layouts.parts import split_prompt
 from tasks.layouts.side import LayoutJob, Side, can_move, describe_orders
@@ -41,10 +41,10 @@ def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bo
         return laid_out
     with tempfile.TemporaryDirectory(prefix="batchloom-layouts-") as folder:
         sides = [Side.read(job, each, Path(folder, str(number))) for number, each in enumerate(workloads)]
-        busy = [number for number, side in enumerate(sides) if side.num_rows]
-        if not any(sides[number].can_move for number in busy):
+        busy = {number: side for number, side in enumerate(sides) if side.num_rows}
+        if not any(side.can_move for side in busy.values()):
             return laid_out
-        chosen, choices, counts = _choose(job, [sides[number] for number in busy], Path(folder))
+        chosen, choices, counts = _choose(job, list(busy.values()), Path(folder))
     if choices and is_kept:
         keep_choices(job.database, choices, counts)
         return [use_kept(job.database, workload) for workload in workloads]
@@ -66,7 +66,7 @@ def _choose(
     best, num_tokens, num_before = own, 0, 0
     is_uniform = [side.is_uniform for side in sides]
     for number, orders in enumerate(list_ways(texts, [side.choices for side in sides], is_uniform)):
-        moved = [side for side, pair in zip(sides, zip(own, orders, strict=True), strict=True) if _differ(*pair)]
+        moved = [side for side, old, new in zip(sides, own, orders, strict=True) if not np.array_equal(old, new)]
         limit = 1 - WORTH_CHANGING if any(side.is_settled for side in moved) else 1.0
         if not moved or count_bytes(texts, orders) >= limit * count_bytes(texts, own):
             continue
@@ -77,9 +77,9 @@ def _choose(
         if num_other < min(limit * num_before, (1 - WORTH_SPLITTING) * num_tokens if number else num_before):
             laid_out, best, num_tokens = other, orders, num_other
     chosen = [
-        number
-        for number, side in enumerate(sides)
-        if side.can_move and (side.kept is None or _differ(own[number], best[number]))
+        (side, new)
+        for side, old, new in zip(sides, own, best, strict=True)
+        if side.can_move and (side.kept is None or not np.array_equal(old, new))
     ]
     if not chosen:
         return laid_out, [], {}
@@ -90,13 +90,9 @@ def _choose(
         "num_written_tokens": job.count_tokens(written, folder / "written"),
     }
     choices = []
-    for side, rows in ((sides[number], best[number]) for number in chosen):
+    for side, rows in chosen:
         layout, base = describe_orders(side.parts, rows), side.lay_out(rows)[1]
         shown = (side.workload.name, layout, *(f"{count:,}" for count in counts.values()))
         LOGGER.info("%s: layout %s: %s prompt tokens, %s as written", *shown)
         choices.append((side.workload, base, side.list_rows(rows, base)))
     return laid_out, choices, counts
-
-
-def _differ(orders: RowOrders, others: RowOrders) -> bool:
-    return not np.array_equal(orders, others)
