@@ -174,7 +174,7 @@ def _draw_histogram(
         x_names=[(n + (0.5 if is_below_bars else 0.0), edge) for n, edge in enumerate(edges)],
         most_name_rows=2 if is_below_bars else 1,
     )
-    marks = [chart.bar(n, n + 1, bar.quiet, bar.value, kind, gap=3) for n, bar in enumerate(bars)]
-    marks += [chart.bar(n, n + 1, 0.0, bar.quiet, "quiet", gap=3) for n, bar in enumerate(bars)]
-    marks += [chart.target(n, n + 1, bar.tip) for n, bar in enumerate(bars)]
+    marks = [chart.bar((n, n + 1), bar.quiet, bar.value, kind, gap=3) for n, bar in enumerate(bars)]
+    marks += [chart.bar((n, n + 1), 0.0, bar.quiet, "quiet", gap=3) for n, bar in enumerate(bars)]
+    marks += [chart.target((n, n + 1), bar.tip) for n, bar in enumerate(bars)]
     return chart.render(marks, legend)

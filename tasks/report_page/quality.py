@@ -70,8 +70,8 @@ def _draw_reliability(bins: Sequence[Row]) -> Picture:
     chart = Chart(1.0, 1.0, "confidence", "share right", width=NARROW)
     marks = []
     for each in bins:
-        low, high = each.tenth / 10, each.tenth / 10 + 0.1
-        marks.append(chart.bar(low, high, 0.0, each.share_right, "prefix", gap=3))
+        span = (each.tenth / 10, each.tenth / 10 + 0.1)
+        marks.append(chart.bar(span, 0.0, each.share_right, "prefix", gap=3))
     (x1, x2), (y1, y2) = ([scale.at(end) for end in (0.0, 1.0)] for scale in (chart.x, chart.y))
     marks.append(element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_="limit"))
     for each in bins:
@@ -81,7 +81,7 @@ def _draw_reliability(bins: Sequence[Row]) -> Picture:
             f"confidence {each.mean_confidence:.2f} in the mean of {count(each.num_rows)} rows: "
             f"{percent(each.share_right)} right ({percent(each.low)} to {percent(each.high)})"
         )
-        marks.append(chart.target(each.tenth / 10, each.tenth / 10 + 0.1, tip))
+        marks.append(chart.target((each.tenth / 10, each.tenth / 10 + 0.1), tip))
     return chart.render(marks, [("prefix", "right answers, with their 95% interval")])
 
 

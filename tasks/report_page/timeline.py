@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from tasks.report_page.chart import Chart, Picture
+from tasks.report_page.chart import Chart, Picture, Span
 from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.quantity import between, count, seconds
 
@@ -33,7 +33,7 @@ SCARCE_SHARE = 0.25
 MOST_BOUNDARIES = 40
 """Most borders between partitions that are drawn; more would hide the picture."""
 
-Edges = Sequence[tuple[float, float]]
+Edges = Sequence[Span]
 
 
 def draw_timeline(facts: RunFacts) -> dict[str, Picture]:
@@ -55,15 +55,15 @@ def _draw_tokens(facts: RunFacts) -> Picture:
     kinds = KINDS[: 4 if facts.totals.num_padding_tokens else 3]
     edges = [(float(each.first_position), each.last_position + 1.0) for each in bins]
     marks = _draw_background(chart, bins, edges)
-    for each, (low, high) in zip(bins, edges, strict=True):
-        marks += chart.stack(low, high, [(kind, getattr(each, column)) for kind, column, _ in kinds])
+    for each, span in zip(bins, edges, strict=True):
+        marks += chart.stack(span, [(kind, getattr(each, column)) for kind, column, _ in kinds])
     if is_binned:
         lows, highs = [float(each.min_tokens) for each in bins], [float(each.max_tokens) for each in bins]
         marks += [chart.band(edges, lows, highs, "ink"), chart.steps(edges, lows, "ink")]
     marks.append(chart.limit(chunk, f"chunk size {count(chunk)}"))
-    for each, (low, high) in zip(bins, edges, strict=True):
+    for each, span in zip(bins, edges, strict=True):
         if each.num_preempted_requests:
-            marks.append(chart.flag((low + high) / 2))
+            marks.append(chart.flag(sum(span) / 2))
     marks += _draw_targets(chart, facts, edges, _tokens_tip)
     legend = [(kind, text) for kind, _, text in kinds]
     if any(each.is_cool_down for each in bins):
@@ -85,8 +85,8 @@ def _draw_kv_memory(facts: RunFacts, edges: Edges) -> Picture:
     chart = Chart(bins[-1].ended_seconds, most_shown, _x_label("seconds of model time", facts), label)
     most = [float(each.max_kv_blocks) for each in bins]
     marks = _draw_background(chart, bins, edges)
-    for each, (low, high) in zip(bins, edges, strict=True):
-        marks += chart.stack(low, high, [(kind, getattr(each, column) or 0) for kind, column, _ in OWNERS])
+    for each, span in zip(bins, edges, strict=True):
+        marks += chart.stack(span, [(kind, getattr(each, column) or 0) for kind, column, _ in OWNERS])
     if all(each.prefix_kv_blocks_at_max is None for each in bins):
         marks.append(chart.band(edges, [0.0] * len(bins), most, "kv"))
     marks.append(chart.steps(edges, most, "ink"))
@@ -133,7 +133,7 @@ def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Ma
             begin = edges[number][0]
         is_last = number + 1 == len(bins) or bins[number + 1].first_partition != each.last_partition
         if begin is not None and (is_last or not bins[number + 1].is_cool_down):
-            marks.append(chart.shade(begin, edges[number][1], "cool-down"))
+            marks.append(chart.shade((begin, edges[number][1]), "cool-down"))
             begin = None
     for (each, following), (low, _) in zip(pairwise(bins), edges[1:], strict=True):
         if following.engine == each.engine and following.last_partition != each.last_partition:
@@ -144,7 +144,7 @@ def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Ma
         starts = [0, *(n for n in range(1, len(bins)) if bins[n].engine != bins[n - 1].engine)]
         ends = [*(edges[n][0] for n in starts[1:]), edges[-1][1]]
         marks += [
-            chart.chapter(edges[n][0], end, f"engine {bins[n].engine}") for n, end in zip(starts, ends, strict=True)
+            chart.chapter((edges[n][0], end), f"engine {bins[n].engine}") for n, end in zip(starts, ends, strict=True)
         ]
     return marks
 
@@ -152,10 +152,10 @@ def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Ma
 def _draw_targets(chart: Chart, facts: RunFacts, edges: Edges, tip: Callable[[Row], str]) -> list[Markup]:
     """Tooltips over each bin with its steps, their time, and `tip`."""
     targets = []
-    for each, (low, high) in zip(facts.bins, edges, strict=True):
+    for each, span in zip(facts.bins, edges, strict=True):
         engine = f"engine {each.engine}, " if facts.totals.num_engines > 1 else ""
         steps = f"step {between(each.first_position, each.last_position)}, {seconds(each.started_seconds)}"
-        targets.append(chart.target(low, high, f"{engine}{steps}: {tip(each)}"))
+        targets.append(chart.target(span, f"{engine}{steps}: {tip(each)}"))
     return targets
 
 
